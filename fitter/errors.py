@@ -1,0 +1,46 @@
+"""The error tree of fitter. Every error is one line that names what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+EXIT_FITS = 0
+EXIT_DOES_NOT_FIT = 1
+EXIT_USAGE = 2
+EXIT_FAILURE = 3
+EXIT_REGRESSION = 4
+
+
+class FitterError(Exception):
+    """Base of everything that fitter raises on purpose; ``exit_code`` is the command's exit status."""
+
+    exit_code: ClassVar[int] = EXIT_FAILURE
+
+
+class UsageError(FitterError):
+    """A parameter is not valid, or contradicts another one."""
+
+    exit_code: ClassVar[int] = EXIT_USAGE
+
+
+class ModelError(FitterError):
+    """The model cannot be read: missing, not GGUF, truncated, or of no use for inference."""
+
+
+class LibraryError(FitterError):
+    """libllama, ggml and fitter's own native libraries are missing or do not belong together."""
+
+
+class LlamaCppError(FitterError):
+    """llama.cpp refused a load, crashed, or did not answer in time.
+
+    ``log`` holds the last lines that llama.cpp wrote before that, oldest first.
+    """
+
+    def __init__(self, message: str, log: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class PlanError(FitterError):
+    """A plan was asked for something that it cannot do, such as loading parameters that do not fit."""

@@ -1,0 +1,196 @@
+"""What goes to llama.cpp and what comes back: plain frozen data, sizes in bytes throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FlashAttn = Literal["auto", "on", "off"]
+SplitMode = Literal["none", "layer", "row", "tensor"]
+
+MAX_DEVICES = 16
+"""``llama_max_devices()`` of the pinned llama.cpp."""
+
+
+@dataclass(frozen=True)
+class TensorBuftOverride:
+    """Tensors whose name contains a match of ``pattern`` go to the buffer type named ``buffer_type``.
+
+    ``pattern`` is an ECMAScript regular expression (``std::regex``), as in llama.cpp's ``-ot``.
+    """
+
+    pattern: str
+    buffer_type: str
+
+
+@dataclass(frozen=True)
+class Params:
+    """Parameters of one load, named as in llama.cpp.
+
+    ``n_ctx`` 0 is the model's training context. ``n_gpu_layers`` counts the output layer; -1 is all.
+    ``tensor_split`` has a proportion per device (``None``: by free memory). ``devices`` are device names in
+    llama.cpp's order; ``None`` is llama.cpp's default choice, ``()`` is no device at all.
+    The defaults are those of llama.cpp's own tools (``common_params``), not of the library.
+    """
+
+    n_ctx: int = 0
+    n_gpu_layers: int = -1
+    tensor_split: tuple[float, ...] | None = None
+    tensor_buft_overrides: tuple[TensorBuftOverride, ...] = ()
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    kv_unified: bool = False
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: FlashAttn = "auto"
+    offload_kqv: bool = True
+    op_offload: bool = True
+    swa_full: bool = False
+    split_mode: SplitMode = "layer"
+    main_gpu: int = 0
+    devices: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class VirtualDevice:
+    """A device that exists only as a description: llama.cpp plans on it as on the real one.
+
+    ``profile`` names the behaviour (``cuda``); ``compute_capability`` is major*100 + minor*10 (890 for 8.9), as
+    ggml-cuda counts it; ``total`` and ``free`` are bytes.
+    """
+
+    name: str
+    description: str
+    profile: str
+    compute_capability: int
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device as ggml reports it. ``type`` is ``gpu``, ``igpu``, ``accel`` or ``cpu``; memory in bytes."""
+
+    name: str
+    description: str
+    type: str
+    backend: str
+    total: int
+    free: int
+    virtual: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """Memory of one buffer type, in bytes. ``device`` is ``None`` where ggml ties the buffer type to none.
+
+    ``is_host`` is true where the memory is the host's: every buffer type that belongs to none of the devices
+    that the model is offloaded to. That includes ``CPU_REPACK``, which upstream's total leaves out.
+    """
+
+    buffer_type: str
+    device: str | None
+    is_host: bool
+    model: int
+    context: int
+    compute: int
+
+    @property
+    def used(self) -> int:
+        """Bytes of all three kinds."""
+        return self.model + self.context + self.compute
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The answer to one load: a row per buffer type, and what llama.cpp made of the parameters.
+
+    ``devices`` are the names of the model's devices in order. ``n_ctx``: context in tokens that llama.cpp settled on.
+    ``flash_attn``: whether flash attention is on after ``auto`` was resolved, ``None`` where llama.cpp did not say.
+    ``n_splits``: graph splits of prompt processing and of generation, where llama.cpp said.
+    """
+
+    rows: tuple[Row, ...]
+    devices: tuple[str, ...]
+    n_ctx: int
+    flash_attn: bool | None = None
+    n_splits: tuple[int, int] | None = None
+
+    def on(self, device: str) -> Row:
+        """Sum of all rows of ``device`` (not host rows), as one row."""
+        rows = [row for row in self.rows if row.device == device and not row.is_host]
+        return _sum(device, device, False, rows)
+
+    @property
+    def host(self) -> Row:
+        """Sum of all rows in host memory, every host buffer type counted."""
+        return _sum("Host", None, True, [row for row in self.rows if row.is_host])
+
+
+def _sum(name: str, device: str | None, is_host: bool, rows: list[Row]) -> Row:
+    return Row(
+        name,
+        device,
+        is_host,
+        sum(row.model for row in rows),
+        sum(row.context for row in rows),
+        sum(row.compute for row in rows),
+    )
+
+
+@dataclass(frozen=True)
+class LayoutEntry:
+    """Bytes that one tensor takes in ``buffer_type``; ``kind`` is ``model`` (weights) or ``context`` (caches)."""
+
+    buffer_type: str
+    name: str
+    kind: Literal["model", "context"]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Every weight and cache tensor with the size that llama.cpp asked of the buffer type.
+
+    Recorded during a dummy load with all layers on one virtual device; ``alignment`` is that device's.
+    """
+
+    entries: tuple[LayoutEntry, ...]
+    alignment: int
+    n_ctx: int
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor of a GGUF file. ``shape`` has ggml's order (ne[0] first); ``bytes`` as stored in the file."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    bytes: int
+    split: int = 0
+
+
+@dataclass(frozen=True)
+class Header:
+    """Metadata and tensors of one GGUF file. Arrays in ``metadata`` are replaced by their length as ``Array``."""
+
+    metadata: Mapping[str, MetadataValue]
+    tensors: tuple[TensorInfo, ...]
+    data_offset: int
+    version: int
+    alignment: int
+
+
+@dataclass(frozen=True)
+class Array:
+    """A metadata array. ``values`` holds numbers and booleans up to 4096 of them; long and string arrays stay empty."""
+
+    type: str
+    length: int
+    values: tuple[int | float | bool, ...] = field(default=())
+
+
+MetadataValue = int | float | bool | str | Array

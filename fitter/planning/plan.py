@@ -1,0 +1,114 @@
+"""A plan: parameters, and the memory that llama.cpp measured for them. Sizes in bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fitter.llama.types import Breakdown, Params
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """What the plan is for. ``bytes``: all tensors of all split files."""
+
+    path: str
+    name: str
+    architecture: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """What a plan takes of one device, by llama.cpp's measurement."""
+
+    name: str
+    description: str
+    total: int
+    free: int
+    margin: int
+    model: int
+    context: int
+    compute: int
+
+    @property
+    def used(self) -> int:
+        """Bytes that llama.cpp allocates there."""
+        return self.model + self.context + self.compute
+
+    @property
+    def left(self) -> int:
+        """Free bytes less used ones; negative where the plan does not fit."""
+        return self.free - self.used
+
+    @property
+    def fits(self) -> bool:
+        """Whether at least the margin is left."""
+        return self.left >= self.margin
+
+
+@dataclass(frozen=True)
+class HostUse:
+    """What a plan takes of host memory. ``total`` and ``free`` are ``None`` where the host is unlimited."""
+
+    total: int | None
+    free: int | None
+    margin: int
+    model: int
+    context: int
+    compute: int
+
+    @property
+    def used(self) -> int:
+        """Bytes that llama.cpp allocates there, every host buffer type counted."""
+        return self.model + self.context + self.compute
+
+    @property
+    def left(self) -> int | None:
+        """Free bytes less used ones, ``None`` where the host is unlimited."""
+        return None if self.free is None else self.free - self.used
+
+    @property
+    def fits(self) -> bool:
+        """Whether at least the margin is left."""
+        return self.left is None or self.left >= self.margin
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a plan does not fit: ``missing`` bytes on ``device`` (a device's name, or ``host``)."""
+
+    device: str
+    missing: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Search:
+    """What finding the plan took: dummy loads (a context made again counts as one) and seconds."""
+
+    dummy_loads: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PlanData:
+    """Parameters confirmed by a dummy load of the user's own file, with what that load measured.
+
+    ``breakdown`` holds the rows per buffer type; ``problems`` is empty exactly when the plan fits.
+    ``n_layer`` counts the repeating layers that llama.cpp can offload (without the output layer).
+    """
+
+    model: ModelSummary
+    params: Params
+    breakdown: Breakdown
+    devices: tuple[DeviceUse, ...]
+    host: HostUse
+    search: Search
+    problems: tuple[Problem, ...]
+    n_layer: int
+    virtual: bool
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device and the host keep their margin."""
+        return not self.problems
