@@ -1,0 +1,412 @@
+"""Sparse GGUF files with the headers of real models: every tensor described, not a byte of weights written.
+
+A dummy load reads nothing but the header, so llama.cpp plans on such a file exactly as on the real one. Dimensions are
+those of the published models; the quantization mixes are those that ``llama-quantize`` (``Q4_K_M``) or common
+downloads have.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
+
+Value = int | float | bool | str | list[int] | list[bool]
+
+F32 = GGMLQuantizationType.F32
+Q4_0 = GGMLQuantizationType.Q4_0
+Q5_0 = GGMLQuantizationType.Q5_0
+Q8_0 = GGMLQuantizationType.Q8_0
+Q4_K = GGMLQuantizationType.Q4_K
+Q5_K = GGMLQuantizationType.Q5_K
+Q6_K = GGMLQuantizationType.Q6_K
+MXFP4 = GGMLQuantizationType.MXFP4
+
+ALIGNMENT = 32
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor; ``shape`` in ggml's order (the row length first)."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType = F32
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensor in the file, without padding."""
+        block, size = GGML_QUANT_SIZES[self.type]
+        if self.shape[0] % block:
+            raise ValueError(
+                f"{self.name}: rows of {self.shape[0]} are no multiple of {block}, {self.type.name}'s block"
+            )
+        return int(np.prod(self.shape, dtype=object)) // block * size
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's header. Keys of ``metadata`` that start with a dot get the architecture before them."""
+
+    architecture: str
+    title: str
+    n_vocab: int
+    pre: str
+    metadata: dict[str, Value]
+    tensors: tuple[Tensor, ...] = field(repr=False)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors, without padding."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def n_layer(self) -> int:
+        """``<arch>.block_count``."""
+        count = self.metadata[".block_count"]
+        assert isinstance(count, int)
+        return count
+
+
+def write(shape_name: str, directory: Path, vocab: bool = True) -> Path:
+    """Write the shape as one sparse GGUF file into ``directory`` and return its path; a file already there is kept.
+
+    Without ``vocab`` the file says ``no_vocab`` and has no tokens, as in a test of everything but the tokenizer.
+    """
+    path = directory / (f"{shape_name}.gguf" if vocab else f"{shape_name}-no-vocab.gguf")
+    if not path.exists():
+        write_shape(SHAPES[shape_name], path, vocab)
+    return path
+
+
+def write_split(shape_name: str, directory: Path, n_files: int, vocab: bool = True) -> Path:
+    """Write the shape as llama.cpp's split model of ``n_files`` files, and return the path of the first."""
+    shape = SHAPES[shape_name]
+    per_file = -(-len(shape.tensors) // n_files)
+    parts = [shape.tensors[i * per_file : (i + 1) * per_file] for i in range(n_files)]
+    if not all(parts):
+        raise ValueError(f"{shape_name} cannot be split into {n_files} files")
+    paths = [directory / f"{shape_name}-{i + 1:05d}-of-{n_files:05d}.gguf" for i in range(n_files)]
+    for i, (path, part) in enumerate(zip(paths, parts, strict=True)):
+        writer = GGUFWriter(None, shape.architecture)
+        if i == 0:
+            _add_metadata(writer, shape, vocab)
+        writer.add_uint16("split.no", i)
+        writer.add_uint16("split.count", n_files)
+        writer.add_int32("split.tensors.count", len(shape.tensors))
+        _finish(writer, part, path)
+    return paths[0]
+
+
+def write_shape(shape: Shape, path: Path, vocab: bool = True) -> None:
+    """Write ``shape`` as one sparse GGUF file to ``path``."""
+    writer = GGUFWriter(None, shape.architecture)
+    _add_metadata(writer, shape, vocab)
+    _finish(writer, shape.tensors, path)
+
+
+def _add_metadata(writer: GGUFWriter, shape: Shape, vocab: bool) -> None:
+    writer.add_string("general.type", "model")
+    writer.add_string("general.name", shape.title)
+    for key, value in shape.metadata.items():
+        key = shape.architecture + key if key.startswith(".") else key
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+    writer.add_uint32(f"{shape.architecture}.vocab_size", shape.n_vocab)
+    if vocab:
+        add_vocabulary(writer, shape.n_vocab, shape.pre)
+    else:
+        writer.add_string("tokenizer.ggml.model", "no_vocab")
+
+
+def _finish(writer: GGUFWriter, tensors: Sequence[Tensor], path: Path) -> None:
+    for tensor in tensors:
+        writer.add_tensor_info(tensor.name, tensor.shape[::-1], np.dtype(np.float32), tensor.bytes, tensor.type)
+    # a second pytest process that finds the path must find all of it
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    writer.write_header_to_file(partial)
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    header = -(-partial.stat().st_size // ALIGNMENT) * ALIGNMENT
+    data = sum(-(-tensor.bytes // ALIGNMENT) * ALIGNMENT for tensor in tensors)
+    os.truncate(partial, header + data)
+    partial.replace(path)
+
+
+# ---- vocabulary
+
+
+def add_vocabulary(writer: GGUFWriter, n_vocab: int, pre: str = "default") -> None:
+    """Add a byte-level BPE tokenizer of ``n_vocab`` made-up tokens that llama.cpp accepts: a merge per token, two specials."""
+    tokens, merges = _vocabulary(n_vocab)
+    writer.add_string("tokenizer.ggml.model", "gpt2")
+    writer.add_string("tokenizer.ggml.pre", pre)
+    writer.add_key_value("tokenizer.ggml.tokens", tokens, GGUFValueType.ARRAY, GGUFValueType.STRING)
+    writer.add_key_value(
+        "tokenizer.ggml.token_type", [1] * (n_vocab - 2) + [3, 3], GGUFValueType.ARRAY, GGUFValueType.INT32
+    )
+    if merges:
+        writer.add_key_value("tokenizer.ggml.merges", merges, GGUFValueType.ARRAY, GGUFValueType.STRING)
+    writer.add_uint32("tokenizer.ggml.bos_token_id", n_vocab - 2)
+    writer.add_uint32("tokenizer.ggml.eos_token_id", n_vocab - 1)
+    writer.add_bool("tokenizer.ggml.add_bos_token", False)
+
+
+@functools.cache
+def _vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
+    """Tokens: the 256 bytes, all pairs of them, then pairs with a third one, and two specials; the merges that make them."""
+    letters = _byte_letters()
+    tokens, merges = list(letters), []
+    for left in _endless(tokens):
+        if len(tokens) >= n_vocab - 2:
+            break
+        for right in letters[: n_vocab - 2 - len(tokens)]:
+            tokens.append(left + right)
+            merges.append(f"{left} {right}")
+    return [*tokens, "<|begin|>", "<|end|>"], merges
+
+
+def _endless(tokens: list[str]) -> Iterator[str]:
+    index = 0
+    while True:
+        yield tokens[index]
+        index += 1
+
+
+def _byte_letters() -> list[str]:
+    """The printable letter that byte-level BPE (GPT-2) has for each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return [letters[byte] for byte in range(256)]
+
+
+# ---- quantization mixes
+
+
+def more_bits(layer: int, n_layer: int) -> bool:
+    """Whether ``Q4_K_M`` gives ``attn_v`` and ``ffn_down`` of this layer ``Q6_K``."""
+    eighth = n_layer // 8
+    return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
+
+
+def _better(layer: int, n_layer: int) -> GGMLQuantizationType:
+    return Q6_K if more_bits(layer, n_layer) else Q4_K
+
+
+# ---- architectures
+
+
+def _common(
+    n_layer: int, n_ctx: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, **more: Value
+) -> dict[str, Value]:
+    return {
+        ".block_count": n_layer,
+        ".context_length": n_ctx,
+        ".embedding_length": n_embd,
+        ".feed_forward_length": n_ff,
+        ".attention.head_count": n_head,
+        ".attention.head_count_kv": n_head_kv,
+        ".attention.layer_norm_rms_epsilon": 1e-6,
+        **{"." + key.replace("__", "."): value for key, value in more.items()},
+    }
+
+
+def _ends(n_embd: int, n_vocab: int) -> list[Tensor]:
+    return [
+        Tensor("token_embd.weight", (n_embd, n_vocab), Q4_K),
+        Tensor("output_norm.weight", (n_embd,)),
+        Tensor("output.weight", (n_embd, n_vocab), Q6_K),
+    ]
+
+
+def _attention(b: str, n_embd: int, q: int, kv: int, v_type: GGMLQuantizationType, norm: int = 0) -> list[Tensor]:
+    """Grouped-query attention of layer prefix ``b``; ``q`` and ``kv`` are heads times head size, ``norm`` of QK-norm."""
+    return [
+        Tensor(f"{b}.attn_norm.weight", (n_embd,)),
+        Tensor(f"{b}.attn_q.weight", (n_embd, q), Q4_K),
+        Tensor(f"{b}.attn_k.weight", (n_embd, kv), Q4_K),
+        Tensor(f"{b}.attn_v.weight", (n_embd, kv), v_type),
+        Tensor(f"{b}.attn_output.weight", (q, n_embd), Q4_K),
+        *([Tensor(f"{b}.attn_q_norm.weight", (norm,)), Tensor(f"{b}.attn_k_norm.weight", (norm,))] if norm else []),
+    ]
+
+
+def _ffn(
+    b: str, n_embd: int, n_ff: int, gate_up: GGMLQuantizationType, down: GGMLQuantizationType, suffix: str = ""
+) -> list[Tensor]:
+    return [
+        Tensor(f"{b}.ffn_gate{suffix}.weight", (n_embd, n_ff), gate_up),
+        Tensor(f"{b}.ffn_up{suffix}.weight", (n_embd, n_ff), gate_up),
+        Tensor(f"{b}.ffn_down{suffix}.weight", (n_ff, n_embd), down),
+    ]
+
+
+def _experts(
+    b: str, n_embd: int, n_ff_exp: int, n_expert: int, gate_up: GGMLQuantizationType, down: GGMLQuantizationType
+) -> list[Tensor]:
+    return [
+        Tensor(f"{b}.ffn_gate_inp.weight", (n_embd, n_expert)),
+        Tensor(f"{b}.ffn_gate_exps.weight", (n_embd, n_ff_exp, n_expert), gate_up),
+        Tensor(f"{b}.ffn_up_exps.weight", (n_embd, n_ff_exp, n_expert), gate_up),
+        Tensor(f"{b}.ffn_down_exps.weight", (n_ff_exp, n_embd, n_expert), down),
+    ]
+
+
+def _llama(
+    title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, bigger_v: bool = False
+) -> Shape:
+    head, n_vocab = 128, 128256
+    tensors = [Tensor("rope_freqs.weight", (head // 2,)), *_ends(n_embd, n_vocab)]
+    for i in range(n_layer):
+        # with eight heads to a KV head attn_v is small, and gets Q5_K at least
+        v_type = Q6_K if more_bits(i, n_layer) else Q5_K if bigger_v else Q4_K
+        tensors += _attention(f"blk.{i}", n_embd, n_head * head, n_head_kv * head, v_type)
+        tensors += [Tensor(f"blk.{i}.ffn_norm.weight", (n_embd,))]
+        tensors += _ffn(f"blk.{i}", n_embd, n_ff, Q4_K, _better(i, n_layer))
+    metadata = _common(
+        n_layer, 131072, n_embd, n_ff, n_head, n_head_kv, rope__freq_base=500000.0, rope__dimension_count=head
+    )
+    return Shape("llama", title, n_vocab, "llama-bpe", metadata, tuple(tensors))
+
+
+def _qwen3(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int) -> Shape:
+    head, n_vocab = 128, 151936
+    tensors = _ends(n_embd, n_vocab)
+    for i in range(n_layer):
+        tensors += _attention(f"blk.{i}", n_embd, n_head * head, n_head_kv * head, _better(i, n_layer), head)
+        tensors += [Tensor(f"blk.{i}.ffn_norm.weight", (n_embd,))]
+        tensors += _ffn(f"blk.{i}", n_embd, n_ff, Q4_K, _better(i, n_layer))
+    metadata = _common(
+        n_layer,
+        40960,
+        n_embd,
+        n_ff,
+        n_head,
+        n_head_kv,
+        rope__freq_base=1000000.0,
+        attention__key_length=head,
+        attention__value_length=head,
+    )
+    return Shape("qwen3", title, n_vocab, "qwen2", metadata, tuple(tensors))
+
+
+def _qwen3moe(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_ff_exp: int) -> Shape:
+    head, n_vocab, n_expert = 128, 151936, 128
+    tensors = _ends(n_embd, n_vocab)
+    for i in range(n_layer):
+        tensors += _attention(f"blk.{i}", n_embd, n_head * head, n_head_kv * head, _better(i, n_layer), head)
+        tensors += [Tensor(f"blk.{i}.ffn_norm.weight", (n_embd,))]
+        tensors += _experts(f"blk.{i}", n_embd, n_ff_exp, n_expert, Q4_K, _better(i, n_layer))
+    metadata = _common(
+        n_layer,
+        40960,
+        n_embd,
+        n_ff,
+        n_head,
+        n_head_kv,
+        rope__freq_base=1000000.0,
+        attention__key_length=head,
+        attention__value_length=head,
+        expert_count=n_expert,
+        expert_used_count=8,
+        expert_feed_forward_length=n_ff_exp,
+    )
+    return Shape("qwen3moe", title, n_vocab, "qwen2", metadata, tuple(tensors))
+
+
+def _deepseek2(
+    title: str,
+    n_vocab: int,
+    pre: str,
+    n_head: int,
+    n_dense: int,
+    n_expert: int,
+    scale: float,
+    rope_base: float,
+    rope_factor: float,
+    n_ctx: int,
+) -> Shape:
+    """DeepSeek-V3 and its kin: latent attention, a few dense layers, then experts with one shared."""
+    n_layer, n_embd, n_ff, n_ff_exp = 61, 7168, 18432, 2048
+    q_rank, kv_rank, rope, nope, v_head = 1536, 512, 64, 128, 128
+    tensors = _ends(n_embd, n_vocab)
+    for i in range(n_layer):
+        b = f"blk.{i}"
+        tensors += [
+            Tensor(f"{b}.attn_norm.weight", (n_embd,)),
+            Tensor(f"{b}.attn_q_a_norm.weight", (q_rank,)),
+            Tensor(f"{b}.attn_kv_a_norm.weight", (kv_rank,)),
+            Tensor(f"{b}.attn_q_a.weight", (n_embd, q_rank), Q8_0),
+            Tensor(f"{b}.attn_q_b.weight", (q_rank, n_head * (nope + rope)), Q8_0),
+            Tensor(f"{b}.attn_kv_a_mqa.weight", (n_embd, kv_rank + rope), Q8_0),
+            Tensor(f"{b}.attn_k_b.weight", (nope, kv_rank, n_head), Q8_0),
+            Tensor(f"{b}.attn_v_b.weight", (kv_rank, v_head, n_head), Q8_0),
+            Tensor(f"{b}.attn_output.weight", (n_head * v_head, n_embd), Q8_0),
+            Tensor(f"{b}.ffn_norm.weight", (n_embd,)),
+        ]
+        if i < n_dense:
+            tensors += _ffn(b, n_embd, n_ff, Q8_0, Q8_0)
+        else:
+            tensors += _experts(b, n_embd, n_ff_exp, n_expert, Q4_K, Q6_K)
+            tensors += [Tensor(f"{b}.exp_probs_b.bias", (n_expert,))]
+            tensors += _ffn(b, n_embd, n_ff_exp, Q8_0, Q8_0, "_shexp")
+    metadata = _common(
+        n_layer,
+        n_ctx,
+        n_embd,
+        n_ff,
+        n_head,
+        1,
+        rope__freq_base=rope_base,
+        rope__dimension_count=rope,
+        rope__scaling__type="yarn",
+        rope__scaling__factor=rope_factor,
+        rope__scaling__original_context_length=4096,
+        rope__scaling__yarn_log_multiplier=0.1,
+        leading_dense_block_count=n_dense,
+        attention__q_lora_rank=q_rank,
+        attention__kv_lora_rank=kv_rank,
+        attention__key_length=kv_rank + rope,
+        attention__value_length=kv_rank,
+        attention__key_length_mla=nope + rope,
+        attention__value_length_mla=v_head,
+        expert_feed_forward_length=n_ff_exp,
+        expert_count=n_expert,
+        expert_used_count=8,
+        expert_shared_count=1,
+        expert_weights_scale=scale,
+        expert_weights_norm=True,
+        expert_gating_func=2,
+    )
+    return Shape("deepseek2", title, n_vocab, pre, metadata, tuple(tensors))
+
+
+_BUILDERS: dict[str, Callable[[], Shape]] = {
+    "llama-3.1-8b": lambda: _llama("Llama 3.1 8B Instruct", 32, 4096, 14336, 32, 8),
+    "llama-3.1-70b": lambda: _llama("Llama 3.1 70B Instruct", 80, 8192, 28672, 64, 8, bigger_v=True),
+    "qwen3-32b": lambda: _qwen3("Qwen3 32B", 64, 5120, 25600, 64, 8),
+    "qwen3-30b-a3b": lambda: _qwen3moe("Qwen3 30B A3B", 48, 2048, 6144, 32, 4, 768),
+    "qwen3-235b-a22b": lambda: _qwen3moe("Qwen3 235B A22B", 94, 4096, 12288, 64, 4, 1536),
+    "deepseek-v3.1": lambda: _deepseek2(
+        "DeepSeek V3.1", 129280, "deepseek-v3", 128, 3, 256, 2.5, 10000.0, 40.0, 163840
+    ),
+    "kimi-k2": lambda: _deepseek2("Kimi K2 Instruct", 163840, "kimi-k2", 64, 1, 384, 2.827, 50000.0, 32.0, 131072),
+}
+
+SHAPES: dict[str, Shape] = {name: build() for name, build in _BUILDERS.items()}
+"""Every shape by the name that tests use."""
