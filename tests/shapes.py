@@ -20,7 +20,6 @@ Value = int | float | bool | str | list[int] | list[bool]
 
 F32 = GGMLQuantizationType.F32
 Q4_0 = GGMLQuantizationType.Q4_0
-Q5_0 = GGMLQuantizationType.Q5_0
 Q8_0 = GGMLQuantizationType.Q8_0
 Q4_K = GGMLQuantizationType.Q4_K
 Q5_K = GGMLQuantizationType.Q5_K
@@ -234,11 +233,16 @@ def _ends(n_embd: int, n_vocab: int) -> list[Tensor]:
     ]
 
 
-def _attention(b: str, n_embd: int, q: int, kv: int, v_type: GGMLQuantizationType, norm: int = 0) -> list[Tensor]:
-    """Grouped-query attention of layer prefix ``b``; ``q`` and ``kv`` are heads times head size, ``norm`` of QK-norm."""
+def _attention(
+    b: str, n_embd: int, q: int, kv: int, v_type: GGMLQuantizationType, norm: int = 0, gated: bool = False
+) -> list[Tensor]:
+    """Grouped-query attention of layer prefix ``b``; ``q`` and ``kv`` are heads times head size, ``norm`` of QK-norm.
+
+    Where it is ``gated``, the query projection also makes the output's gate.
+    """
     return [
         Tensor(f"{b}.attn_norm.weight", (n_embd,)),
-        Tensor(f"{b}.attn_q.weight", (n_embd, q), Q4_K),
+        Tensor(f"{b}.attn_q.weight", (n_embd, 2 * q if gated else q), Q4_K),
         Tensor(f"{b}.attn_k.weight", (n_embd, kv), Q4_K),
         Tensor(f"{b}.attn_v.weight", (n_embd, kv), v_type),
         Tensor(f"{b}.attn_output.weight", (q, n_embd), Q4_K),
@@ -396,6 +400,194 @@ def _deepseek2(
     return Shape("deepseek2", title, n_vocab, pre, metadata, tuple(tensors))
 
 
+def _gemma3(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int) -> Shape:
+    """Five layers with a sliding window to one without; the embedding is the output too."""
+    head, n_vocab = 256, 262208
+    tensors = [Tensor("token_embd.weight", (n_embd, n_vocab), Q6_K), Tensor("output_norm.weight", (n_embd,))]
+    for i in range(n_layer):
+        b = f"blk.{i}"
+        tensors += _attention(b, n_embd, n_head * head, n_head_kv * head, _better(i, n_layer), head)
+        tensors += [
+            Tensor(f"{b}.post_attention_norm.weight", (n_embd,)),
+            Tensor(f"{b}.ffn_norm.weight", (n_embd,)),
+            Tensor(f"{b}.post_ffw_norm.weight", (n_embd,)),
+        ]
+        tensors += _ffn(b, n_embd, n_ff, Q4_K, _better(i, n_layer))
+    metadata = _common(
+        n_layer,
+        131072,
+        n_embd,
+        n_ff,
+        n_head,
+        n_head_kv,
+        rope__freq_base=1000000.0,
+        rope__scaling__type="linear",
+        rope__scaling__factor=8.0,
+        attention__key_length=head,
+        attention__value_length=head,
+        attention__sliding_window=1024,
+    )
+    return Shape("gemma3", title, n_vocab, "default", metadata, tuple(tensors))
+
+
+def _gpt_oss(title: str, n_layer: int, n_expert: int) -> Shape:
+    """Experts in MXFP4 with biases, attention sinks, every second layer with a short window."""
+    n_embd, n_ff, n_head, n_head_kv, head, n_vocab = 2880, 2880, 64, 8, 64, 201088
+    tensors = [
+        Tensor("token_embd.weight", (n_embd, n_vocab), Q8_0),
+        Tensor("output_norm.weight", (n_embd,)),
+        Tensor("output.weight", (n_embd, n_vocab), Q8_0),
+    ]
+    for i in range(n_layer):
+        b = f"blk.{i}"
+        tensors += [Tensor(f"{b}.attn_norm.weight", (n_embd,))]
+        for name, rows in ("q", n_head * head), ("k", n_head_kv * head), ("v", n_head_kv * head):
+            tensors += [
+                Tensor(f"{b}.attn_{name}.weight", (n_embd, rows), Q8_0),
+                Tensor(f"{b}.attn_{name}.bias", (rows,)),
+            ]
+        tensors += [
+            Tensor(f"{b}.attn_output.weight", (n_head * head, n_embd), Q8_0),
+            Tensor(f"{b}.attn_output.bias", (n_embd,)),
+            Tensor(f"{b}.attn_sinks.weight", (n_head,)),
+            Tensor(f"{b}.post_attention_norm.weight", (n_embd,)),
+            *_experts(b, n_embd, n_ff, n_expert, MXFP4, MXFP4),
+            Tensor(f"{b}.ffn_gate_inp.bias", (n_expert,)),
+            Tensor(f"{b}.ffn_gate_exps.bias", (n_ff, n_expert)),
+            Tensor(f"{b}.ffn_up_exps.bias", (n_ff, n_expert)),
+            Tensor(f"{b}.ffn_down_exps.bias", (n_embd, n_expert)),
+        ]
+    metadata = _common(
+        n_layer,
+        131072,
+        n_embd,
+        n_ff,
+        n_head,
+        n_head_kv,
+        rope__freq_base=150000.0,
+        rope__scaling__type="yarn",
+        rope__scaling__factor=32.0,
+        rope__scaling__original_context_length=4096,
+        attention__key_length=head,
+        attention__value_length=head,
+        attention__sliding_window=128,
+        expert_count=n_expert,
+        expert_used_count=4,
+        expert_feed_forward_length=n_ff,
+    )
+    return Shape("gpt-oss", title, n_vocab, "gpt-4o", metadata, tuple(tensors))
+
+
+def _qwen3next(title: str) -> Shape:
+    """Three layers of gated delta net (recurrent) to one of attention, experts in all of them."""
+    n_layer, n_embd, n_head, n_head_kv, head, n_vocab = 48, 2048, 16, 2, 256, 151936
+    n_expert, n_ff_exp, state, groups, dt_rank, conv = 512, 512, 128, 16, 32, 4
+    value, qkv = state * dt_rank, 2 * state * groups + state * dt_rank
+    tensors = _ends(n_embd, n_vocab)
+    for i in range(n_layer):
+        b = f"blk.{i}"
+        if (i + 1) % 4 == 0:
+            tensors += _attention(b, n_embd, n_head * head, n_head_kv * head, _better(i, n_layer), head, gated=True)
+        else:
+            tensors += [
+                Tensor(f"{b}.attn_norm.weight", (n_embd,)),
+                Tensor(f"{b}.attn_qkv.weight", (n_embd, qkv), Q4_K),
+                Tensor(f"{b}.attn_gate.weight", (n_embd, value), Q4_K),
+                Tensor(f"{b}.ssm_conv1d.weight", (conv, qkv)),
+                Tensor(f"{b}.ssm_dt.bias", (dt_rank,)),
+                Tensor(f"{b}.ssm_a", (dt_rank,)),
+                Tensor(f"{b}.ssm_ba.weight", (n_embd, 2 * dt_rank), Q4_K),
+                Tensor(f"{b}.ssm_norm.weight", (state,)),
+                Tensor(f"{b}.ssm_out.weight", (value, n_embd), Q4_K),
+            ]
+        tensors += [
+            Tensor(f"{b}.post_attention_norm.weight", (n_embd,)),
+            *_experts(b, n_embd, n_ff_exp, n_expert, Q4_K, _better(i, n_layer)),
+            Tensor(f"{b}.ffn_gate_inp_shexp.weight", (n_embd,)),
+            *_ffn(b, n_embd, n_ff_exp, Q4_K, _better(i, n_layer), "_shexp"),
+        ]
+    metadata = _common(
+        n_layer,
+        262144,
+        n_embd,
+        5120,
+        n_head,
+        n_head_kv,
+        rope__freq_base=10000000.0,
+        rope__dimension_count=64,
+        attention__key_length=head,
+        attention__value_length=head,
+        expert_count=n_expert,
+        expert_used_count=10,
+        expert_feed_forward_length=n_ff_exp,
+        expert_shared_feed_forward_length=n_ff_exp,
+        ssm__conv_kernel=conv,
+        ssm__inner_size=value,
+        ssm__state_size=state,
+        ssm__time_step_rank=dt_rank,
+        ssm__group_count=groups,
+    )
+    return Shape("qwen3next", title, n_vocab, "qwen2", metadata, tuple(tensors))
+
+
+def _nemotron_h(title: str) -> Shape:
+    """A hybrid: each layer is a Mamba-2 mixer (M), an FFN (-) or attention (*), and nothing else."""
+    pattern = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
+    n_embd, n_ff, n_head, n_head_kv, head, n_vocab = 4480, 15680, 40, 8, 128, 131072
+    inner, state, dt_rank, groups, conv = 10240, 128, 128, 8, 4
+    mixed = inner + 2 * groups * state
+    tensors = [
+        Tensor("token_embd.weight", (n_embd, n_vocab), Q4_0),
+        Tensor("output_norm.weight", (n_embd,)),
+        Tensor("output.weight", (n_embd, n_vocab), Q8_0),
+    ]
+    for i, kind in enumerate(pattern):
+        b = f"blk.{i}"
+        tensors += [Tensor(f"{b}.attn_norm.weight", (n_embd,))]
+        if kind == "M":
+            tensors += [
+                Tensor(f"{b}.ssm_in.weight", (n_embd, inner + mixed + dt_rank), Q4_0),
+                Tensor(f"{b}.ssm_conv1d.weight", (conv, mixed)),
+                Tensor(f"{b}.ssm_conv1d.bias", (mixed,)),
+                Tensor(f"{b}.ssm_dt.bias", (dt_rank,)),
+                Tensor(f"{b}.ssm_a", (1, dt_rank)),
+                Tensor(f"{b}.ssm_d", (1, dt_rank)),
+                Tensor(f"{b}.ssm_norm.weight", (inner // groups, groups)),
+                Tensor(f"{b}.ssm_out.weight", (inner, n_embd), Q4_0),
+            ]
+        elif kind == "-":
+            tensors += [
+                Tensor(f"{b}.ffn_up.weight", (n_embd, n_ff), Q4_0),
+                Tensor(f"{b}.ffn_down.weight", (n_ff, n_embd), Q4_0),
+            ]
+        else:
+            tensors += [
+                Tensor(f"{b}.attn_q.weight", (n_embd, n_head * head), Q4_0),
+                Tensor(f"{b}.attn_k.weight", (n_embd, n_head_kv * head), Q4_0),
+                Tensor(f"{b}.attn_v.weight", (n_embd, n_head_kv * head), Q4_0),
+                Tensor(f"{b}.attn_output.weight", (n_head * head, n_embd), Q4_0),
+            ]
+    metadata: dict[str, Value] = {
+        ".block_count": len(pattern),
+        ".context_length": 131072,
+        ".embedding_length": n_embd,
+        ".feed_forward_length": [n_ff if kind == "-" else 0 for kind in pattern],
+        ".attention.head_count": n_head,
+        ".attention.head_count_kv": [n_head_kv if kind == "*" else 0 for kind in pattern],
+        ".attention.layer_norm_rms_epsilon": 1e-5,
+        ".attention.layer_norm_epsilon": 1e-5,
+        ".attention.key_length": head,
+        ".attention.value_length": head,
+        ".rope.dimension_count": head,
+        ".ssm.conv_kernel": conv,
+        ".ssm.inner_size": inner,
+        ".ssm.state_size": state,
+        ".ssm.time_step_rank": dt_rank,
+        ".ssm.group_count": groups,
+    }
+    return Shape("nemotron_h", title, n_vocab, "tekken", metadata, tuple(tensors))
+
+
 _BUILDERS: dict[str, Callable[[], Shape]] = {
     "llama-3.1-8b": lambda: _llama("Llama 3.1 8B Instruct", 32, 4096, 14336, 32, 8),
     "llama-3.1-70b": lambda: _llama("Llama 3.1 70B Instruct", 80, 8192, 28672, 64, 8, bigger_v=True),
@@ -406,6 +598,11 @@ _BUILDERS: dict[str, Callable[[], Shape]] = {
         "DeepSeek V3.1", 129280, "deepseek-v3", 128, 3, 256, 2.5, 10000.0, 40.0, 163840
     ),
     "kimi-k2": lambda: _deepseek2("Kimi K2 Instruct", 163840, "kimi-k2", 64, 1, 384, 2.827, 50000.0, 32.0, 131072),
+    "gemma3-12b": lambda: _gemma3("Gemma 3 12B", 48, 3840, 15360, 16, 8),
+    "gpt-oss-20b": lambda: _gpt_oss("gpt-oss 20B", 24, 32),
+    "gpt-oss-120b": lambda: _gpt_oss("gpt-oss 120B", 36, 128),
+    "qwen3-next-80b-a3b": lambda: _qwen3next("Qwen3 Next 80B A3B"),
+    "nemotron-h-9b": lambda: _nemotron_h("Nemotron Nano 9B v2"),
 }
 
 SHAPES: dict[str, Shape] = {name: build() for name, build in _BUILDERS.items()}
