@@ -1,0 +1,213 @@
+// The C interface of fitter's two native libraries.
+//
+// The declarations between the two "cdef" lines are read twice: by the C++ compiler, and by cffi from the copy of this
+// file that is installed beside the libraries. They hold no preprocessor lines.
+//
+// No function lets a C++ exception escape. A function that can fail returns NULL, false or a negative number and leaves
+// a message for fitter_last_error(). Strings that a function returns belong to the library; each says how long they live.
+
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#pragma GCC visibility push(default)
+
+// cdef: begin
+
+// ---- libfitter: versions and errors
+
+// What the library was compiled against. llama_commit is "" where the source tree carried no pin.
+typedef struct {
+    const char * llama_version;
+    const char * llama_commit;
+    const char * ggml_version;
+    int32_t      backend_api_version;
+} fitter_versions_t;
+
+fitter_versions_t fitter_versions(void);
+
+// Versions of the ggml that is loaded in this process.
+const char * fitter_loaded_ggml_version(void);
+const char * fitter_loaded_ggml_commit(void);
+
+// Message of the last failure in this thread, "" if there was none. Lives until the next failure.
+const char * fitter_last_error(void);
+
+// ---- libfitter: llama.cpp's log
+
+// Takes over llama.cpp's logger for the rest of the process. Warnings and errors also go to stderr.
+void fitter_log_capture(void);
+
+// Forgets the captured lines.
+void fitter_log_clear(void);
+
+// Captured lines (information, warnings and errors, no debug lines), newest at the end: up to 2000 of them.
+int32_t fitter_log_count(void);
+
+// Copies line i, at most size bytes with the final NUL, and returns its level as ggml counts it (1 information,
+// 2 warning, 3 error), or -1 if there is no such line.
+int32_t fitter_log_line(int32_t i, char * out, size_t size);
+
+// ---- libfitter: devices
+
+typedef struct {
+    void *       device;           // ggml_backend_dev_t
+    const char * name;
+    const char * description;
+    const char * device_id;        // NULL where the device has none
+    const char * backend;          // name of the backend that registered it
+    int32_t      type;             // enum ggml_backend_dev_type
+    uint64_t     total;
+    uint64_t     free;
+    void *       buffer_type;      // default buffer type, ggml_backend_buffer_type_t, or NULL
+    const char * buffer_type_name;
+} fitter_device_t;
+
+// Devices in the order of ggml's registry. Strings live as long as the device keeps its description.
+int32_t fitter_device_count(void);
+bool    fitter_device_get(int32_t i, fitter_device_t * out);
+
+// Loads a ggml backend into ggml's registry.
+bool fitter_backend_load(const char * path);
+
+// ---- libfitter: a loaded model (llama_model *) and context (llama_context *)
+
+typedef struct {
+    int32_t  n_layer;        // repeating layers, without the next-token-prediction ones
+    int32_t  n_layer_nextn;
+    int32_t  n_ctx_train;
+    int32_t  n_embd;
+    int32_t  n_head;
+    int32_t  n_head_kv;
+    int32_t  n_swa;
+    int32_t  n_expert;
+    int32_t  n_vocab;
+    int32_t  n_devices;
+    uint64_t n_params;
+    uint64_t size;           // bytes of all tensors
+    bool     has_encoder;
+    bool     is_recurrent;
+    bool     is_hybrid;
+} fitter_model_info_t;
+
+bool fitter_model_info(const void * model, fitter_model_info_t * out);
+
+// Name of the model's i-th device, NULL past the last one.
+const char * fitter_model_device(const void * model, int32_t i);
+
+typedef struct {
+    const char * buffer_type;
+    const char * device;     // NULL where ggml ties the buffer type to none
+    bool         is_host;    // host memory, or memory of a device that the model does not use
+    uint64_t     model;
+    uint64_t     context;
+    uint64_t     compute;
+} fitter_row_t;
+
+// Memory of a context, a row per buffer type: those of the model's devices in the model's order, then those of the
+// host, each by name. Writes at most n rows and returns how many there are, or -1.
+int32_t fitter_breakdown(const void * context, fitter_row_t * rows, int32_t n);
+
+// ---- libfitter: GGUF headers
+
+// Opens the header of one GGUF file; tensor data is not read. NULL if it is malformed: the reason is in the log.
+void * fitter_gguf_open(const char * path);
+void   fitter_gguf_close(void * gguf);
+
+typedef struct {
+    uint32_t version;
+    uint64_t alignment;
+    uint64_t data_offset;
+    int64_t  n_kv;
+    int64_t  n_tensors;
+} fitter_gguf_info_t;
+
+bool fitter_gguf_info(const void * gguf, fitter_gguf_info_t * out);
+
+// One metadata entry. kind tells which of the values holds it: 'i' integer, 'u' unsigned integer, 'f' float, 'b'
+// boolean (in i), 's' string, 'a' array. Arrays give the type and the number of their elements, and for numbers and
+// booleans the kind of an element; fitter_gguf_element reads those. Strings live until fitter_gguf_close.
+typedef struct {
+    const char * key;
+    char         kind;
+    int64_t      i;
+    uint64_t     u;
+    double       f;
+    const char * s;
+    const char * array_type;
+    uint64_t     array_length;
+    char         array_kind;  // 'i', 'u', 'f', 'b', or 0 for strings
+} fitter_gguf_kv_t;
+
+bool fitter_gguf_kv(const void * gguf, int64_t index, fitter_gguf_kv_t * out);
+
+// Element of an array of numbers or booleans, in the field that array_kind names.
+bool fitter_gguf_element(const void * gguf, int64_t index, uint64_t element, fitter_gguf_kv_t * out);
+
+typedef struct {
+    const char * name;
+    const char * type;
+    int64_t      ne[4];
+    uint64_t     size;
+} fitter_gguf_tensor_t;
+
+bool fitter_gguf_tensor(const void * gguf, int64_t index, fitter_gguf_tensor_t * out);
+
+// ---- libfitter: tensor name patterns, as llama.cpp reads them
+
+// Compiles a pattern; NULL if it is no regular expression.
+void * fitter_regex_new(const char * pattern);
+void   fitter_regex_free(void * regex);
+
+// Whether a part of text matches: 1 or 0, -1 on failure.
+int32_t fitter_regex_search(const void * regex, const char * text);
+
+// ---- libggml-fitter: the virtual-device backend
+
+// Describes the devices (the format of FITTER_DEVICES; "" is none) and, before the backend is loaded, makes it register
+// 16 slots and a recorder device instead of reading the environment. A later call changes what the slots are: nothing
+// may be loaded on them then. The first devices of the backend are the described ones, in order; the rest is unused.
+// Returns the number of devices, or -1: fitter_virtual_error() then says what is wrong, and nothing has changed.
+int32_t      fitter_virtual_configure(const char * description);
+const char * fitter_virtual_error(void);
+
+// ggml_backend_dev_t of a described device, NULL past the last one; of the recorder device; whether a device is ours.
+void * fitter_virtual_device(int32_t i);
+void * fitter_virtual_recorder(void);
+bool   fitter_virtual_owns(const void * device);
+
+// GGML_BACKEND_API_VERSION of the ggml that is loaded, -1 if it has no backend registered.
+int32_t fitter_virtual_loaded_api_version(void);
+
+// Recording of tensor sizes. "allocated" writes down each tensor that gets a place in a buffer that was really
+// allocated; "sized" each tensor whose size a virtual buffer type is asked for.
+//   0 off, 1 allocated, 2 sized
+void fitter_virtual_record(int32_t mode);
+void fitter_virtual_record_clear(void);
+
+typedef struct {
+    char     buffer_type[64];
+    char     name[64];
+    bool     is_weight;
+    uint64_t bytes;
+} fitter_record_t;
+
+int32_t fitter_virtual_record_count(void);
+bool    fitter_virtual_record_get(int32_t i, fitter_record_t * out);
+
+// Alignment in bytes of the recorder device's buffer type.
+uint64_t fitter_virtual_alignment(void);
+
+// cdef: end
+
+#pragma GCC visibility pop
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,60 @@
+// The profile of ggml-cuda.
+
+#include <cstdlib>
+
+#include "profile.h"
+
+namespace {
+
+// Matrix multiplication kernels read quantized rows in steps of this many elements.
+constexpr int64_t row_padding = 512;
+
+size_t alloc_size(const fitter::description &, const ggml_tensor * tensor) {
+    size_t        size = ggml_nbytes(tensor);
+    const int64_t over = tensor->ne[0] % row_padding;
+    if (ggml_is_quantized(tensor->type) && over != 0) {
+        size += ggml_row_size(tensor->type, row_padding - over);
+    }
+    return size;
+}
+
+bool supports_op(const fitter::description &, const ggml_tensor *) { return true; }
+
+// Rows that an operation multiplies a weight with: below a certain number, fetching the weight costs more than it saves.
+int64_t batch_size(const ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_GET_ROWS: return 0;
+        case GGML_OP_MUL_MAT: return op->ne[1];
+        case GGML_OP_MUL_MAT_ID:
+        case GGML_OP_ROPE:
+        case GGML_OP_ROPE_BACK: return op->ne[2];
+        default: return ggml_nrows(op);
+    }
+}
+
+bool offload_op(const fitter::description &, const ggml_tensor * op) {
+    static const int64_t min_batch = [] {
+        const char * value = std::getenv("GGML_OP_OFFLOAD_MIN_BATCH");
+        return value ? std::atoi(value) : 32;
+    }();
+    return batch_size(op) >= min_batch;
+}
+
+}  // namespace
+
+const fitter::profile fitter::cuda_profile = {
+    /* .name             = */ "cuda",
+    /* .host_buffer_type = */ "CUDA_Host",
+    /* .alignment        = */ 128,
+    /* .caps             = */
+    {
+        /* .async                = */ true,
+        /* .host_buffer          = */ true,
+        /* .buffer_from_host_ptr = */ false,
+        /* .events               = */ true,
+        /* .mmap_support         = */ true,
+    },
+    /* .alloc_size       = */ alloc_size,
+    /* .supports_op      = */ supports_op,
+    /* .offload_op       = */ offload_op,
+};

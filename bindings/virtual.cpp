@@ -1,0 +1,493 @@
+// The virtual-device backend: a ggml backend whose devices exist only as a description. llama.cpp plans on them as on
+// the real ones; nothing is computed, and a buffer is a reserved range of addresses.
+//
+// The only file that knows ggml-backend-impl.h, which upstream may change at any time.
+
+#include <sys/mman.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "describe.h"
+#include "fitter.h"
+#include "ggml-backend-impl.h"
+#include "profile.h"
+
+namespace {
+
+using fitter::description;
+using fitter::max_devices;
+using fitter::profile;
+
+// A device of the registry. ggml keeps pointers to it, so what it describes can change but it stays where it is.
+struct slot {
+    description              described   = {};
+    std::string              id          = {};
+    ggml_backend_device      device      = {};
+    ggml_backend_buffer_type buffer_type = {};
+};
+
+struct host_buffer_type {
+    ggml_backend_buffer_type buffer_type = {};
+    const profile *          kind        = nullptr;
+};
+
+constexpr size_t recorder_index = max_devices;
+
+struct backend_state {
+    std::array<slot, max_devices + 1>           slots      = {};
+    std::map<const profile *, host_buffer_type> hosts      = {};
+    size_t                                      n_used     = 0;      // slots that are described
+    bool                                        configured = false;  // by a program, not by the environment
+    bool                                        ready      = false;  // slots and registration are built
+    ggml_backend_reg                            registration = {};
+
+    std::mutex                   record_mutex = {};
+    int                          record_mode  = 0;
+    std::vector<fitter_record_t> records      = {};
+};
+
+// Never destroyed: the registry keeps pointers into it until the process has ended.
+backend_state & state() {
+    static backend_state * instance = new backend_state;
+    return *instance;
+}
+
+thread_local std::string last_error;
+
+slot & slot_of(ggml_backend_dev_t device) { return *static_cast<slot *>(device->context); }
+
+void log_error(const char * text) {
+    ggml_log_callback callback  = nullptr;
+    void *            user_data = nullptr;
+    ggml_log_get(&callback, &user_data);
+    if (callback != nullptr) {
+        callback(GGML_LOG_LEVEL_ERROR, text, user_data);
+    }
+}
+
+// ---- recorder
+
+enum record_mode { record_off = 0, record_allocated = 1, record_sized = 2 };
+
+void record(int mode, ggml_backend_buffer_type_t buffer_type, const ggml_tensor * tensor, size_t bytes) {
+    backend_state & backend = state();
+    if (backend.record_mode != mode) {
+        return;
+    }
+    fitter_record_t entry = {};
+    std::snprintf(entry.buffer_type, sizeof(entry.buffer_type), "%s", ggml_backend_buft_name(buffer_type));
+    std::snprintf(entry.name, sizeof(entry.name), "%s", tensor->name);
+    entry.bytes     = bytes;
+    entry.is_weight = tensor->buffer != nullptr && tensor->buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    std::lock_guard<std::mutex> lock(backend.record_mutex);
+    backend.records.push_back(entry);
+}
+
+// ---- buffers of a device
+
+struct reserved_range {
+    void * base;
+    size_t size;
+};
+
+reserved_range & range_of(ggml_backend_buffer_t buffer) { return *static_cast<reserved_range *>(buffer->context); }
+
+void buffer_free(ggml_backend_buffer_t buffer) {
+    munmap(range_of(buffer).base, range_of(buffer).size);
+    delete &range_of(buffer);
+}
+
+void * buffer_get_base(ggml_backend_buffer_t buffer) { return range_of(buffer).base; }
+
+ggml_status buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
+    if (tensor->view_src == nullptr && state().record_mode == record_allocated) {
+        const slot & owner = slot_of(buffer->buft->device);
+        record(record_allocated, buffer->buft, tensor, owner.described.profile->alloc_size(owner.described, tensor));
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+void buffer_memset_tensor(ggml_backend_buffer_t, ggml_tensor *, uint8_t, size_t, size_t) {}
+
+void buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor *, const void *, size_t, size_t) {}
+
+void buffer_get_tensor(ggml_backend_buffer_t, const ggml_tensor *, void * data, size_t, size_t size) {
+    std::memset(data, 0, size);
+}
+
+bool buffer_cpy_tensor(ggml_backend_buffer_t, const ggml_tensor *, ggml_tensor *) { return true; }
+
+void buffer_clear(ggml_backend_buffer_t, uint8_t) {}
+
+const ggml_backend_buffer_i buffer_interface = {
+    /* .free_buffer   = */ buffer_free,
+    /* .get_base      = */ buffer_get_base,
+    /* .init_tensor   = */ buffer_init_tensor,
+    /* .memset_tensor = */ buffer_memset_tensor,
+    /* .set_tensor    = */ buffer_set_tensor,
+    /* .get_tensor    = */ buffer_get_tensor,
+    /* .set_tensor_2d = */ nullptr,
+    /* .get_tensor_2d = */ nullptr,
+    /* .cpy_tensor    = */ buffer_cpy_tensor,
+    /* .clear         = */ buffer_clear,
+    /* .reset         = */ nullptr,
+};
+
+// ---- buffer types of a device
+
+const char * buffer_type_get_name(ggml_backend_buffer_type_t buffer_type) {
+    return slot_of(buffer_type->device).described.name.c_str();
+}
+
+bool is_virtual(ggml_backend_buffer_type_t buffer_type) { return buffer_type->iface.get_name == buffer_type_get_name; }
+
+ggml_backend_buffer_t buffer_type_alloc(ggml_backend_buffer_type_t buffer_type, size_t size) {
+    void * base = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) {
+        const std::string text = "fitter: cannot reserve " + std::to_string(size) + " bytes of addresses for " +
+                                 ggml_backend_buft_name(buffer_type) + "\n";
+        log_error(text.c_str());
+        return nullptr;
+    }
+    return ggml_backend_buffer_init(buffer_type, buffer_interface, new reserved_range{base, size}, size);
+}
+
+size_t buffer_type_get_alignment(ggml_backend_buffer_type_t buffer_type) {
+    return slot_of(buffer_type->device).described.profile->alignment;
+}
+
+size_t buffer_type_get_alloc_size(ggml_backend_buffer_type_t buffer_type, const ggml_tensor * tensor) {
+    const slot & owner = slot_of(buffer_type->device);
+    const size_t size  = owner.described.profile->alloc_size(owner.described, tensor);
+    record(record_sized, buffer_type, tensor, size);
+    return size;
+}
+
+const ggml_backend_buffer_type_i buffer_type_interface = {
+    /* .get_name       = */ buffer_type_get_name,
+    /* .alloc_buffer   = */ buffer_type_alloc,
+    /* .get_alignment  = */ buffer_type_get_alignment,
+    /* .get_max_size   = */ nullptr,
+    /* .get_alloc_size = */ buffer_type_get_alloc_size,
+    /* .is_host        = */ nullptr,
+};
+
+// ---- pinned host memory: the CPU's buffer type under another name
+
+const char * host_get_name(ggml_backend_buffer_type_t buffer_type) {
+    return static_cast<host_buffer_type *>(buffer_type->context)->kind->host_buffer_type;
+}
+
+ggml_backend_buffer_t host_alloc(ggml_backend_buffer_type_t buffer_type, size_t size) {
+    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+    if (buffer != nullptr) {
+        buffer->buft = buffer_type;
+    }
+    return buffer;
+}
+
+size_t host_get_alignment(ggml_backend_buffer_type_t) {
+    return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
+}
+
+size_t host_get_alloc_size(ggml_backend_buffer_type_t buffer_type, const ggml_tensor * tensor) {
+    const size_t size = ggml_backend_buft_get_alloc_size(ggml_backend_cpu_buffer_type(), tensor);
+    record(record_sized, buffer_type, tensor, size);
+    return size;
+}
+
+bool host_is_host(ggml_backend_buffer_type_t) { return true; }
+
+const ggml_backend_buffer_type_i host_buffer_type_interface = {
+    /* .get_name       = */ host_get_name,
+    /* .alloc_buffer   = */ host_alloc,
+    /* .get_alignment  = */ host_get_alignment,
+    /* .get_max_size   = */ nullptr,
+    /* .get_alloc_size = */ host_get_alloc_size,
+    /* .is_host        = */ host_is_host,
+};
+
+// ---- streams
+
+const char * stream_get_name(ggml_backend_t backend) { return slot_of(backend->device).described.name.c_str(); }
+
+void stream_free(ggml_backend_t backend) { delete backend; }
+
+void stream_set_tensor_async(ggml_backend_t, ggml_tensor *, const void *, size_t, size_t) {}
+
+void stream_get_tensor_async(ggml_backend_t, const ggml_tensor *, void * data, size_t, size_t size) {
+    std::memset(data, 0, size);
+}
+
+void stream_synchronize(ggml_backend_t) {}
+
+ggml_status stream_graph_compute(ggml_backend_t backend, ggml_cgraph *) {
+    const std::string text = "fitter: " + std::string(stream_get_name(backend)) +
+                             " is a virtual device: it holds no data and computes nothing\n";
+    log_error(text.c_str());
+    return GGML_STATUS_FAILED;
+}
+
+void stream_event_record(ggml_backend_t, ggml_backend_event_t) {}
+
+void stream_event_wait(ggml_backend_t, ggml_backend_event_t) {}
+
+const ggml_backend_i stream_interface = {
+    /* .get_name            = */ stream_get_name,
+    /* .free                = */ stream_free,
+    /* .set_tensor_async    = */ stream_set_tensor_async,
+    /* .get_tensor_async    = */ stream_get_tensor_async,
+    /* .set_tensor_2d_async = */ nullptr,
+    /* .get_tensor_2d_async = */ nullptr,
+    /* .cpy_tensor_async    = */ nullptr,
+    /* .synchronize         = */ stream_synchronize,
+    /* .graph_plan_create   = */ nullptr,
+    /* .graph_plan_free     = */ nullptr,
+    /* .graph_plan_update   = */ nullptr,
+    /* .graph_plan_compute  = */ nullptr,
+    /* .graph_compute       = */ stream_graph_compute,
+    /* .event_record        = */ stream_event_record,
+    /* .event_wait          = */ stream_event_wait,
+    /* .graph_optimize      = */ nullptr,
+};
+
+ggml_guid_t backend_guid() {
+    static ggml_guid guid = {0x66, 0x69, 0x74, 0x74, 0x65, 0x72, 0x2d, 0x76, 0x69, 0x72, 0x74, 0x75, 0x61, 0x6c, 0x00, 0x01};
+    return &guid;
+}
+
+// ---- devices
+
+const char * device_get_name(ggml_backend_dev_t device) { return slot_of(device).described.name.c_str(); }
+
+const char * device_get_description(ggml_backend_dev_t device) { return slot_of(device).described.text.c_str(); }
+
+void device_get_memory(ggml_backend_dev_t device, size_t * free, size_t * total) {
+    *free  = slot_of(device).described.free;
+    *total = slot_of(device).described.total;
+}
+
+enum ggml_backend_dev_type device_get_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
+
+void device_get_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
+    const slot & self  = slot_of(device);
+    props->name        = device_get_name(device);
+    props->description = device_get_description(device);
+    props->type        = device_get_type(device);
+    props->device_id   = self.id.c_str();
+    props->caps        = self.described.profile->caps;
+    device_get_memory(device, &props->memory_free, &props->memory_total);
+}
+
+ggml_backend_t device_init_backend(ggml_backend_dev_t device, const char *) {
+    return new ggml_backend{backend_guid(), stream_interface, device, nullptr};
+}
+
+ggml_backend_buffer_type_t device_get_buffer_type(ggml_backend_dev_t device) { return &slot_of(device).buffer_type; }
+
+ggml_backend_buffer_type_t device_get_host_buffer_type(ggml_backend_dev_t device) {
+    const auto found = state().hosts.find(slot_of(device).described.profile);
+    return found == state().hosts.end() ? nullptr : &found->second.buffer_type;
+}
+
+bool device_supports_op(ggml_backend_dev_t device, const ggml_tensor * op) {
+    for (const ggml_tensor * source : op->src) {
+        if (source != nullptr && source->buffer != nullptr && is_virtual(source->buffer->buft) &&
+            source->buffer->buft->device != device) {
+            return false;
+        }
+    }
+    const description & self = slot_of(device).described;
+    return self.profile->supports_op(self, op);
+}
+
+bool device_supports_buffer_type(ggml_backend_dev_t device, ggml_backend_buffer_type_t buffer_type) {
+    return is_virtual(buffer_type) && buffer_type->device == device;
+}
+
+bool device_offload_op(ggml_backend_dev_t device, const ggml_tensor * op) {
+    const description & self = slot_of(device).described;
+    return self.profile->offload_op(self, op);
+}
+
+ggml_backend_event_t device_event_new(ggml_backend_dev_t device) { return new ggml_backend_event{device, nullptr}; }
+
+void device_event_free(ggml_backend_dev_t, ggml_backend_event_t event) { delete event; }
+
+void device_event_synchronize(ggml_backend_dev_t, ggml_backend_event_t) {}
+
+const ggml_backend_device_i device_interface = {
+    /* .get_name             = */ device_get_name,
+    /* .get_description      = */ device_get_description,
+    /* .get_memory           = */ device_get_memory,
+    /* .get_type             = */ device_get_type,
+    /* .get_props            = */ device_get_props,
+    /* .init_backend         = */ device_init_backend,
+    /* .get_buffer_type      = */ device_get_buffer_type,
+    /* .get_host_buffer_type = */ device_get_host_buffer_type,
+    /* .buffer_from_host_ptr = */ nullptr,
+    /* .supports_op          = */ device_supports_op,
+    /* .supports_buft        = */ device_supports_buffer_type,
+    /* .offload_op           = */ device_offload_op,
+    /* .event_new            = */ device_event_new,
+    /* .event_free           = */ device_event_free,
+    /* .event_synchronize    = */ device_event_synchronize,
+};
+
+// ---- registration
+
+const char * registration_get_name(ggml_backend_reg_t) { return "fitter"; }
+
+size_t registration_get_device_count(ggml_backend_reg_t) {
+    return state().configured ? state().slots.size() : state().n_used;
+}
+
+ggml_backend_dev_t registration_get_device(ggml_backend_reg_t, size_t index) {
+    return index < state().slots.size() ? &state().slots[index].device : nullptr;
+}
+
+void * registration_get_proc_address(ggml_backend_reg_t, const char *) { return nullptr; }
+
+void build() {
+    backend_state & backend = state();
+    if (backend.ready) {
+        return;
+    }
+    backend.registration = {
+        /* .api_version = */ GGML_BACKEND_API_VERSION,
+        /* .iface       = */
+        {registration_get_name, registration_get_device_count, registration_get_device, registration_get_proc_address},
+        /* .context     = */ nullptr,
+    };
+    for (size_t i = 0; i < backend.slots.size(); i++) {
+        slot & entry      = backend.slots[i];
+        entry.id          = "virtual:" + std::to_string(i);
+        entry.device      = {device_interface, &backend.registration, &entry};
+        entry.buffer_type = {buffer_type_interface, &entry.device, nullptr};
+    }
+    backend.ready = true;
+}
+
+void describe(const std::vector<description> & devices) {
+    build();
+    backend_state & backend = state();
+    for (size_t i = 0; i < backend.slots.size(); i++) {
+        description unused;
+        unused.profile = devices.empty() ? &fitter::cuda_profile : devices[0].profile;
+        unused.name    = i == recorder_index ? "Recorder" : "unused" + std::to_string(i);
+
+        backend.slots[i].described = i < devices.size() ? devices[i] : unused;
+    }
+    backend.n_used = devices.size();
+
+    // The host buffer type of a real backend belongs to its first device.
+    for (auto & [kind, host] : backend.hosts) {
+        host.buffer_type.device = nullptr;
+    }
+    for (slot & entry : backend.slots) {
+        const profile * kind = entry.described.profile;
+        if (kind->host_buffer_type == nullptr) {
+            continue;
+        }
+        host_buffer_type & host = backend.hosts[kind];
+        if (host.buffer_type.device == nullptr) {
+            host.kind        = kind;
+            host.buffer_type = {host_buffer_type_interface, &entry.device, &host};
+        }
+    }
+}
+
+}  // namespace
+
+// ---- what the library offers
+
+int32_t fitter_virtual_configure(const char * text) {
+    try {
+        const std::vector<description> devices = fitter::parse_descriptions(text);
+        state().configured                     = true;
+        describe(devices);
+        return static_cast<int32_t>(devices.size());
+    } catch (const std::exception & error) {
+        last_error = error.what();
+        return -1;
+    }
+}
+
+const char * fitter_virtual_error(void) { return last_error.c_str(); }
+
+void * fitter_virtual_device(int32_t i) {
+    backend_state & backend = state();
+    return i >= 0 && static_cast<size_t>(i) < backend.n_used ? &backend.slots[static_cast<size_t>(i)].device : nullptr;
+}
+
+void * fitter_virtual_recorder(void) { return state().configured ? &state().slots[recorder_index].device : nullptr; }
+
+bool fitter_virtual_owns(const void * device) {
+    for (const slot & entry : state().slots) {
+        if (&entry.device == device) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int32_t fitter_virtual_loaded_api_version(void) {
+    return ggml_backend_reg_count() == 0 ? -1 : ggml_backend_reg_get(0)->api_version;
+}
+
+void fitter_virtual_record(int32_t mode) { state().record_mode = mode; }
+
+void fitter_virtual_record_clear(void) {
+    std::lock_guard<std::mutex> lock(state().record_mutex);
+    state().records.clear();
+}
+
+int32_t fitter_virtual_record_count(void) {
+    std::lock_guard<std::mutex> lock(state().record_mutex);
+    return static_cast<int32_t>(state().records.size());
+}
+
+bool fitter_virtual_record_get(int32_t i, fitter_record_t * out) {
+    std::lock_guard<std::mutex> lock(state().record_mutex);
+    if (i < 0 || static_cast<size_t>(i) >= state().records.size()) {
+        return false;
+    }
+    *out = state().records[static_cast<size_t>(i)];
+    return true;
+}
+
+uint64_t fitter_virtual_alignment(void) {
+    const profile * kind = state().slots[recorder_index].described.profile;
+    return kind ? kind->alignment : 0;
+}
+
+extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
+    try {
+        backend_state & backend = state();
+        if (!backend.configured && !backend.ready) {
+            std::vector<description> devices;
+            const char *             text = std::getenv("FITTER_DEVICES");
+            if (text == nullptr) {
+                std::fprintf(stderr, "fitter: FITTER_DEVICES is not set, so there are no virtual devices\n");
+            } else {
+                try {
+                    devices = fitter::parse_descriptions(text);
+                } catch (const std::exception & error) {
+                    std::fprintf(stderr, "fitter: FITTER_DEVICES: %s, so there are no virtual devices\n", error.what());
+                }
+            }
+            describe(devices);
+        }
+        return &backend.registration;
+    } catch (...) {
+        return nullptr;
+    }
+}
