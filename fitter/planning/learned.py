@@ -1,0 +1,36 @@
+"""Compute buffers learned from the dummy loads already made. Bytes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+
+@dataclass
+class LearnedCompute:
+    """Compute bytes per device, by context, for one kind of placement.
+
+    What it answers is a proposal: the last measurement at that context, else a line through the two nearest ones.
+    """
+
+    _points: dict[str, dict[int, int]] = field(default_factory=dict)
+
+    def learn(self, device: str, n_ctx: int, compute: int) -> None:
+        """Take in a measurement; a newer one at the same context replaces the older."""
+        self._points.setdefault(device, {})[n_ctx] = compute
+
+    def knows(self, device: str) -> bool:
+        """Whether anything was ever measured there."""
+        return device in self._points
+
+    def at(self, device: str, n_ctx: int) -> int | None:
+        """Expected compute bytes, ``None`` where nothing was measured."""
+        points = self._points.get(device)
+        if not points:
+            return None
+        contexts = sorted(points)
+        if len(contexts) == 1 or n_ctx in points:
+            return points.get(n_ctx, points[contexts[0]])
+        right = min(max(bisect_left(contexts, n_ctx), 1), len(contexts) - 1)
+        low, high = contexts[right - 1], contexts[right]
+        return max(0, points[low] + (points[high] - points[low]) * (n_ctx - low) // (high - low))

@@ -1,0 +1,140 @@
+"""What a model's layers weigh: per layer, from the sizes that llama.cpp itself asked of a buffer type. Bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fitter.llama.types import Layout
+
+_LAYER = re.compile(r"^blk\.(\d+)\.")
+_CACHE_LAYER = re.compile(r"_l(\d+)(?:$|\D)")
+
+HOST = -1
+"""Stands for the host where the index of a device is expected."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Tensors of one layer that can be placed apart from it, together: a weight with its bias and scales.
+
+    ``stem`` is the common name (``blk.3.ffn_up_exps``), ``suffixes`` what follows it (``weight``, ``bias``).
+    """
+
+    layer: int
+    stem: str
+    suffixes: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer, or as the last unit the output: what moves when ``n_gpu_layers`` or ``tensor_split`` changes.
+
+    ``fixed``: weights that can only be where the layer is. ``cache``: its part of the KV cache or recurrent state.
+    """
+
+    index: int
+    fixed: int
+    cache: int
+    items: tuple[Item, ...] = ()
+
+    @property
+    def movable(self) -> int:
+        """Weights that can be placed elsewhere."""
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def weights(self) -> int:
+        """All weights of the layer."""
+        return self.fixed + self.movable
+
+    @property
+    def need(self) -> int:
+        """The least that a device must hold to have this layer at all."""
+        return self.fixed + self.cache
+
+
+def units_of(
+    layout: Layout, n_layer: int, is_movable: Callable[[str], bool], pinned: Mapping[str, int] | None = None
+) -> tuple[Unit, ...]:
+    """Sum a recorded layout up into ``n_layer`` layers and the output.
+
+    ``is_movable`` says of a tensor's name whether it may leave its layer. ``pinned`` holds tensors that an override of
+    the user's puts elsewhere: they count for no layer. Tensors without a layer count for the output;
+    those that llama.cpp keeps on the host even with all layers on the device count for none.
+    """
+    pinned = pinned or {}
+    device = _device_buffer_type(layout)
+    fixed = [0] * (n_layer + 1)
+    cache = [0] * (n_layer + 1)
+    items: list[dict[str, tuple[list[str], int]]] = [{} for _ in range(n_layer + 1)]
+    for entry in layout.entries:
+        if entry.buffer_type != device:
+            continue
+        size = -(-entry.bytes // layout.alignment) * layout.alignment
+        if entry.kind == "context":
+            cache[min(_cache_layer(entry.name, n_layer), n_layer)] += size
+            continue
+        if entry.name in pinned:
+            continue
+        layer = layer_index(entry.name)
+        index = n_layer if layer is None else min(layer, n_layer)
+        if layer is not None and is_movable(entry.name):
+            stem, _, suffix = entry.name.rpartition(".")
+            suffixes, total = items[index].get(stem, ([], 0))
+            items[index][stem] = ([*suffixes, suffix], total + size)
+        else:
+            fixed[index] += size
+    return tuple(
+        Unit(
+            index=index,
+            fixed=fixed[index],
+            cache=cache[index],
+            items=tuple(
+                Item(index, stem, tuple(suffixes), total) for stem, (suffixes, total) in sorted(items[index].items())
+            ),
+        )
+        for index in range(n_layer + 1)
+    )
+
+
+def layer_index(name: str) -> int | None:
+    """Layer of a weight by its name, ``None`` where it belongs to none."""
+    match = _LAYER.match(name)
+    return int(match.group(1)) if match else None
+
+
+def _cache_layer(name: str, default: int) -> int:
+    match = _CACHE_LAYER.search(name)
+    return int(match.group(1)) if match else default
+
+
+def _device_buffer_type(layout: Layout) -> str | None:
+    sums: dict[str, int] = {}
+    for entry in layout.entries:
+        if layer_index(entry.name) is not None:
+            sums[entry.buffer_type] = sums.get(entry.buffer_type, 0) + entry.bytes
+    return max(sums, key=lambda name: sums[name], default=None)
+
+
+def pinned_bytes(layout: Layout, pinned: Mapping[str, int]) -> dict[int, int]:
+    """Bytes per target (a device's index or ``HOST``) of the tensors that overrides of the user's place."""
+    totals: dict[int, int] = {}
+    for entry in layout.entries:
+        if entry.kind == "model" and entry.name in pinned:
+            target = pinned[entry.name]
+            totals[target] = totals.get(target, 0) + -(-entry.bytes // layout.alignment) * layout.alignment
+    return totals
+
+
+def between(low: Sequence[Unit], n_ctx_low: int, high: Sequence[Unit], n_ctx_high: int, n_ctx: int) -> tuple[Unit, ...]:
+    """Units at ``n_ctx``, caches interpolated between those of two recorded contexts (a proposal, never an answer)."""
+    if n_ctx_high == n_ctx_low:
+        return tuple(high)
+    share = (n_ctx - n_ctx_low) / (n_ctx_high - n_ctx_low)
+    return tuple(
+        Unit(a.index, b.fixed, max(0, round(a.cache + (b.cache - a.cache) * share)), b.items)
+        for a, b in zip(low, high, strict=True)
+    )

@@ -1,0 +1,132 @@
+"""Where layers and single tensors go, and how that is said to llama.cpp."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fitter.llama.types import TensorBuftOverride
+from fitter.planning.memory import HOST, Item, Unit
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Contiguous ranges of layers on devices, and single tensors elsewhere.
+
+    Units before ``first`` are on the host; device ``d`` has the next ``counts[d]``; the last unit is the output.
+    ``moved`` pairs items with the target they have apart from their layer: a device's index, or ``HOST``.
+    """
+
+    first: int
+    counts: tuple[int, ...]
+    moved: tuple[tuple[Item, int], ...] = ()
+
+    @property
+    def n_gpu_layers(self) -> int:
+        """Units on devices."""
+        return sum(self.counts)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """First and one past the last unit of each device."""
+        ranges = []
+        start = self.first
+        for count in self.counts:
+            ranges.append((start, start + count))
+            start += count
+        return ranges
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """Indices of devices that get neither a layer nor a tensor."""
+        targets = {target for _, target in self.moved}
+        return tuple(d for d, count in enumerate(self.counts) if count == 0 and d not in targets)
+
+
+def weights_on(units: Sequence[Unit], placement: Placement) -> list[int]:
+    """Weight bytes per device."""
+    totals = [sum(unit.weights for unit in units[start:stop]) for start, stop in placement.ranges()]
+    home = _homes(placement)
+    for item, target in placement.moved:
+        if home.get(item.layer, HOST) != HOST:
+            totals[home[item.layer]] -= item.bytes
+        if target != HOST:
+            totals[target] += item.bytes
+    return totals
+
+
+def caches_on(units: Sequence[Unit], placement: Placement) -> list[int]:
+    """Cache bytes per device."""
+    return [sum(unit.cache for unit in units[start:stop]) for start, stop in placement.ranges()]
+
+
+def _homes(placement: Placement) -> dict[int, int]:
+    return {index: d for d, (start, stop) in enumerate(placement.ranges()) for index in range(start, stop)}
+
+
+def overrides_of(placement: Placement, buffer_types: Sequence[str]) -> tuple[TensorBuftOverride, ...]:
+    """One override per target buffer type; ``buffer_types`` has a name per device, the host's is ``CPU``.
+
+    llama.cpp compiles every pattern again for every tensor, so few patterns load faster than many.
+    """
+    targets: dict[int, list[Item]] = {}
+    for item, target in placement.moved:
+        targets.setdefault(target, []).append(item)
+    return tuple(
+        TensorBuftOverride(pattern_for(items), "CPU" if target == HOST else buffer_types[target])
+        for target, items in sorted(targets.items())
+    )
+
+
+def pattern_for(items: Sequence[Item]) -> str:
+    """A regular expression that finds exactly the tensors of ``items``.
+
+    It keeps to characters that neither a shell's word splitting nor ``xargs`` changes: no backslash, quote, space,
+    comma, ``*``, ``?`` or ``[``. A dot stands for itself or any other character, so names are anchored at the start and
+    spelled to the end.
+    """
+    layers_of: dict[tuple[str, tuple[str, ...]], set[int]] = {}
+    for item in items:
+        tail = item.stem.split(".", 2)[2]
+        layers_of.setdefault((tail, tuple(sorted(item.suffixes))), set()).add(item.layer)
+    tails_of: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
+    for (tail, suffixes), layers in layers_of.items():
+        tails_of.setdefault((tuple(sorted(layers)), suffixes), []).append(tail)
+    return "|".join(
+        f"^blk.{_any_of(layers)}.{_any_of(sorted(tails))}.{_any_of(suffixes)}$"
+        for (layers, suffixes), tails in sorted(tails_of.items())
+    )
+
+
+def _any_of(choices: Sequence[object]) -> str:
+    return str(choices[0]) if len(choices) == 1 else "(" + "|".join(map(str, choices)) + ")"
+
+
+def counts_for_split(n_gpu_layers: int, tensor_split: Sequence[float]) -> tuple[int, ...]:
+    """Units per device that llama.cpp makes of a ``tensor_split``, in its own single precision.
+
+    Mirrors the split points of ``llama_model_base::load_tensors``.
+    """
+    splits: list[float] = []
+    total = 0.0
+    for share in tensor_split:
+        total = _float32(total + _float32(share))
+        splits.append(total)
+    if total <= 0:
+        return tuple(n_gpu_layers if d == 0 else 0 for d in range(len(tensor_split)))
+    splits = [_float32(split / total) for split in splits]
+    counts = [0] * len(splits)
+    for index in range(n_gpu_layers):
+        position = _float32(index / n_gpu_layers)
+        counts[next((d for d, split in enumerate(splits) if split > position), len(splits) - 1)] += 1
+    return tuple(counts)
+
+
+def _float32(value: float) -> float:
+    result: float = struct.unpack("f", struct.pack("f", value))[0]
+    return result
+
+
+def pinned_matches(names: Sequence[str], matches: Sequence[int], targets: Sequence[int]) -> Mapping[str, int]:
+    """Target per tensor that an override of the user's catches, from the index of the pattern that llama.cpp takes."""
+    return {name: targets[match] for name, match in zip(names, matches, strict=True) if match >= 0}

@@ -1,0 +1,107 @@
+"""What a fit is asked for: limits, and the parameters that the user has set. Bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fitter.llama.types import Breakdown, Layout, Params
+
+MIB = 1024 * 1024
+DEFAULT_MARGIN = 1024 * MIB
+"""``--fit-target`` of llama.cpp."""
+DEFAULT_HOST_MARGIN = 1024 * MIB
+DEFAULT_FIT_CTX = 4096
+"""``--fit-ctx`` of llama.cpp."""
+LEVERS = ("paging",)
+"""What ``--allow`` accepts."""
+
+
+@dataclass(frozen=True)
+class DeviceLimit:
+    """A device and how much of it must stay free. ``buffer_type`` is the name of its default buffer type."""
+
+    name: str
+    description: str
+    total: int
+    free: int
+    margin: int
+    buffer_type: str
+
+    @property
+    def target(self) -> int:
+        """The most that a plan may use."""
+        return self.free - self.margin
+
+
+@dataclass(frozen=True)
+class HostLimit:
+    """Host memory; ``free`` is ``None`` where it is unlimited. With ``paging`` weights do not count."""
+
+    total: int | None
+    free: int | None
+    margin: int
+    paging: bool = False
+
+    @property
+    def target(self) -> int | None:
+        """The most that a plan may use."""
+        return None if self.free is None else self.free - self.margin
+
+
+@dataclass(frozen=True)
+class Request:
+    """One fit: ``params`` holds every value that the user set and the defaults of the rest.
+
+    ``fixed`` names the fields of ``params`` that fitting must keep (``n_ctx``, ``n_gpu_layers``, ``tensor_split``,
+    ``devices``). Overrides in ``params`` are the user's and always kept. ``n_ctx_train`` and ``n_layer`` (repeating layers,
+    those for multi-token prediction counted) come from the model; ``fit_ctx`` is the smallest context per
+    sequence that is worth having. ``pinned`` says of the tensors that an override of the user's catches where they go
+    (a device's index or ``HOST``).
+    """
+
+    params: Params
+    fixed: frozenset[str]
+    devices: tuple[DeviceLimit, ...]
+    host: HostLimit
+    n_layer: int
+    n_ctx_train: int
+    is_movable: Callable[[str], bool]
+    is_expert_model: bool
+    fit_ctx: int = DEFAULT_FIT_CTX
+    pinned: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def n_streams(self) -> int:
+        """Separate KV caches that share ``n_ctx``, as upstream counts them."""
+        return 1 if self.params.kv_unified else self.params.n_seq_max
+
+    @property
+    def alignment(self) -> int:
+        """What a fitted context is a multiple of: llama.cpp pads to 256 per stream."""
+        return 256 * self.n_streams
+
+    @property
+    def n_ctx_max(self) -> int:
+        """The largest context worth having."""
+        return self.n_ctx_train * self.n_streams
+
+    @property
+    def n_ctx_min(self) -> int:
+        """The smallest context worth having, never above the largest."""
+        return min(self.fit_ctx * self.n_streams, self.n_ctx_max)
+
+
+Measure = Callable[[Params], Breakdown]
+"""One dummy load; raises ``LlamaCppError`` where llama.cpp cannot make it."""
+
+Record = Callable[[Params], Layout]
+"""One dummy load with everything on a recording device."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a fit stands: dummy loads made so far, and what is tried now."""
+
+    dummy_loads: int
+    text: str

@@ -1,0 +1,359 @@
+"""The fit loop: propose a placement, have llama.cpp measure it, correct the estimate, propose again. Bytes.
+
+Nothing is accepted on an estimate: every ``Trial`` is a dummy load, and the plan is the best one that kept all margins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fitter.llama.types import Breakdown, Params
+from fitter.planning.learned import LearnedCompute
+from fitter.planning.memory import Unit, between, units_of
+from fitter.planning.packing import pack, pack_whole
+from fitter.planning.placement import Placement, caches_on, counts_for_split, overrides_of, weights_on
+from fitter.planning.request import DeviceLimit, Measure, Record, Request
+
+_MAX_CORRECTIONS = 12
+_MAX_CONTEXTS = 40
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A placement that llama.cpp measured. ``missing`` pairs a device's name, or ``host``, with the bytes it lacks."""
+
+    placement: Placement
+    devices: tuple[DeviceLimit, ...]
+    params: Params
+    breakdown: Breakdown
+    missing: tuple[tuple[str, int], ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device and the host keep their margin."""
+        return not self.missing
+
+    @property
+    def weights(self) -> int:
+        """Bytes of weights on devices."""
+        return sum(row.model for row in self.breakdown.rows if not row.is_host)
+
+    @property
+    def deficit(self) -> int:
+        """Bytes missing in all."""
+        return sum(missing for _, missing in self.missing)
+
+
+def search(request: Request, measure: Measure, record: Record) -> Trial:
+    """The best trial that fits, or where none does the one that misses least.
+
+    Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters is an answer too.
+    """
+    attempt = _Attempt(request, request.devices, measure, record)
+    while attempt.devices:
+        trial = attempt.run()
+        kept = tuple(device for d, device in enumerate(attempt.devices) if d not in trial.placement.idle)
+        if len(kept) == len(attempt.devices) or request.fixed & {"devices", "tensor_split"}:
+            return trial
+        # a device that is not worth a layer would still cost its context, and take part in every graph
+        attempt = _Attempt(request, kept, measure, record, attempt)
+    return attempt.run()
+
+
+def missing_of(request: Request, breakdown: Breakdown, devices: Sequence[DeviceLimit]) -> tuple[tuple[str, int], ...]:
+    """What each device and the host lack of their margin, those that lack nothing left out."""
+    lacks = [(device.name, breakdown.on(device.name).used - device.target) for device in devices]
+    host, target = breakdown.host, request.host.target
+    if target is not None:
+        lacks.append(("host", host.used - (host.model if request.host.paging else 0) - target))
+    # a device that nothing was put on has nothing to answer for, however little of it is free
+    used = {row.device for row in breakdown.rows if row.used and not row.is_host}
+    return tuple((name, lack) for name, lack in lacks if lack > 0 and (name == "host" or name in used))
+
+
+class _Attempt:
+    """A search on a given choice of devices, with what it has measured."""
+
+    def __init__(
+        self,
+        request: Request,
+        devices: tuple[DeviceLimit, ...],
+        measure: Measure,
+        record: Record,
+        before: _Attempt | None = None,
+    ) -> None:
+        self.request = request
+        self.devices = devices
+        self._measure = measure
+        self._record = record
+        self._compute: dict[bool, LearnedCompute] = {True: LearnedCompute(), False: LearnedCompute()}
+        self._trials: dict[Params, Trial] = {}
+        self._last: Trial | None = None
+        self._least: Trial | None = None
+        self._units: dict[int, tuple[Unit, ...]] = before._units if before else {}
+
+    # what is known
+
+    def units(self, n_ctx: int) -> tuple[Unit, ...]:
+        """Layers with their caches at ``n_ctx``."""
+        request = self.request
+        if "n_ctx" in request.fixed:
+            return self._recorded(n_ctx)
+        low, high = request.n_ctx_min, request.n_ctx_max
+        return between(self._recorded(low), low, self._recorded(high), high, n_ctx)
+
+    def _recorded(self, n_ctx: int) -> tuple[Unit, ...]:
+        if n_ctx not in self._units:
+            request = self.request
+            layout = self._record(replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
+            self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, request.pinned)
+        return self._units[n_ctx]
+
+    def budgets(self, n_ctx: int, whole: bool, optimistic: bool = False) -> list[int]:
+        """What each device may hold of weights and caches, by what was measured last."""
+        off = self._off_by()
+        budgets = []
+        for d, device in enumerate(self.devices):
+            known = self._compute[whole].at(device.name, n_ctx)
+            if known is None:
+                known = None if optimistic else self._compute[not whole].at(device.name, n_ctx)
+            budgets.append(device.target - (known or 0) - off[d])
+        return budgets
+
+    def _off_by(self) -> list[int]:
+        """By how much weights and caches of the last trial were more than the estimate said."""
+        if self._last is None:
+            return [0] * len(self.devices)
+        placement, units = self._last.placement, self.units(self._last.params.n_ctx)
+        off = []
+        for device, weights, cache in zip(
+            self.devices, weights_on(units, placement), caches_on(units, placement), strict=True
+        ):
+            row = self._last.breakdown.on(device.name)
+            off.append(row.model + row.context - weights - cache)
+        return off
+
+    # trying
+
+    def trial(self, placement: Placement, n_ctx: int) -> Trial:
+        """Measure a placement, or remember that it was."""
+        params = self._params(placement, n_ctx)
+        if params not in self._trials:
+            breakdown = self._measure(params)
+            trial = Trial(
+                placement, self.devices, params, breakdown, missing_of(self.request, breakdown, self.devices)
+            )
+            self._trials[params] = trial
+            whole = not placement.moved
+            for device in self.devices:
+                self._compute[whole].learn(device.name, n_ctx, breakdown.on(device.name).compute)
+            self._compute[whole].learn("host", n_ctx, breakdown.host.used)
+            if self._least is None or trial.deficit < self._least.deficit:
+                self._least = trial
+        self._last = self._trials[params]
+        return self._last
+
+    def _params(self, placement: Placement, n_ctx: int) -> Params:
+        request, names = self.request, tuple(device.name for device in self.devices)
+        params = replace(request.params, n_ctx=n_ctx, devices=names)
+        if "n_gpu_layers" not in request.fixed:
+            params = replace(params, n_gpu_layers=placement.n_gpu_layers)
+        if "tensor_split" not in request.fixed:
+            several = len(names) > 1 and placement.n_gpu_layers > 0
+            params = replace(params, tensor_split=tuple(map(float, placement.counts)) if several else None)
+        overrides = overrides_of(placement, [device.buffer_type for device in self.devices])
+        return replace(params, tensor_buft_overrides=(*request.params.tensor_buft_overrides, *overrides))
+
+    def settle(self, n_ctx: int, whole: bool, propose: Callable[[list[int]], Placement | None]) -> Trial | None:
+        """Propose, measure and correct at one context until the measurement agrees; the best that fits."""
+        best: Trial | None = None
+        seen: set[Placement] = set()
+        optimistic = False
+        while len(seen) < _MAX_CORRECTIONS:
+            placement = propose(self.budgets(n_ctx, whole, optimistic))
+            if placement is None and not seen and not optimistic:
+                # compute buffers of the other kind of placement may be the larger ones: ask llama.cpp before giving up
+                optimistic = True
+                continue
+            if placement is None or placement in seen:
+                break
+            seen.add(placement)
+            trial = self.trial(placement, n_ctx)
+            if trial.fits and (best is None or trial.weights > best.weights):
+                best = trial
+        return best
+
+    # the parts of the search
+
+    def run(self) -> Trial:
+        """The best trial on these devices, or the one that misses least."""
+        request = self.request
+        if "n_ctx" in request.fixed:
+            found = self._at_fixed_context(request.params.n_ctx)
+        elif self.devices:
+            found = self._with_context()
+        else:
+            found = self._on_host()
+        if found is None:
+            assert self._least is not None
+            return self._least
+        return found
+
+    def _at_fixed_context(self, n_ctx: int) -> Trial | None:
+        trial = self.trial(self._default(), n_ctx)
+        if trial.fits or not self.devices:
+            return trial
+        return self.settle(n_ctx, True, self._whole(n_ctx)) or self._partial(n_ctx)
+
+    def _with_context(self) -> Trial | None:
+        low, high = self.request.n_ctx_min, self.request.n_ctx_max
+        top = self.trial(self._default(), high)
+        if top.fits:
+            return top
+        if trial := self.settle(high, True, self._whole(high)):
+            return trial
+        if low == high:
+            return self._partial(high)
+        bottom = self.trial(self._default(), low)
+        floor = self._context_in_total(top, bottom)
+        best = bottom if bottom.fits else self.settle(low, True, self._whole(low))
+        if best is not None:
+            best = self._largest_context(
+                best, high, lambda n_ctx: self.settle(n_ctx, True, self._whole(n_ctx)), self._promises_whole
+            )
+            if best.params.n_ctx >= floor:
+                return best
+        return self._partial(floor) or best or (self._partial(low) if floor > low else None)
+
+    def _on_host(self) -> Trial | None:
+        low, high = self.request.n_ctx_min, self.request.n_ctx_max
+        top = self.trial(self._default(), high)
+        if top.fits or low == high:
+            return top
+        bottom = self.trial(self._default(), low)
+        if not bottom.fits:
+            return None
+        return self._largest_context(bottom, high, self._try_default, self._promises_host)
+
+    def _try_default(self, n_ctx: int) -> Trial | None:
+        trial = self.trial(self._default(), n_ctx)
+        return trial if trial.fits else None
+
+    def _default(self) -> Placement:
+        """What llama.cpp would do: all layers (or as many as the user says), split by free memory (or as the user says)."""
+        n_units = self.request.n_layer + 1
+        n_gpu_layers = self._n_gpu_layers() if self.devices else 0
+        return Placement(n_units - n_gpu_layers, self._counts(n_gpu_layers))
+
+    def _n_gpu_layers(self) -> int:
+        n_units, params = self.request.n_layer + 1, self.request.params
+        if "n_gpu_layers" not in self.request.fixed or params.n_gpu_layers < 0:
+            return n_units
+        return min(params.n_gpu_layers, n_units)
+
+    def _counts(self, n_gpu_layers: int) -> tuple[int, ...]:
+        split = self.request.params.tensor_split if "tensor_split" in self.request.fixed else None
+        if split is None or not any(split):
+            split = tuple(float(device.free) for device in self.devices)
+        padded = (*split, *([0.0] * len(self.devices)))[: len(self.devices)]
+        return counts_for_split(n_gpu_layers, padded)
+
+    def _whole(self, n_ctx: int) -> Callable[[list[int]], Placement | None]:
+        """Proposes to have all layers (or as many as the user says) on devices, nothing of them elsewhere."""
+
+        def propose(budgets: list[int]) -> Placement | None:
+            units = self.units(n_ctx)
+            default = self._default()
+            if "tensor_split" not in self.request.fixed:
+                return pack_whole(units, budgets, default.first)
+            used = map(sum, zip(weights_on(units, default), caches_on(units, default), strict=True))
+            return default if all(u <= b for u, b in zip(used, budgets, strict=True)) else None
+
+        return propose
+
+    def _partial(self, n_ctx: int) -> Trial | None:
+        """The most weights on devices where they cannot all be there."""
+        return self.settle(n_ctx, False, lambda budgets: self._propose_partial(n_ctx, budgets))
+
+    def _propose_partial(self, n_ctx: int, budgets: list[int]) -> Placement | None:
+        request, units = self.request, self.units(n_ctx)
+        first = len(units) - self._n_gpu_layers() if "n_gpu_layers" in request.fixed else None
+        if "tensor_split" not in request.fixed:
+            return pack(units, budgets, spread=request.is_expert_model, first=first) or _nothing(units, budgets, first)
+        choices = range(len(units), 0, -1) if first is None else (len(units) - first,)
+        for n_gpu_layers in choices:
+            counts = self._counts(n_gpu_layers)
+            placement = pack(units, budgets, spread=True, counts=counts)
+            if placement and (request.is_expert_model or first is not None or not placement.moved):
+                return placement
+        return _nothing(units, budgets, first)
+
+    def _promises_whole(self, n_ctx: int) -> bool:
+        return self._promises_host(n_ctx) and self._whole(n_ctx)(self.budgets(n_ctx, True)) is not None
+
+    def _promises_host(self, n_ctx: int) -> bool:
+        target, used = self.request.host.target, self._compute[True].at("host", n_ctx)
+        return target is None or used is None or self.request.host.paging or used <= target
+
+    def _largest_context(
+        self, best: Trial, too_large: int, attempt: Callable[[int], Trial | None], promises: Callable[[int], bool]
+    ) -> Trial:
+        """The largest context at which ``attempt`` succeeds, between that of ``best`` and ``too_large``.
+
+        Ends when the next larger context was measured and does not fit.
+        """
+        step = self.request.alignment
+        for tries in range(_MAX_CONTEXTS):
+            low, high = best.params.n_ctx // step, -(-too_large // step)
+            if high - low <= 1:
+                break
+            guess = (low + high) // 2
+            if tries < _MAX_CONTEXTS // 2:
+                guess = _last_true(low, high, lambda n: promises(n * step))
+                guess = min(max(guess, low + 1), high - 1)
+            trial = attempt(guess * step)
+            if trial is None:
+                too_large = guess * step
+            else:
+                best = trial
+        return best
+
+    def _context_in_total(self, top: Trial, bottom: Trial) -> int:
+        """The context that the devices' memory holds in total, packing aside; on one device packing is all there is.
+
+        Upstream's fit (``common_params_fit_impl``) settles on that context before it places a layer, and leaves half a layer
+        per device (a sixth of one with experts) for what packing wastes. A fitted context is never below it.
+        """
+        request = self.request
+        low, high = request.n_ctx_min, request.n_ctx_max
+        if len(self.devices) < 2:
+            return low
+        target = sum(device.target for device in self.devices)
+        used_top, used_bottom = (
+            sum(trial.breakdown.on(device.name).used for device in self.devices) for trial in (top, bottom)
+        )
+        if used_top <= target:
+            return high
+        waste = top.weights // max(1, top.placement.n_gpu_layers) // (6 if request.is_expert_model else 2)
+        target -= (len(self.devices) + 1) * waste
+        if target <= used_bottom or used_top <= used_bottom:
+            return low
+        n_ctx = low + (high - low) * (target - used_bottom) // (used_top - used_bottom)
+        return max(low, n_ctx - n_ctx % request.alignment)
+
+
+def _nothing(units: Sequence[Unit], budgets: Sequence[int], first: int | None) -> Placement | None:
+    """All layers on the host: the last resort, unless the user wants some elsewhere."""
+    return Placement(len(units), (0,) * len(budgets)) if first is None or first == len(units) else None
+
+
+def _last_true(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The largest number in [low, high) for which ``holds``, taken to be true up to a point; ``low`` is not asked."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low
