@@ -1,0 +1,111 @@
+"""The GPUs that fitter knows by name. The numbers and their sources are in ``catalogue.toml``."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class CatalogueGpu:
+    """A card: memory in bytes, ``compute_capability`` as ggml-cuda counts it (890 for 8.9).
+
+    ``free`` is what an idle card leaves to llama.cpp; ``source`` says where the numbers are from.
+    """
+
+    key: str
+    description: str
+    profile: str
+    compute_capability: int
+    total: int
+    free: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Default:
+    """What a GPU is taken to be where nothing says so: ``free_fraction`` of a card's memory, profile and capability."""
+
+    free_fraction: float
+    profile: str
+    compute_capability: int
+
+
+def capability(text: str) -> int:
+    """``8.9`` as 890. Raises ``ValueError`` where it is no compute capability."""
+    match = re.fullmatch(r"([0-9]{1,2})\.([0-9])", text)
+    if not match:
+        raise ValueError(text)
+    return int(match[1]) * 100 + int(match[2]) * 10
+
+
+@functools.cache
+def default() -> Default:
+    """The defaults of the catalogue."""
+    data = _data()["default"]
+    return Default(data["free_fraction"], data["profile"], capability(data["compute_capability"]))
+
+
+@functools.cache
+def gpus() -> dict[str, CatalogueGpu]:
+    """Every card by its key, in the catalogue's order."""
+    return {key: _gpu(key, entry) for key, entry in _data()["gpu"].items()}
+
+
+def find(name: str) -> CatalogueGpu | None:
+    """The card of that name: a key, or what its driver calls it; case, spaces and ``NVIDIA GeForce`` do not matter.
+
+    A name that lacks the memory (``rtx-3060``) is the card where only one has it.
+    """
+    key = _normal(name)
+    known = gpus()
+    if key in known:
+        return known[key]
+    matches = [gpu for gpu in known.values() if _normal(gpu.description) == key]
+    matches = matches or [gpu for gpu in known.values() if re.fullmatch(re.escape(key) + r"-[0-9]+gb", gpu.key)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def similar(name: str) -> list[str]:
+    """Up to three keys that ``name`` may have meant, the likeliest first."""
+    key = _normal(name)
+    longer = [known for known in gpus() if key and f"-{key}-" in f"-{known}-"]
+    close = difflib.get_close_matches(key, list(gpus()), n=3, cutoff=0.6)
+    return list(dict.fromkeys([*longer, *close]))[:3]
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"^(nvidia-)?(geforce-)?", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
+
+
+def _gpu(key: str, entry: dict[str, Any]) -> CatalogueGpu:
+    total = entry["total_mib"] * MIB
+    free = entry["free_mib"] * MIB if "free_mib" in entry else int(entry["total_mib"] * default().free_fraction) * MIB
+    return CatalogueGpu(
+        key,
+        entry["description"],
+        entry["profile"],
+        capability(entry["compute_capability"]),
+        total,
+        free,
+        entry["source"],
+    )
+
+
+@functools.cache
+def _data() -> dict[str, Any]:
+    text = resources.files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
+    data: dict[str, Any] = tomllib.loads(text)
+    return data

@@ -1,0 +1,161 @@
+"""``--gpu SPEC``: GPUs that exist only as words on the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from fitter.errors import UsageError
+from fitter.llama.types import MAX_DEVICES, VirtualDevice
+from fitter.machine import catalogue
+
+PROFILES = ("cuda",)
+"""Profiles that a GPU without a name can have."""
+
+OLDEST_CUDA = 500
+"""The oldest compute capability that ggml-cuda can be compiled for."""
+
+_UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+_MOST = 2**60
+_COUNT = re.compile(r"([0-9]{1,6})\s*[x×*]\s*(.*)", re.IGNORECASE | re.DOTALL)
+_FORMS = "name a GPU (rtx-4090), a size (24GiB) or cuda:8.9:24GiB"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A virtual GPU before it has a name."""
+
+    description: str
+    profile: str
+    compute_capability: int
+    total: int
+    free: int
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as ``24GiB``, ``24564 MiB`` or ``20GB``; the unit must be there. Fractions round down.
+
+    Raises ``UsageError`` where it is no size, or more than an exbibyte.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise UsageError(f"{text!r} is no size: write a number and a unit, such as 24GiB or 24564MiB")
+    number, unit = match.groups()
+    if not unit:
+        raise UsageError(f"{text!r} has no unit: write {number}MiB or {number}GiB")
+    if unit.lower() not in _UNITS:
+        raise UsageError(f"{text!r} has an unknown unit: use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
+    size = int(Fraction(number) * _UNITS[unit.lower()])
+    if size > _MOST:
+        raise UsageError(f"{text!r} is more memory than any machine has")
+    return size
+
+
+def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
+    """The virtual devices that ``specs`` describe, named ``CUDA0``, ``CUDA1``, … over the whole list.
+
+    A spec is a GPU of the catalogue (``rtx-4090``), a size (``24GiB``), or profile, compute capability and memory
+    (``cuda:8.9:24564MiB``); before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the latter,
+    a GPU of the catalogue has free what an idle one leaves, and any other all of its memory.
+
+    Raises ``UsageError`` for anything else, and for more than 16 devices.
+    """
+    kinds: list[_Kind] = []
+    for spec in specs:
+        count, kind = _parse(spec)
+        if len(kinds) + count > MAX_DEVICES:
+            raise UsageError(f"--gpu {spec!r}: llama.cpp has room for {MAX_DEVICES} devices at most")
+        kinds += [kind] * count
+    return tuple(
+        VirtualDevice(
+            f"{kind.profile.upper()}{index}",
+            kind.description,
+            kind.profile,
+            kind.compute_capability,
+            kind.total,
+            kind.free,
+        )
+        for index, kind in enumerate(kinds)
+    )
+
+
+def _parse(spec: str) -> tuple[int, _Kind]:
+    count, rest = 1, spec.strip()
+    if match := _COUNT.fullmatch(rest):
+        count, rest = int(match[1]), match[2]
+        if count == 0:
+            raise UsageError(f"--gpu {spec!r}: the count must be at least 1")
+    body, *options = _split_options(rest)
+    try:
+        kind = _parse_kind(body)
+        free = _parse_free(options)
+    except UsageError as error:
+        raise UsageError(f"--gpu {spec!r}: {error}") from None
+    free = kind.free if free is None else free
+    if kind.total == 0 or free == 0:
+        raise UsageError(f"--gpu {spec!r}: a device without memory is none")
+    if free > kind.total:
+        raise UsageError(f"--gpu {spec!r}: more memory free than the device has")
+    return count, _Kind(kind.description, kind.profile, kind.compute_capability, kind.total, free)
+
+
+def _split_options(text: str) -> list[str]:
+    """The GPU, then each ``key=value`` after it."""
+    body, *rest = re.split(r":(?=[^:=]*=)", text)
+    return [body.strip(), *rest]
+
+
+def _parse_free(options: list[str]) -> int | None:
+    free = None
+    for option in options:
+        key, _, value = option.partition("=")
+        if key.strip().lower() != "free":
+            raise UsageError(f"unknown option {key.strip()!r}; there is free=SIZE")
+        if free is not None:
+            raise UsageError("free= is given twice")
+        free = parse_size(value)
+    return free
+
+
+def _parse_kind(body: str) -> _Kind:
+    if gpu := catalogue.find(body):
+        return _Kind(gpu.description, gpu.profile, gpu.compute_capability, gpu.total, gpu.free)
+    if ":" in body:
+        return _parse_profile(body)
+    names = catalogue.similar(body)
+    if body[:1].isdigit() and not (body.isdigit() and names):
+        size = parse_size(body)
+        default = catalogue.default()
+        return _Kind(f"virtual {default.profile.upper()} GPU", default.profile, default.compute_capability, size, size)
+    if not body:
+        raise UsageError(f"no GPU: {_FORMS}")
+    raise UsageError(f"unknown GPU; did you mean {' or '.join(names)}?" if names else f"unknown GPU: {_FORMS}")
+
+
+def _parse_profile(body: str) -> _Kind:
+    parts = [part.strip() for part in body.split(":")]
+    if parts[0].lower() not in PROFILES:
+        raise UsageError(f"unknown profile {parts[0]!r}; there is {', '.join(PROFILES)}")
+    if len(parts) != 3:
+        raise UsageError("write profile, compute capability and memory, such as cuda:8.9:24GiB")
+    profile, text, size = parts[0].lower(), parts[1], parse_size(parts[2])
+    try:
+        compute_capability = catalogue.capability(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is no compute capability; write one such as 8.9") from None
+    if compute_capability < OLDEST_CUDA:
+        raise UsageError(f"compute capability {text} is older than llama.cpp's CUDA backend supports (5.0)")
+    return _Kind(f"virtual {profile.upper()} GPU {text}", profile, compute_capability, size, size)

@@ -1,0 +1,201 @@
+"""``--gpu SPEC`` and sizes: what is read, what is refused, and how."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fitter.errors import UsageError
+from fitter.llama.types import VirtualDevice
+from fitter.machine import catalogue
+from fitter.machine.gpu import parse_gpus, parse_size
+
+MIB = 2**20
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("24GiB", 24 * GIB),
+        ("24564MiB", 24564 * MIB),
+        ("24564 MiB", 24564 * MIB),
+        (" 1gib ", GIB),
+        ("20GB", 20 * 10**9),
+        ("500MB", 500 * 10**6),
+        ("1.5GiB", 3 * GIB // 2),
+        ("0.1GiB", 107374182),
+        ("2TiB", 2 * 2**40),
+        ("2TB", 2 * 10**12),
+        ("7KiB", 7168),
+        ("7KB", 7000),
+        ("12B", 12),
+        ("0GiB", 0),
+        ("1048576TiB", 2**60),
+    ],
+)
+def test_size(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("24", "has no unit: write 24MiB or 24GiB"),
+        ("24G", "unknown unit"),
+        ("24Gib/s", "is no size"),
+        ("", "is no size"),
+        ("GiB", "is no size"),
+        ("-1GiB", "is no size"),
+        ("1e3MiB", "is no size"),
+        ("1,5GiB", "is no size"),
+        ("1.GiB", "is no size"),
+        ("infGiB", "is no size"),
+        ("٣GiB", "is no size"),
+        ("1048577TiB", "more memory than any machine has"),
+        ("9" * 30 + "GiB", "is no size"),
+    ],
+)
+def test_no_size(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        parse_size(text)
+
+
+@given(st.integers(0, 2**40), st.sampled_from(["MiB", "MB", "KiB", "B", "mib"]), st.sampled_from(["", " "]))
+def test_size_round_trip(number: int, unit: str, space: str) -> None:
+    scale = {"MiB": 2**20, "mib": 2**20, "MB": 10**6, "KiB": 1024, "B": 1}[unit]
+    assert parse_size(f"{number}{space}{unit}") == number * scale
+
+
+def _device(name: str, description: str, capability: int, total: int, free: int) -> VirtualDevice:
+    return VirtualDevice(name, description, "cuda", capability, total, free)
+
+
+RTX_4090 = ("NVIDIA GeForce RTX 4090", 890, 24564 * MIB, 23608 * MIB)
+RTX_3090 = ("NVIDIA GeForce RTX 3090", 860, 24576 * MIB, 23860 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("specs", "devices"),
+    [
+        pytest.param([], [], id="none"),
+        pytest.param(["rtx-4090"], [RTX_4090], id="a card"),
+        pytest.param(["RTX 4090"], [RTX_4090], id="as people write it"),
+        pytest.param(["NVIDIA GeForce RTX 4090"], [RTX_4090], id="as the driver writes it"),
+        pytest.param(["2x rtx-3090"], [RTX_3090, RTX_3090], id="two cards"),
+        pytest.param(["2×rtx-3090"], [RTX_3090, RTX_3090], id="two cards, with the sign"),
+        pytest.param(["rtx-4090", "2 x rtx-3090"], [RTX_4090, RTX_3090, RTX_3090], id="numbered over the whole list"),
+        pytest.param(["rtx-3060"], [("NVIDIA GeForce RTX 3060", 860, 12288 * MIB, 11796 * MIB)], id="memory not said"),
+        pytest.param(["24GiB"], [("virtual CUDA GPU", 890, 24 * GIB, 24 * GIB)], id="a size"),
+        pytest.param(
+            ["rtx-4090:free=20GiB"], [("NVIDIA GeForce RTX 4090", 890, 24564 * MIB, 20 * GIB)], id="a card partly free"
+        ),
+        pytest.param(
+            ["rtx-4090:free=24564MiB"],
+            [("NVIDIA GeForce RTX 4090", 890, 24564 * MIB, 24564 * MIB)],
+            id="a card wholly free",
+        ),
+        pytest.param(
+            ["cuda:8.9:24564MiB"],
+            [("virtual CUDA GPU 8.9", 890, 24564 * MIB, 24564 * MIB)],
+            id="profile, capability and memory",
+        ),
+        pytest.param(["cuda:12.1:1GiB"], [("virtual CUDA GPU 12.1", 1210, GIB, GIB)], id="two digits"),
+        pytest.param(["cuda:5.0:1GiB"], [("virtual CUDA GPU 5.0", 500, GIB, GIB)], id="the oldest"),
+        pytest.param(
+            ["2x cuda:8.6:24GiB:free=23GiB"], [("virtual CUDA GPU 8.6", 860, 24 * GIB, 23 * GIB)] * 2, id="all of it"
+        ),
+        pytest.param(["16x 1GiB"], [("virtual CUDA GPU", 890, GIB, GIB)] * 16, id="as many as there can be"),
+    ],
+)
+def test_gpus(specs: list[str], devices: list[tuple[str, int, int, int]]) -> None:
+    assert parse_gpus(specs) == tuple(_device(f"CUDA{i}", *device) for i, device in enumerate(devices))
+
+
+@pytest.mark.parametrize(
+    ("specs", "says"),
+    [
+        pytest.param(["rtx-4099"], "unknown GPU; did you mean rtx-4090", id="a slip"),
+        pytest.param(["a100"], "did you mean a100-40gb or a100-80gb", id="two that it may be"),
+        pytest.param(["rtx-4060-ti"], "did you mean rtx-4060-ti-8gb or rtx-4060-ti-16gb", id="8 or 16 GB"),
+        pytest.param(["4090"], "did you mean rtx-4090", id="a bare model number"),
+        pytest.param(["nonsense!"], "name a GPU .rtx-4090., a size", id="nonsense"),
+        pytest.param([""], "no GPU", id="empty"),
+        pytest.param(["2x"], "no GPU", id="a count of nothing"),
+        pytest.param(["24"], "has no unit", id="no unit"),
+        pytest.param(["-1GiB"], "unknown GPU", id="negative"),
+        pytest.param(["0GiB"], "without memory", id="zero"),
+        pytest.param(["24GiB:free=0MiB"], "without memory", id="nothing free"),
+        pytest.param(["24GiB:free=24577MiB"], "more memory free than the device has", id="more free than there is"),
+        pytest.param(["24GiB:free=-1GiB"], "is no size", id="negative free"),
+        pytest.param(["24GiB:free=1GiB:free=1GiB"], "given twice", id="free twice"),
+        pytest.param(["24GiB:fre=1GiB"], "unknown option 'fre'", id="unknown option"),
+        pytest.param(["cuda:8.9"], "write profile, compute capability and memory", id="no memory"),
+        pytest.param(["cuda:8.9:24GiB:x"], "write profile, compute capability and memory", id="too much"),
+        pytest.param(["cuda:89:24GiB"], "'89' is no compute capability", id="no point"),
+        pytest.param(["cuda:4.9:24GiB"], "older than llama.cpp", id="too old"),
+        pytest.param(["abacus:1.0:24GiB"], "unknown profile 'abacus'", id="unknown profile"),
+        pytest.param(["0x rtx-4090"], "at least 1", id="none of them"),
+        pytest.param(["17x 1GiB"], "16 devices at most", id="too many at once"),
+        pytest.param(["16x 1GiB", "1GiB"], "16 devices at most", id="too many together"),
+        pytest.param(["999999x 1GiB"], "16 devices at most", id="far too many"),
+    ],
+)
+def test_bad_gpus(specs: list[str], says: str) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        parse_gpus(specs)
+    assert repr(specs[-1]) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+_PARTS = st.sampled_from(
+    ["2x ", "x", "rtx-4090", "cuda", ":", "8.9", "24GiB", "free=", "=", "1MiB", "0", "-", ".", "\n", "²", "3", " ", "×"]
+)
+
+
+@given(st.one_of(st.text(), st.lists(_PARTS).map("".join)))
+@example("²GiB")
+@example("²x 1GiB")
+@example("²")
+@example("1GiB:free=²")
+@example("cuda:²:1GiB")
+def test_a_spec_is_read_or_refused(spec: str) -> None:
+    try:
+        devices = parse_gpus([spec])
+    except UsageError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert 1 <= len(devices) <= 16
+        assert all(0 < device.free <= device.total for device in devices)
+
+
+@given(st.integers(1, 16), st.integers(1, 2**30), st.integers(1, 2**30), st.sampled_from([500, 750, 890, 1210]))
+def test_gpu_round_trip(count: int, a: int, b: int, capability: int) -> None:
+    free, total = sorted((a, b))
+    spec = f"{count}x cuda:{capability // 100}.{capability // 10 % 10}:{total}MiB:free={free}MiB"
+    devices = parse_gpus([spec])
+    assert [device.name for device in devices] == [f"CUDA{i}" for i in range(count)]
+    assert {(d.compute_capability, d.total, d.free) for d in devices} == {(capability, total * MIB, free * MIB)}
+
+
+@pytest.mark.parametrize("key", list(catalogue.gpus()))
+def test_a_card_of_the_catalogue_is_a_device(key: str) -> None:
+    card = catalogue.gpus()[key]
+    (device,) = parse_gpus([key])
+    assert device == _device("CUDA0", card.description, card.compute_capability, card.total, card.free)
+    assert card.source
+    assert key == key.lower()
+    # no driver leaves all of a card, and none takes a tenth of it
+    assert 0.9 * card.total < card.free < card.total
+    assert 600 <= card.compute_capability <= 1210
+
+
+def test_the_catalogue_is_of_use() -> None:
+    assert len(catalogue.gpus()) >= 30
+    assert {card.compute_capability for card in catalogue.gpus().values()} >= {610, 700, 750, 800, 860, 890, 900, 1200}
+
+
+def test_free_is_known_or_the_default_share() -> None:
+    assert catalogue.gpus()["rtx-4090"].free == 23608 * MIB
+    assert catalogue.gpus()["h200"].free == int(143771 * catalogue.default().free_fraction) * MIB

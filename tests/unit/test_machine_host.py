@@ -1,0 +1,125 @@
+"""Host memory, in a container and out of one, and the machine a plan is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fitter.llama.types import DeviceInfo
+from fitter.machine.devices import Machine, real_machine, virtual_machine
+from fitter.machine.gpu import parse_gpus
+from fitter.machine.host import HostMemory, cgroup_limits, host_memory
+
+GIB = 2**30
+V2 = "sys/fs/cgroup"
+V1 = "sys/fs/cgroup/memory"
+
+
+def _v2(path: str, most: str, used: int, cache: int = 0) -> dict[str, str]:
+    return {
+        f"{path}/memory.max": f"{most}\n",
+        f"{path}/memory.current": f"{used}\n",
+        f"{path}/memory.stat": f"file {cache}\ninactive_file {cache // 2}\nactive_file {cache // 2}\n",
+    }
+
+
+def _v1(path: str, most: int, used: int, cache: int = 0) -> dict[str, str]:
+    return {
+        f"{path}/memory.limit_in_bytes": f"{most}\n",
+        f"{path}/memory.usage_in_bytes": f"{used}\n",
+        f"{path}/memory.stat": f"cache {cache}\ntotal_inactive_file {cache // 2}\ntotal_active_file {cache // 2}\n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "limits"),
+    [
+        pytest.param(None, {}, (), id="no Linux"),
+        pytest.param("0::/\n", {}, (), id="the root group has no limit"),
+        pytest.param("0::/a\n", _v2(f"{V2}/a", "max", GIB), (), id="max"),
+        pytest.param(
+            "0::/\n", _v2(V2, str(8 * GIB), 3 * GIB), (HostMemory(8 * GIB, 5 * GIB),), id="a container of its own"
+        ),
+        pytest.param(
+            "0::/a\n",
+            _v2(f"{V2}/a", str(8 * GIB), 3 * GIB, cache=2 * GIB),
+            (HostMemory(8 * GIB, 7 * GIB),),
+            id="file cache can be dropped",
+        ),
+        pytest.param(
+            "0::/a/b\n",
+            _v2(f"{V2}/a/b", str(8 * GIB), GIB) | _v2(f"{V2}/a", str(4 * GIB), 2 * GIB),
+            (HostMemory(8 * GIB, 7 * GIB), HostMemory(4 * GIB, 2 * GIB)),
+            id="the group above has a limit too",
+        ),
+        pytest.param(
+            "0::/docker/of-the-host\n",
+            _v2(V2, str(GIB), 0),
+            (HostMemory(GIB, GIB),),
+            id="the host's path, seen in a container",
+        ),
+        pytest.param("0::/a\n", _v2(f"{V2}/a", str(GIB), 2 * GIB), (HostMemory(GIB, 0),), id="over its limit"),
+        pytest.param(
+            "0::/a\n", _v2(f"{V2}/a", str(GIB), 0, cache=GIB), (HostMemory(GIB, GIB),), id="never more than the limit"
+        ),
+        pytest.param("0::/a\n", {f"{V2}/a/memory.max": "nonsense"}, (), id="unreadable"),
+        pytest.param(
+            "5:cpu,cpuacct:/x\n4:memory:/x\n1:name=systemd:/x\n0::/x\n",
+            _v1(f"{V1}/x", 8 * GIB, 3 * GIB, cache=GIB),
+            (HostMemory(8 * GIB, 6 * GIB),),
+            id="version 1",
+        ),
+        pytest.param("4:memory:/x\n", _v1(f"{V1}/x", 9223372036854771712, GIB), (), id="version 1 without a limit"),
+    ],
+)
+def test_cgroup_limits(
+    tmp_path: Path, cgroup: str | None, files: dict[str, str], limits: tuple[HostMemory, ...]
+) -> None:
+    if cgroup is not None:
+        files = {"proc/self/cgroup": cgroup, **files}
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert cgroup_limits(tmp_path) == limits
+
+
+def test_host_memory_is_what_the_machine_says(tmp_path: Path) -> None:
+    memory = host_memory(tmp_path)
+    assert memory.total == psutil.virtual_memory().total
+    assert 0 < memory.available <= memory.total
+
+
+def test_host_memory_is_what_the_container_may_have(tmp_path: Path) -> None:
+    for name, text in {"proc/self/cgroup": "0::/\n", **_v2(V2, str(1000), 400)}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert host_memory(tmp_path) == HostMemory(1000, 600)
+
+
+CPU = DeviceInfo("CPU", "a processor", "cpu", "CPU", 64 * GIB, 64 * GIB)
+BLAS = DeviceInfo("BLAS", "a library", "accel", "BLAS", 0, 0)
+GPU = DeviceInfo("CUDA0", "a card", "gpu", "CUDA", 24 * GIB, 23 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("host", "total", "free"),
+    [(None, 64 * GIB, 40 * GIB), (8 * GIB, 64 * GIB, 8 * GIB), (99 * GIB, 99 * GIB, 99 * GIB)],
+)
+def test_real_machine(host: int | None, total: int, free: int) -> None:
+    machine = real_machine([GPU, BLAS, CPU], HostMemory(64 * GIB, 40 * GIB), host)
+    assert machine == Machine((GPU,), (), total, free)
+
+
+@pytest.mark.parametrize("host", [None, 8 * GIB])
+def test_virtual_machine(host: int | None) -> None:
+    virtual = parse_gpus(["24GiB:free=23GiB", "rtx-4090"])
+    machine = virtual_machine(virtual, host)
+    assert (machine.host_total, machine.host_free) == (host, host)
+    assert machine.virtual == virtual
+    assert [(d.name, d.type, d.total, d.free, d.virtual) for d in machine.devices] == [
+        (v.name, "gpu", v.total, v.free, True) for v in virtual
+    ]
