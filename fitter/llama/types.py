@@ -140,6 +140,36 @@ def _sum(name: str, device: str | None, is_host: bool, rows: list[Row]) -> Row:
     )
 
 
+LAYOUT_DEVICE = "Recorder"
+"""Buffer type of the entries of a ``Layout`` that are on its device; entries with another one stayed on the host."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What llama.cpp says about a loaded model.
+
+    ``n_layer`` counts the repeating layers without ``n_layer_nextn`` (next-token prediction); ``n_swa`` is the window
+    of sliding-window attention, 0 without; ``bytes`` and ``n_params`` are of all tensors; ``devices`` are the names of
+    the devices it was loaded for.
+    """
+
+    n_layer: int
+    n_layer_nextn: int
+    n_ctx_train: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    n_swa: int
+    n_expert: int
+    n_vocab: int
+    n_params: int
+    bytes: int
+    has_encoder: bool
+    is_recurrent: bool
+    is_hybrid: bool
+    devices: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class LayoutEntry:
     """Bytes that one tensor takes in ``buffer_type``; ``kind`` is ``model`` (weights) or ``context`` (caches)."""

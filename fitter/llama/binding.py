@@ -1,0 +1,642 @@
+"""Plain functions over llama.cpp: parameters into its structs, dummy loads, and what they measure.
+
+Everything here runs llama.cpp in the calling process: the worker, or a process that loads models itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
+from fitter.llama import library as native
+from fitter.llama.types import (
+    LAYOUT_DEVICE,
+    MAX_DEVICES,
+    Array,
+    Breakdown,
+    DeviceInfo,
+    Header,
+    Layout,
+    LayoutEntry,
+    MetadataValue,
+    ModelInfo,
+    Params,
+    Row,
+    TensorInfo,
+)
+
+CACHE_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "bf16": 30,
+    "q8_0": 8,
+    "q4_0": 2,
+    "q4_1": 3,
+    "iq4_nl": 20,
+    "q5_0": 6,
+    "q5_1": 7,
+}
+"""ggml's numbers of the types that llama.cpp's tools accept for a KV cache."""
+
+MAX_ARRAY_VALUES = 4096
+"""Metadata arrays of numbers up to this length keep their values."""
+
+_DEVICE_TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
+_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+_UINT32_MAX = 2**32 - 1
+
+
+# --- devices
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device of ggml's registry with the addresses that llama.cpp wants."""
+
+    info: DeviceInfo
+    device_id: str | None
+    address: int
+    buffer_type: str | None
+    buffer_type_address: int
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The devices that names in ``Params`` refer to. ``default`` are those that llama.cpp offloads to by itself."""
+
+    devices: tuple[Device, ...]
+    default: tuple[Device, ...]
+
+
+def registry(virtual: bool = False) -> Registry:
+    """The real devices of this process, or with ``virtual`` the described ones beside the CPU."""
+    library = native.load()
+    every = tuple(_devices(library))
+    if virtual:
+        backend = native.open_backend()
+        addresses = []
+        for i in range(MAX_DEVICES):
+            pointer = backend.fitter_virtual_device(i)
+            if pointer == library.ffi.NULL:
+                break
+            addresses.append(library.address(pointer))
+        described = tuple(next(d for d in every if d.address == address) for address in addresses)
+        host = tuple(d for d in every if d.info.type in ("cpu", "accel"))
+        return Registry(described + host, described)
+    real = tuple(d for d in every if not d.info.virtual)
+    return Registry(real, default_devices(real))
+
+
+def _devices(library: native.Library) -> Iterator[Device]:
+    out = library.ffi.new("fitter_device_t *")
+    for i in range(library.fitter.fitter_device_count()):
+        if not library.fitter.fitter_device_get(i, out):
+            raise LibraryError(f"ggml does not describe its device {i}: {library.last_error()}")
+        backend = library.text(out.backend) or ""
+        yield Device(
+            info=DeviceInfo(
+                name=library.text(out.name) or "",
+                description=library.text(out.description) or "",
+                type=_DEVICE_TYPES.get(out.type, str(out.type)),
+                backend=backend,
+                total=int(out.total),
+                free=int(out.free),
+                virtual=backend == "fitter",
+            ),
+            device_id=library.text(out.device_id),
+            address=library.address(out.device),
+            buffer_type=library.text(out.buffer_type_name),
+            buffer_type_address=library.address(out.buffer_type),
+        )
+
+
+def default_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """The devices that llama.cpp offloads to by itself, in its order: RPC servers, GPUs, else integrated GPUs."""
+    rpc: list[Device] = []
+    gpus: list[Device] = []
+    igpus: list[Device] = []
+    for device in devices:
+        if device.info.type == "gpu" and device.info.backend == "RPC":
+            rpc.append(device)
+        elif device.info.type == "gpu":
+            known = {gpu.device_id for gpu in gpus if gpu.device_id is not None}
+            if device.device_id not in known:
+                gpus.append(device)
+        elif device.info.type == "igpu" and (not igpus or device.info.backend == igpus[-1].info.backend):
+            igpus.append(device)
+    return tuple(rpc + (gpus or igpus))
+
+
+def host(devices: Registry) -> DeviceInfo:
+    """The CPU as ggml reports it (on Linux ggml counts all of the memory as free)."""
+    for device in devices.devices:
+        if device.info.type == "cpu":
+            return device.info
+    raise LibraryError("libllama has no CPU backend: install a llama-cpp-python that has one")
+
+
+# --- parameters
+
+
+def apply(params: Params, model_params: Any, context_params: Any, devices: Registry | None = None) -> list[object]:
+    """Write ``params`` into llama-cpp-python's two parameter structs.
+
+    Names of devices and buffer types are looked up in ``devices``, by default the real ones of this process; only then
+    does ``params.devices`` of ``None`` leave the choice to llama.cpp. Fields that ``Params`` lacks are left alone.
+
+    Returns what the structs point to: keep it as long as the model lives. Raises ``UsageError`` for an unknown name or
+    a number out of range.
+    """
+    known = devices or registry()
+    keep: list[object] = []
+    _apply_model(params, model_params, known, leave_default=devices is None, keep=keep)
+    _apply_context(params, context_params)
+    return keep
+
+
+def _apply_model(params: Params, out: Any, known: Registry, leave_default: bool, keep: list[object]) -> None:
+    llama_cpp = native.load().llama_cpp
+    selected = _select(params, known)
+    if params.devices is not None or not leave_default:
+        pointers = (ctypes.c_void_p * (len(selected) + 1))(*(d.address for d in selected), None)
+        out.devices = ctypes.cast(pointers, ctypes.c_void_p)
+        keep.append(pointers)
+
+    out.n_gpu_layers = _in_range("n_gpu_layers", params.n_gpu_layers, -(2**31), 2**31 - 1)
+    out.split_mode = _named("split_mode", params.split_mode, _SPLIT_MODES)
+    out.main_gpu = _in_range("main_gpu", params.main_gpu, -1, MAX_DEVICES)
+
+    if params.tensor_split is not None:
+        limit = int(llama_cpp.llama_max_devices())
+        if len(params.tensor_split) > limit:
+            raise UsageError(f"tensor_split has {len(params.tensor_split)} values; llama.cpp takes at most {limit}")
+        split = (ctypes.c_float * limit)(*params.tensor_split)
+        out.tensor_split = split
+        keep.append(split)
+
+    if params.tensor_buft_overrides:
+        buffer_types = {d.buffer_type: d.buffer_type_address for d in known.devices if d.buffer_type is not None}
+        overrides = (llama_cpp.llama_model_tensor_buft_override * (len(params.tensor_buft_overrides) + 1))()
+        for entry, override in zip(overrides, params.tensor_buft_overrides, strict=False):
+            if override.buffer_type not in buffer_types:
+                raise UsageError(
+                    f"unknown buffer type '{override.buffer_type}'; there are: {', '.join(buffer_types) or 'none'}"
+                )
+            pattern = override.pattern.encode("utf-8", "surrogateescape")
+            entry.pattern = pattern
+            entry.buft = buffer_types[override.buffer_type]
+            keep.append(pattern)
+        out.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+        keep.append(overrides)
+
+
+def _apply_context(params: Params, out: Any) -> None:
+    out.n_ctx = _in_range("n_ctx", params.n_ctx, 0, _UINT32_MAX)
+    out.n_batch = _in_range("n_batch", params.n_batch, 1, _UINT32_MAX)
+    out.n_ubatch = _in_range("n_ubatch", params.n_ubatch, 1, _UINT32_MAX)
+    out.n_seq_max = _in_range("n_seq_max", params.n_seq_max, 1, _UINT32_MAX)
+    out.kv_unified = params.kv_unified
+    out.type_k = _named("type_k", params.type_k, CACHE_TYPES)
+    out.type_v = _named("type_v", params.type_v, CACHE_TYPES)
+    out.flash_attn_type = _named("flash_attn", params.flash_attn, _FLASH_ATTN)
+    out.offload_kqv = params.offload_kqv
+    out.op_offload = params.op_offload
+    out.swa_full = params.swa_full
+
+
+def _select(params: Params, known: Registry) -> tuple[Device, ...]:
+    if params.devices is None:
+        return known.default
+    by_name = {d.info.name: d for d in reversed(known.devices) if d.info.type not in ("cpu", "accel")}
+    unknown = [name for name in params.devices if name not in by_name]
+    if unknown:
+        names = ", ".join(reversed(by_name)) or "none"
+        raise UsageError(f"unknown device '{unknown[0]}'; there are: {names}")
+    return tuple(by_name[name] for name in params.devices)
+
+
+def _named(field: str, name: str, numbers: dict[str, int]) -> int:
+    if name not in numbers:
+        raise UsageError(f"{field} '{name}' is none of {', '.join(numbers)}")
+    return numbers[name]
+
+
+def _in_range(field: str, value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise UsageError(f"{field} {value} is not between {low} and {high}")
+    return value
+
+
+# --- what a context says
+
+
+def breakdown_of(context: Any) -> Breakdown:
+    """Measure a context, dummy or real: ``llama_cpp``'s pointer to it, such as ``llama._ctx.ctx`` of a ``Llama``.
+
+    Raises ``LlamaCppError`` if llama.cpp does not answer.
+    """
+    library = native.load()
+    pointer = library.pointer(context)
+    count = library.fitter.fitter_breakdown(pointer, library.ffi.NULL, 0)
+    rows = library.ffi.new("fitter_row_t[]", max(count, 1))
+    if count < 0 or library.fitter.fitter_breakdown(pointer, rows, count) != count:
+        raise LlamaCppError(f"llama.cpp does not say how much memory a context takes: {library.last_error()}")
+    llama_cpp = library.llama_cpp
+    return Breakdown(
+        rows=tuple(
+            Row(
+                buffer_type=library.text(row.buffer_type) or "",
+                device=library.text(row.device),
+                is_host=bool(row.is_host),
+                model=int(row.model),
+                context=int(row.context),
+                compute=int(row.compute),
+            )
+            for row in rows[0:count]
+        ),
+        devices=_model_devices(library, llama_cpp.llama_get_model(context)),
+        n_ctx=int(llama_cpp.llama_n_ctx(context)),
+    )
+
+
+def _model_devices(library: native.Library, model: Any) -> tuple[str, ...]:
+    names: list[str] = []
+    while name := library.text(library.fitter.fitter_model_device(library.pointer(model), len(names))):
+        names.append(name)
+    return tuple(names)
+
+
+def _model_info(library: native.Library, model: Any) -> ModelInfo:
+    out = library.ffi.new("fitter_model_info_t *")
+    if not library.fitter.fitter_model_info(library.pointer(model), out):
+        raise LlamaCppError(f"llama.cpp does not describe the model: {library.last_error()}")
+    return ModelInfo(
+        n_layer=int(out.n_layer),
+        n_layer_nextn=int(out.n_layer_nextn),
+        n_ctx_train=int(out.n_ctx_train),
+        n_embd=int(out.n_embd),
+        n_head=int(out.n_head),
+        n_head_kv=int(out.n_head_kv),
+        n_swa=int(out.n_swa),
+        n_expert=int(out.n_expert),
+        n_vocab=int(out.n_vocab),
+        n_params=int(out.n_params),
+        bytes=int(out.size),
+        has_encoder=bool(out.has_encoder),
+        is_recurrent=bool(out.is_recurrent),
+        is_hybrid=bool(out.is_hybrid),
+        devices=_model_devices(library, model),
+    )
+
+
+_RESOLVED = re.compile(r": Flash Attention (enabled|not supported)")
+_CHOSEN = re.compile(r": flash_attn\s+= (\w+)")
+_SPLITS = re.compile(r": graph.*: nodes = .*, splits = (\d+)(?: / (\d+))?,")
+
+
+def flash_attn_from(log: Iterable[str]) -> bool | None:
+    """Whether a context uses flash attention, by what llama.cpp logged while making it."""
+    answer: bool | None = None
+    for line in log:
+        if chosen := _CHOSEN.search(line):
+            answer = {"enabled": True, "disabled": False}.get(chosen[1])
+        elif resolved := _RESOLVED.search(line):
+            answer = resolved[1] == "enabled"
+    return answer
+
+
+def n_splits_from(log: Iterable[str]) -> tuple[int, int] | None:
+    """Graph splits of prompt processing and of generation, by what llama.cpp logged."""
+    answer: tuple[int, int] | None = None
+    for line in log:
+        if found := _SPLITS.search(line):
+            answer = (int(found[1]), int(found[2] or found[1]))
+    return answer
+
+
+# --- llama.cpp's log
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line of llama.cpp's log; ``level`` as ggml counts it (1 information, 2 warning, 3 error)."""
+
+    level: int
+    text: str
+
+
+def captured_log() -> tuple[LogLine, ...]:
+    """Lines since the log was cleared, if this process captures it."""
+    library = native.load()
+    size = 4096
+    text = library.ffi.new("char[]", size)
+    lines: list[LogLine] = []
+    while (level := library.fitter.fitter_log_line(len(lines), text, size)) >= 0:
+        lines.append(LogLine(int(level), library.text(text) or ""))
+    return tuple(lines)
+
+
+# Lines that only say that what the line before them named has failed.
+_CONSEQUENCES = re.compile(
+    r"failed to load model( from .*)?$|failed to read (header|key-value pairs|tensor info|tensor data)$"
+)
+_PREFIXES = re.compile(r"^(\w+: )?(error loading model: |failed to initialize the context: )?(llama_model_loader: )?")
+
+
+def reason(lines: Sequence[LogLine]) -> str | None:
+    """llama.cpp's own words for what went wrong: its last error that is not just the consequence of another one."""
+    errors = [line.text.strip() for line in lines if line.level == 3 and line.text.strip()]
+    causes = [text for text in errors if not _CONSEQUENCES.search(text)]
+    if not errors:
+        return None
+    return _PREFIXES.sub("", (causes or errors)[-1], count=1) or errors[-1]
+
+
+# --- dummy loads
+
+
+class Loader:
+    """Makes dummy loads, and keeps the last model so that another context of it costs no load.
+
+    Not thread-safe. ``close`` frees what is kept; do it before virtual devices are described anew.
+    """
+
+    def __init__(self, devices: Registry) -> None:
+        self.devices = devices
+        self.loads = 0
+        self._models: dict[str, _Dummy] = {}
+        self._library = native.load()
+
+    def close(self) -> None:
+        """Free the models that are kept."""
+        while self._models:
+            self._models.popitem()[1].free()
+
+    def measure(self, path: str, params: Params) -> Breakdown:
+        """Load ``path`` with ``params`` without allocating, and say what it would take. Raises ``LlamaCppError``."""
+        dummy = self._model("measure", path, params, self.devices)
+        self.loads += 1
+        with dummy.context(params) as context:
+            found = breakdown_of(context)
+            log = [line.text for line in captured_log()]
+        return Breakdown(found.rows, found.devices, found.n_ctx, flash_attn_from(log), n_splits_from(log))
+
+    def model_info(self, path: str, params: Params) -> ModelInfo:
+        """Load ``path`` as ``measure`` would and describe the model. Raises ``LlamaCppError``."""
+        kept = self._models.get("measure")
+        dummy = self._model("measure", path, params, self.devices)
+        self.loads += dummy is not kept
+        return _model_info(self._library, dummy.model)
+
+    def layout(self, path: str, params: Params) -> Layout:
+        """Size of every weight and cache tensor, recorded with all layers on one device. Raises ``LlamaCppError``."""
+        backend = native.open_backend()
+        recorder = _recorder(self._library, backend)
+        everything = Params(
+            n_ctx=params.n_ctx,
+            n_batch=params.n_batch,
+            n_ubatch=params.n_ubatch,
+            n_seq_max=params.n_seq_max,
+            kv_unified=params.kv_unified,
+            type_k=params.type_k,
+            type_v=params.type_v,
+            flash_attn=params.flash_attn,
+            op_offload=params.op_offload,
+            swa_full=params.swa_full,
+        )
+        dummy = self._model("layout", path, everything, Registry((recorder,), (recorder,)))
+        self.loads += 1
+        backend.fitter_virtual_record_clear()
+        try:
+            backend.fitter_virtual_record(1)
+            with dummy.context(everything) as context:
+                backend.fitter_virtual_record(2)
+                total = breakdown_of(context)
+        finally:
+            backend.fitter_virtual_record(0)
+        layout = Layout(tuple(_recorded(self._library, backend)), int(backend.fitter_virtual_alignment()), total.n_ctx)
+        _check_layout(layout, total)
+        return layout
+
+    def _model(self, role: str, path: str, params: Params, devices: Registry) -> _Dummy:
+        key = _model_key(path, params)
+        kept = self._models.get(role)
+        if kept is not None and kept.key == key:
+            return kept
+        if kept is not None:
+            del self._models[role]
+            kept.free()
+        dummy = self._models[role] = _Dummy(self._library, key, path, params, devices)
+        return dummy
+
+
+def _model_key(path: str, params: Params) -> tuple[object, ...]:
+    try:
+        status = os.stat(path)
+        identity: tuple[object, ...] = (status.st_mtime_ns, status.st_size, status.st_ino)
+    except OSError:
+        identity = ()
+    return (
+        os.path.abspath(path),
+        identity,
+        params.devices,
+        params.n_gpu_layers,
+        params.tensor_split,
+        params.tensor_buft_overrides,
+        params.split_mode,
+        params.main_gpu,
+    )
+
+
+class _Dummy:
+    """A model loaded with ``no_alloc``."""
+
+    def __init__(
+        self, library: native.Library, key: tuple[object, ...], path: str, params: Params, devices: Registry
+    ) -> None:
+        self.key = key
+        self._path = path
+        self._devices = devices
+        self._llama = library.llama_cpp
+        model_params = self._llama.llama_model_default_params()
+        self._keep = apply(params, model_params, self._llama.llama_context_default_params(), devices)
+        model_params.no_alloc = True
+        model_params.load_mode = self._llama.LLAMA_LOAD_MODE_NONE
+        self.model = self._llama.llama_model_load_from_file(os.fsencode(path), model_params)
+        if not self.model:
+            raise _failure(path, "llama.cpp cannot load the model")
+
+    @contextmanager
+    def context(self, params: Params) -> Iterator[Any]:
+        context_params = self._llama.llama_context_default_params()
+        _apply_context(params, context_params)
+        context = self._llama.llama_init_from_model(self.model, context_params)
+        if not context:
+            raise _failure(self._path, "llama.cpp cannot make a context")
+        try:
+            yield context
+        finally:
+            self._llama.llama_free(context)
+
+    def free(self) -> None:
+        self._llama.llama_model_free(self.model)
+
+
+def _failure(path: str, what: str) -> LlamaCppError:
+    lines = captured_log()
+    return LlamaCppError(f"{path}: {reason(lines) or what}", tuple(line.text for line in lines))
+
+
+def _recorder(library: native.Library, backend: Any) -> Device:
+    register_virtual("")
+    address = library.address(backend.fitter_virtual_recorder())
+    return next(device for device in _devices(library) if device.address == address)
+
+
+def _recorded(library: native.Library, backend: Any) -> Iterator[LayoutEntry]:
+    out = library.ffi.new("fitter_record_t *")
+    for i in range(backend.fitter_virtual_record_count()):
+        backend.fitter_virtual_record_get(i, out)
+        kind: Literal["model", "context"] = "model" if out.is_weight else "context"
+        yield LayoutEntry(library.text(out.buffer_type) or "", library.text(out.name) or "", kind, int(out.bytes))
+
+
+def _check_layout(layout: Layout, total: Breakdown) -> None:
+    """A layout that does not add up to llama.cpp's own total is worse than none."""
+    for row in total.rows:
+        if row.buffer_type != LAYOUT_DEVICE:
+            continue
+        for kind, expected in (("model", row.model), ("context", row.context)):
+            sizes = [e.bytes for e in layout.entries if e.buffer_type == row.buffer_type and e.kind == kind]
+            found = sum(-(-size // layout.alignment) * layout.alignment for size in sizes)
+            if found != expected:
+                raise LlamaCppError(f"recorded {found} bytes of {kind} tensors where llama.cpp counts {expected}")
+
+
+# --- virtual devices
+
+
+_registered = False
+
+
+def register_virtual(description: str) -> None:
+    """Make virtual devices (in the format of ``FITTER_DEVICES``) known to this process's ggml.
+
+    An empty description leaves what is described. Nothing may be loaded on virtual devices when they are described
+    anew. Raises ``UsageError`` for a description that is not valid, ``LibraryError`` where ggml refuses the backend.
+    """
+    global _registered
+    library = native.load()
+    backend = native.open_backend()
+    text = description.encode("utf-8", "surrogateescape")
+    if (description or not _registered) and backend.fitter_virtual_configure(text) < 0:
+        raise UsageError(f"virtual devices: {library.text(backend.fitter_virtual_error())}")
+    if not _registered:
+        if not library.fitter.fitter_backend_load(os.fsencode(native.backend_path())):
+            raise LibraryError(f"ggml refuses the virtual devices: {reason(captured_log()) or library.last_error()}")
+        _registered = True
+
+
+# --- headers
+
+
+def header(path: str) -> Header:
+    """Read the header of one GGUF file. Raises ``ModelError`` if it is malformed, with ggml's own reason."""
+    library = native.load()
+    gguf = library.fitter.fitter_gguf_open(os.fsencode(path))
+    if gguf == library.ffi.NULL:
+        raise ModelError(f"{path}: {reason(captured_log()) or library.last_error()}")
+    try:
+        return _read_header(library, gguf)
+    finally:
+        library.fitter.fitter_gguf_close(gguf)
+
+
+def _read_header(library: native.Library, gguf: Any) -> Header:
+    info = library.ffi.new("fitter_gguf_info_t *")
+    if not library.fitter.fitter_gguf_info(gguf, info):
+        raise ModelError(f"ggml cannot read the header: {library.last_error()}")
+    metadata: dict[str, MetadataValue] = {}
+    entry = library.ffi.new("fitter_gguf_kv_t *")
+    for i in range(info.n_kv):
+        library.fitter.fitter_gguf_kv(gguf, i, entry)
+        key = library.text(entry.key) or ""
+        kind = entry.kind.decode()
+        if kind == "a":
+            metadata[key] = _read_array(library, gguf, i, entry)
+        elif kind == "s":
+            metadata[key] = library.text(entry.s) or ""
+        else:
+            metadata[key] = _number(kind, entry)
+    tensors: list[TensorInfo] = []
+    tensor = library.ffi.new("fitter_gguf_tensor_t *")
+    for i in range(info.n_tensors):
+        library.fitter.fitter_gguf_tensor(gguf, i, tensor)
+        shape = [int(n) for n in tensor.ne]
+        while len(shape) > 1 and shape[-1] == 1:
+            shape.pop()
+        tensors.append(
+            TensorInfo(library.text(tensor.name) or "", library.text(tensor.type) or "", tuple(shape), int(tensor.size))
+        )
+    return Header(metadata, tuple(tensors), int(info.data_offset), int(info.version), int(info.alignment))
+
+
+def _read_array(library: native.Library, gguf: Any, index: int, entry: Any) -> Array:
+    type_name = library.text(entry.array_type) or ""
+    length = int(entry.array_length)
+    kind = entry.array_kind.decode().rstrip("\0")
+    values: list[int | float | bool] = []
+    if kind and length <= MAX_ARRAY_VALUES:
+        out = library.ffi.new("fitter_gguf_kv_t *")
+        for i in range(length):
+            library.fitter.fitter_gguf_element(gguf, index, i, out)
+            values.append(_number(kind, out))
+    return Array(type_name, length, tuple(values))
+
+
+def _number(kind: str, entry: Any) -> int | float | bool:
+    if kind == "b":
+        return bool(entry.i)
+    if kind == "f":
+        return float(entry.f)
+    return int(entry.u if kind == "u" else entry.i)
+
+
+# --- patterns
+
+
+def match(patterns: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
+    """For each name the index of the first pattern that matches a part of it, -1 without one, as llama.cpp decides.
+
+    Raises ``UsageError`` for a pattern that is no regular expression.
+    """
+    library = native.load()
+    compiled: list[Any] = []
+    try:
+        for pattern in patterns:
+            regex = library.fitter.fitter_regex_new(pattern.encode("utf-8", "surrogateescape"))
+            if regex == library.ffi.NULL:
+                raise UsageError(f"pattern '{pattern}' is no regular expression: {library.last_error()}")
+            compiled.append(regex)
+        return tuple(_first_match(library, compiled, name) for name in names)
+    finally:
+        for regex in compiled:
+            library.fitter.fitter_regex_free(regex)
+
+
+def _first_match(library: native.Library, compiled: Sequence[Any], name: str) -> int:
+    text = name.encode("utf-8", "surrogateescape")
+    for i, regex in enumerate(compiled):
+        found = library.fitter.fitter_regex_search(regex, text)
+        if found < 0:
+            raise UsageError(f"a pattern cannot be matched with '{name}': {library.last_error()}")
+        if found:
+            return i
+    return -1

@@ -1,0 +1,321 @@
+"""The worker process as seen from its parent: start it, ask it, and survive it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, TypeVar
+
+import fitter
+from fitter import errors
+from fitter.errors import FitterError, LlamaCppError, UsageError
+from fitter.llama import wire
+from fitter.llama.types import MAX_DEVICES, Breakdown, DeviceInfo, Header, Layout, ModelInfo, Params, VirtualDevice
+
+_T = TypeVar("_T")
+
+# What the child runs. Its search path is the parent's, not what its own start would make of the environment.
+_BOOT = (
+    "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
+    "from fitter.llama.worker import main; main(start['requests'], start['answers'], start['parent'])"
+)
+
+_CLOSE_SECONDS = 5.0
+_STDERR_LINES = 60
+
+
+def describe(devices: Sequence[VirtualDevice]) -> str:
+    """The value of ``FITTER_DEVICES`` that describes ``devices``. Raises ``UsageError`` for more than 16 of them."""
+    if len(devices) > MAX_DEVICES:
+        raise UsageError(f"{len(devices)} devices are more than the {MAX_DEVICES} that llama.cpp supports")
+    return ";".join(
+        f"{device.name},{device.profile},{device.compute_capability},{device.total},{device.free},"
+        + " ".join(device.description.replace(";", " ").split())
+        for device in devices
+    )
+
+
+class Worker:
+    """A child process that runs llama.cpp on the real devices, or on the virtual ones that are given.
+
+    For one thread at a time; several workers may live at once. It starts with the first question, and again after a
+    crash. Questions raise ``LlamaCppError`` if llama.cpp fails, crashes or takes longer than ``timeout`` seconds.
+    ``on_log`` is called with each line that llama.cpp logged, once a question is answered.
+    """
+
+    def __init__(
+        self,
+        virtual_devices: Sequence[VirtualDevice] = (),
+        *,
+        timeout: float = 120.0,
+        on_log: Callable[[str], None] | None = None,
+    ) -> None:
+        self._description = describe(virtual_devices)
+        self._timeout = timeout
+        self._on_log = on_log
+        self._child: _Child | None = None
+        self._closed = False
+        self._loads = 0
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    @property
+    def dummy_loads(self) -> int:
+        """Dummy loads so far; another context of the same model counts as one."""
+        return self._loads
+
+    def configure(self, virtual_devices: Sequence[VirtualDevice]) -> None:
+        """Describe the virtual devices anew; without any, questions are about the real ones. Raises ``UsageError``."""
+        description = describe(virtual_devices)
+        if self._child is not None:
+            self._ask(type(None), "configure", description=description)
+        self._description = description
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """The virtual devices, or else the real ones that llama.cpp offloads to, in its order."""
+        return self._ask(tuple[DeviceInfo, ...], "devices")
+
+    def host(self) -> DeviceInfo:
+        """The CPU as ggml reports it: on Linux it counts all of the memory as free."""
+        return self._ask(DeviceInfo, "host")
+
+    def header(self, path: str | os.PathLike[str]) -> Header:
+        """Header of one GGUF file. Raises ``ModelError`` with ggml's reason if it is malformed."""
+        return self._ask(Header, "header", path=os.fspath(path))
+
+    def measure(self, path: str | os.PathLike[str], params: Params) -> Breakdown:
+        """Memory that loading ``path`` with ``params`` takes, by a dummy load. Raises ``UsageError`` for bad names."""
+        return self._ask(Breakdown, "measure", path=os.fspath(path), params=params)
+
+    def model_info(self, path: str | os.PathLike[str], params: Params) -> ModelInfo:
+        """What llama.cpp says about the model; ``measure`` with the same ``params`` does not load it again."""
+        return self._ask(ModelInfo, "model_info", path=os.fspath(path), params=params)
+
+    def layout(self, path: str | os.PathLike[str], params: Params) -> Layout:
+        """Size of every weight and cache tensor on a device. Only the context's side of ``params`` matters."""
+        return self._ask(Layout, "layout", path=os.fspath(path), params=params)
+
+    def check_patterns(self, patterns: Sequence[str]) -> None:
+        """Raise ``UsageError`` naming the first pattern that is no regular expression."""
+        self.match(patterns, ())
+
+    def match(self, patterns: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
+        """For each name the index of the first pattern that llama.cpp finds in it, or -1. Raises ``UsageError``."""
+        return self._ask(tuple[int, ...], "match", patterns=list(patterns), names=list(names))
+
+    def close(self) -> None:
+        """End the process and wait for it. Nothing of it is left behind."""
+        self._closed = True
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
+
+    def _ask(self, kind: type[_T], command: str, **arguments: Any) -> _T:
+        if self._closed:
+            raise LlamaCppError("the worker is closed")
+        try:
+            child = self._child or self._start()
+            answer: _T = wire.decode(kind, self._answer(child, command, arguments))
+            return answer
+        except FitterError:
+            raise
+        except BaseException:
+            # An answer that nobody waits for any more would be taken for the next one's.
+            self._kill()
+            raise
+
+    def _start(self) -> _Child:
+        child = self._child = _Child()
+        if self._description:
+            try:
+                self._answer(child, "configure", {"description": self._description})
+            except FitterError:
+                self._kill()
+                raise
+        return child
+
+    def _answer(self, child: _Child, command: str, arguments: dict[str, Any]) -> Any:
+        request = {"command": command, "arguments": wire.encode(arguments), "log": self._on_log is not None}
+        try:
+            answer = child.ask(request, self._timeout)
+        except _TimeoutError:
+            log = self._kill()
+            raise LlamaCppError(f"llama.cpp did not answer '{command}' within {self._timeout:g} seconds", log) from None
+        except _EndedError as ended:
+            log = self._kill()
+            raise LlamaCppError(_crash_message(command, ended.status, log), log) from None
+        self._loads += answer.get("loads", 0)
+        log = tuple(answer.get("log", ()))
+        if self._on_log is not None:
+            for line in log:
+                self._on_log(line)
+        if "error" in answer:
+            raise _error(answer["error"], log)
+        return answer["result"]
+
+    def _kill(self) -> tuple[str, ...]:
+        child, self._child = self._child, None
+        return child.kill() if child is not None else ()
+
+
+def _error(error: dict[str, str], log: tuple[str, ...]) -> FitterError:
+    kind = getattr(errors, error["type"])
+    if kind is LlamaCppError:
+        return LlamaCppError(error["message"], log)
+    made: FitterError = kind(error["message"])
+    return made
+
+
+def _crash_message(command: str, status: int, log: tuple[str, ...]) -> str:
+    how = f"ended with status {status}"
+    if status < 0:
+        try:
+            how = f"was ended by {signal.Signals(-status).name}"
+        except ValueError:
+            how = f"was ended by signal {-status}"
+    # GGML_ASSERT and GGML_ABORT write to stderr, past the log; what follows them is of less use.
+    said = [line.strip() for line in log if line.strip()]
+    telling = [line for line in said if "GGML_ASSERT" in line or "fatal error" in line or "error" in line.lower()]
+    last = (telling or said or [""])[-1]
+    return f"llama.cpp {how} during '{command}'" + (f": {last}" if last else "")
+
+
+class _TimeoutError(Exception):
+    pass
+
+
+class _EndedError(Exception):
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class _Child:
+    """The process, its two pipes, and the file that takes what it prints."""
+
+    def __init__(self) -> None:
+        with contextlib.ExitStack() as undo:
+            self._output: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
+            child_requests, self._requests = os.pipe()
+            undo.callback(os.close, self._requests)
+            with _closing(child_requests):
+                self._answers, child_answers = os.pipe()
+                undo.callback(os.close, self._answers)
+                with _closing(child_answers):
+                    self._process = self._start(child_requests, child_answers)
+            os.set_blocking(self._requests, False)
+            undo.pop_all()
+        self._pending = b""
+
+    def _start(self, requests: int, answers: int) -> subprocess.Popen[bytes]:
+        # Not the empty entry: it is the working directory, which may hold anything.
+        path = [os.path.abspath(entry) for entry in sys.path if entry]
+        package = str(Path(fitter.__file__).resolve().parent.parent)
+        if package not in path:
+            path.append(package)
+        start = {"path": path, "requests": requests, "answers": answers, "parent": os.getpid()}
+        environment = {name: value for name, value in os.environ.items() if name != "FITTER_DEVICES"}
+        environment["GGML_NO_BACKTRACE"] = "1"
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-c", _BOOT, json.dumps(start)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(requests, answers),
+                env=environment,
+            )
+        except OSError as error:
+            raise LlamaCppError(f"the worker cannot be started: {error}") from error
+
+    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Send a request and wait for the answer. Raises ``_TimeoutError`` and ``_EndedError``."""
+        deadline = time.monotonic() + timeout
+        view = memoryview(json.dumps(request).encode() + b"\n")
+        while view:
+            self._wait([], [self._requests], deadline)
+            try:
+                view = view[os.write(self._requests, view) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                raise self._ended() from None
+        while b"\n" not in self._pending:
+            self._wait([self._answers], [], deadline)
+            data = os.read(self._answers, 1 << 16)
+            if not data:
+                raise self._ended()
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    @staticmethod
+    def _wait(readable: list[int], writable: list[int], deadline: float) -> None:
+        poll = select.poll()
+        for fd in readable:
+            poll.register(fd, select.POLLIN)
+        for fd in writable:
+            poll.register(fd, select.POLLOUT)
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            raise _TimeoutError
+
+    def _ended(self) -> _EndedError:
+        try:
+            return _EndedError(self._process.wait(_CLOSE_SECONDS))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return _EndedError(self._process.wait())
+
+    def close(self) -> None:
+        """Let the process end by itself, and make it end if it does not."""
+        os.close(self._requests)
+        try:
+            self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        finally:
+            os.close(self._answers)
+            self._output.close()
+
+    def kill(self) -> tuple[str, ...]:
+        """End the process at once; returns the last lines that it printed."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self._requests)
+        os.close(self._answers)
+        with self._output as output:
+            size = output.seek(0, os.SEEK_END)
+            output.seek(max(0, size - (1 << 16)))
+            text = output.read().decode("utf-8", "replace")
+        return tuple(text.splitlines()[-_STDERR_LINES:])
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Any:
+    try:
+        yield
+    finally:
+        os.close(fd)

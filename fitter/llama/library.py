@@ -1,0 +1,241 @@
+"""The native libraries: libllama as llama-cpp-python loaded it, and fitter's own two beside it.
+
+Everything here runs in the calling process, so only the worker and a process that runs models itself import it for use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fitter.llama
+from fitter.errors import LibraryError
+
+LLAMA_CPP_PYTHON_VERSION = "0.3.36"
+"""The llama-cpp-python whose parameter structs fitter fills in."""
+
+_LIBFITTER = "libfitter.so"
+_BACKEND = "libggml-fitter.so"
+_HEADER = "fitter.h"
+
+
+@dataclass(frozen=True)
+class Library:
+    """Handles of what is loaded: the ``llama_cpp`` module, cffi's ``ffi``, and libfitter's functions."""
+
+    llama_cpp: Any
+    ffi: Any
+    fitter: Any
+
+    def last_error(self) -> str:
+        """Message of libfitter's last failure in this thread."""
+        return str(self.text(self.fitter.fitter_last_error()))
+
+    def text(self, pointer: Any) -> str | None:
+        """The C string at ``pointer``, ``None`` for NULL."""
+        if pointer == self.ffi.NULL:
+            return None
+        return bytes(self.ffi.string(pointer)).decode("utf-8", "replace")
+
+    def pointer(self, address: Any) -> Any:
+        """A ctypes pointer or address as cffi's ``void *``."""
+        value = ctypes.cast(address, ctypes.c_void_p).value if not isinstance(address, int) else address
+        return self.ffi.cast("void *", value or 0)
+
+    def address(self, pointer: Any) -> int:
+        """The address that cffi's ``pointer`` holds."""
+        return int(self.ffi.cast("uintptr_t", pointer))
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What one side of the native libraries is: versions, the llama.cpp commit ('' if unknown), ggml's backend API."""
+
+    llama: str
+    ggml: str
+    commit: str
+    backend_api: int | None = None
+
+    def __str__(self) -> str:
+        commit = f", commit {self.commit}" if self.commit else ""
+        api = f", backend API {self.backend_api}" if self.backend_api is not None else ""
+        return f"llama.cpp {self.llama} (ggml {self.ggml}{commit}{api})"
+
+
+def check_versions(loaded: Versions, built: Versions) -> None:
+    """Raise ``LibraryError`` if fitter's libraries were ``built`` for another llama.cpp than the one ``loaded``."""
+    same = (
+        loaded.llama.split("-")[0] == built.llama
+        and loaded.ggml == built.ggml
+        and _same_commit(loaded.commit, built.commit)
+        and (loaded.backend_api is None or loaded.backend_api == built.backend_api)
+    )
+    if not same:
+        raise LibraryError(
+            f"fitter was built for {built}, but libllama is {loaded}: reinstall llama-fitter with LLAMA_CPP_SOURCE_DIR "
+            f"set to the source of that libllama, or install llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
+        )
+
+
+def _same_commit(a: str, b: str) -> bool:
+    # Builds outside of a git checkout do not know theirs; some say "-dirty".
+    a, b = (commit.removesuffix("-dirty") for commit in (a, b))
+    if not a or not b or "unknown" in (a, b):
+        return True
+    return a.startswith(b) or b.startswith(a)
+
+
+def backend_path() -> Path:
+    """Path of the virtual-device backend, as ``GGML_BACKEND_PATH`` wants it. Raises ``LibraryError``."""
+    return _find(_BACKEND)
+
+
+def _find(name: str) -> Path:
+    for directory in fitter.llama.__path__:
+        path = Path(directory) / name
+        if path.is_file():
+            return path.resolve()
+    raise LibraryError(f"{name} is missing beside fitter's Python files: reinstall llama-fitter (pip install .)")
+
+
+_lock = threading.Lock()
+
+
+def load() -> Library:
+    """Load everything once per process.
+
+    Raises ``LibraryError`` if a part is missing, or if the parts do not belong together.
+    """
+    with _lock:
+        return _load()
+
+
+@functools.cache
+def _load() -> Library:
+    llama_cpp = _import_llama_cpp()
+    _make_global(llama_cpp)
+    ffi = _declarations()
+    library = Library(llama_cpp, ffi, _open(ffi, _LIBFITTER))
+    check_versions(_loaded_versions(library), _built_versions(library))
+    llama_cpp.llama_backend_init()
+    return library
+
+
+@functools.cache
+def open_backend() -> Any:
+    """The functions of the virtual-device backend (not yet registered with ggml). Raises ``LibraryError``."""
+    library = load()
+    backend = _open(library.ffi, _BACKEND)
+    api = int(backend.fitter_virtual_loaded_api_version())
+    loaded = _loaded_versions(library)
+    if api >= 0:
+        loaded = Versions(loaded.llama, loaded.ggml, loaded.commit, api)
+    check_versions(loaded, _built_versions(library))
+    return backend
+
+
+def _import_llama_cpp() -> Any:
+    try:
+        package = importlib.import_module("llama_cpp")
+        llama_cpp = importlib.import_module("llama_cpp.llama_cpp")
+    except ModuleNotFoundError as error:
+        if error.name not in ("llama_cpp", "llama_cpp.llama_cpp"):
+            raise LibraryError(f"llama-cpp-python cannot be imported: {error}") from error
+        raise LibraryError(
+            f"llama-cpp-python is not installed: pip install llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
+        ) from error
+    except (OSError, RuntimeError) as error:
+        path = os.environ.get("LLAMA_CPP_LIB_PATH")
+        where = f" from LLAMA_CPP_LIB_PATH={path}" if path else ""
+        raise LibraryError(f"libllama cannot be loaded{where}: {_one_line(error)}") from error
+    version = getattr(package, "__version__", "unknown")
+    if version != LLAMA_CPP_PYTHON_VERSION:
+        raise LibraryError(
+            f"fitter needs llama-cpp-python {LLAMA_CPP_PYTHON_VERSION}, but {version} is installed: "
+            f"pip install llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
+        )
+    return llama_cpp
+
+
+class _DlInfo(ctypes.Structure):
+    _fields_ = [
+        ("dli_fname", ctypes.c_char_p),
+        ("dli_fbase", ctypes.c_void_p),
+        ("dli_sname", ctypes.c_char_p),
+        ("dli_saddr", ctypes.c_void_p),
+    ]
+
+
+def _make_global(llama_cpp: Any) -> None:
+    """Let libraries that are opened later find the symbols of libllama and of the ggml that it uses.
+
+    Wheels hold several copies of ggml under different names. Asking the linker which file a symbol of libllama's own
+    dependencies came from names the right one; opening it again only changes its scope.
+    """
+    dladdr = ctypes.CDLL(None).dladdr
+    dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_DlInfo)]
+    for symbol in ("llama_backend_init", "ggml_backend_dev_count", "ggml_backend_buft_name"):
+        info = _DlInfo()
+        try:
+            function = getattr(llama_cpp._lib, symbol)
+            if not dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(info)) or not info.dli_fname:
+                raise LibraryError(f"the dynamic linker does not know where {symbol} of libllama is")
+            ctypes.CDLL(os.fsdecode(info.dli_fname), mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_NOW)
+        except (AttributeError, OSError) as error:
+            raise LibraryError(f"libllama is no llama.cpp that fitter can use: {_one_line(error)}") from error
+
+
+def _declarations() -> Any:
+    try:
+        cffi = importlib.import_module("cffi")
+    except ModuleNotFoundError as error:
+        raise LibraryError("cffi is not installed: pip install cffi") from error
+    text = _find(_HEADER).read_text(encoding="utf-8")
+    ffi = cffi.FFI()
+    ffi.cdef(text.split("// cdef: begin", 1)[1].split("// cdef: end", 1)[0])
+    return ffi
+
+
+def _open(ffi: Any, name: str) -> Any:
+    path = _find(name)
+    try:
+        return ffi.dlopen(str(path), ffi.RTLD_NOW)
+    except OSError as error:
+        raise LibraryError(
+            f"{name} does not fit the libllama that is loaded: {_one_line(error)}; reinstall llama-fitter with "
+            "LLAMA_CPP_SOURCE_DIR set to the source of that libllama"
+        ) from error
+
+
+def _loaded_versions(library: Library) -> Versions:
+    native = library.llama_cpp._lib
+    try:
+        native.llama_version.restype = ctypes.c_char_p
+        llama = native.llama_version() or b"unknown"
+    except AttributeError:
+        llama = b"unknown"
+    return Versions(
+        llama.decode(),
+        library.text(library.fitter.fitter_loaded_ggml_version()) or "unknown",
+        library.text(library.fitter.fitter_loaded_ggml_commit()) or "",
+    )
+
+
+def _built_versions(library: Library) -> Versions:
+    built = library.fitter.fitter_versions()
+    return Versions(
+        library.text(built.llama_version) or "",
+        library.text(built.ggml_version) or "",
+        library.text(built.llama_commit) or "",
+        int(built.backend_api_version),
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,169 @@
+"""The child process in which llama.cpp runs: it may crash, abort or hang without harm to the parent.
+
+Requests and answers are JSON lines on two pipes of their own, so that whatever native code prints disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import select
+import signal
+import threading
+import traceback
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fitter.errors import FitterError, LlamaCppError
+from fitter.llama import binding, wire
+from fitter.llama import library as native
+from fitter.llama.types import Breakdown, DeviceInfo, Header, Layout, ModelInfo, Params
+
+LOG_LINES = 60
+"""Lines of llama.cpp's log that an error carries."""
+
+
+class Session:
+    """What the worker keeps between requests. Every public method is a command."""
+
+    def __init__(self) -> None:
+        self._loader: binding.Loader | None = None
+        self._virtual = False
+
+    @property
+    def loads(self) -> int:
+        """Dummy loads so far."""
+        return self._loader.loads if self._loader else 0
+
+    def configure(self, description: str) -> None:
+        """Describe virtual devices anew; without any, commands are about the real ones."""
+        loads = self.loads
+        if self._loader:
+            self._loader.close()
+            self._loader = None
+        if description:
+            binding.register_virtual(description)
+        self._virtual = bool(description)
+        self._open().loads = loads
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return tuple(device.info for device in self._open().devices.default)
+
+    def host(self) -> DeviceInfo:
+        return binding.host(self._open().devices)
+
+    def header(self, path: str) -> Header:
+        return binding.header(path)
+
+    def measure(self, path: str, params: Params) -> Breakdown:
+        return self._open().measure(path, params)
+
+    def model_info(self, path: str, params: Params) -> ModelInfo:
+        return self._open().model_info(path, params)
+
+    def layout(self, path: str, params: Params) -> Layout:
+        return self._open().layout(path, params)
+
+    def match(self, patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+        return binding.match(patterns, names)
+
+    def _open(self) -> binding.Loader:
+        if self._loader is None:
+            self._loader = binding.Loader(binding.registry(self._virtual))
+        return self._loader
+
+
+def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:
+    """Answer one request. Whatever goes wrong becomes an ``error`` of the answer."""
+    before = session.loads
+    answer: dict[str, Any] = {}
+    try:
+        native.load().fitter.fitter_log_clear()
+        answer["result"] = wire.encode(_call(session, request["command"], request["arguments"]))
+    except FitterError as error:
+        answer["error"] = {"type": type(error).__name__, "message": " ".join(str(error).split())}
+    except Exception as error:
+        traceback.print_exc()
+        message = f"{request.get('command')} failed in the worker: {type(error).__name__}: {error}"
+        answer["error"] = {"type": LlamaCppError.__name__, "message": " ".join(message.split())}
+    answer["loads"] = session.loads - before
+    if "error" in answer or request.get("log"):
+        answer["log"] = _log(None if request.get("log") else LOG_LINES)
+    return answer
+
+
+def _call(session: Session, command: str, arguments: dict[str, Any]) -> Any:
+    if command.startswith("_") or not callable(function := getattr(session, command, None)):
+        raise LlamaCppError(f"the worker knows no command '{command}'")
+    kinds = typing.get_type_hints(function)
+    return function(**{name: wire.decode(kinds[name], value) for name, value in arguments.items()})
+
+
+def _log(count: int | None) -> list[str]:
+    try:
+        lines = [line.text for line in binding.captured_log()]
+    except FitterError:
+        return []
+    return lines if count is None else lines[-count:]
+
+
+def main(request_fd: int, answer_fd: int, parent: int) -> None:
+    """Serve requests until the parent closes its end of the pipe or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A pipe that does not reach the parent must not be found by anything that this process starts.
+    os.set_inheritable(request_fd, False)
+    os.set_inheritable(answer_fd, False)
+
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    # Native calls release the interpreter's lock, so this thread also ends the process during one that hangs.
+    threading.Thread(target=_read_requests, args=(request_fd, parent, requests.put), daemon=True).start()
+
+    session = Session()
+    _capture_log()
+    while True:
+        answer = handle(session, json.loads(requests.get()))
+        _write(answer_fd, json.dumps(answer).encode() + b"\n")
+
+
+def _capture_log() -> None:
+    try:
+        native.load().fitter.fitter_log_capture()
+        _load_foreign_backend()
+    except FitterError:
+        # Every request fails with the same error, where it can be answered.
+        return
+
+
+def _load_foreign_backend() -> None:
+    """Load the backend that llama.cpp's programs would: llama-cpp-python does not look at the variable."""
+    path = os.environ.get("GGML_BACKEND_PATH")
+    if path and os.path.basename(path) != native.backend_path().name:
+        native.load().fitter.fitter_backend_load(os.fsencode(path))
+
+
+def _read_requests(fd: int, parent: int, put: Callable[[bytes], None]) -> None:
+    pending = b""
+    while True:
+        # The pipe stays open if the parent was killed while a fork of it lives on.
+        readable: Sequence[int] = select.select([fd], [], [], 1.0)[0]
+        if not readable:
+            if os.getppid() != parent:
+                os._exit(0)
+            continue
+        data = os.read(fd, 1 << 16)
+        if not data:
+            os._exit(0)
+        *lines, pending = (pending + data).split(b"\n")
+        for line in lines:
+            put(line)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+    except BrokenPipeError:
+        os._exit(0)
