@@ -1,0 +1,151 @@
+"""A model as its header describes it: what planning and ``inspect`` need to know of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fitter.errors import ModelError
+from fitter.llama.types import Array, Header, MetadataValue, TensorInfo
+from fitter.model import source, tensors
+from fitter.model.source import show
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that llama.cpp can be asked to load. Sizes in bytes.
+
+    ``path`` is the file to give to llama.cpp, ``files`` are all of them. ``bytes`` is the sum of all tensors.
+    ``n_layer`` is ``<arch>.block_count``, the ``n_layer_nextn`` layers for multi-token prediction counted in.
+    ``n_ctx_train`` is 0 where the header does not say, ``n_expert`` 0 for a dense model. ``metadata`` is that of the
+    first file.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    name: str
+    architecture: str
+    bytes: int
+    n_layer: int
+    n_layer_nextn: int
+    n_ctx_train: int
+    n_expert: int
+    tensors: tuple[TensorInfo, ...]
+    metadata: Mapping[str, MetadataValue]
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether it has routed experts, which upstream's fit spills before anything else."""
+        return any(tensors.is_expert(tensor.name) for tensor in self.tensors)
+
+
+def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header]) -> Model:
+    """The model at ``path``, checked as far as its header goes; ``read_header`` reads that of one file.
+
+    Raises ``ModelError`` where a file is missing, unreadable, truncated or not GGUF, or where the model is of no use
+    for inference (a vocabulary, an adapter, a multimodal projector).
+    """
+    files = source.model_files(path)
+    headers = [read_header(str(file)) for file in files]
+    metadata = headers[0].metadata
+    architecture = _usable_architecture(files[0], metadata)
+    _check_split(files, headers)
+    infos = tuple(
+        dataclasses.replace(tensor, split=split) for split, header in enumerate(headers) for tensor in header.tensors
+    )
+    if not infos:
+        raise ModelError(f"{show(files[0])} has no tensors, only a vocabulary; name the file with the weights")
+    for file, header in zip(files, headers, strict=True):
+        _check_length(file, header)
+    n_layer = _integer(metadata, f"{architecture}.block_count")
+    if n_layer < 1:
+        raise ModelError(
+            f"{show(files[0])} has no {architecture}.block_count, so it is no language model; convert it again"
+        )
+    return Model(
+        files[0],
+        files,
+        _name(files[0], metadata),
+        architecture,
+        sum(tensor.bytes for tensor in infos),
+        n_layer,
+        _integer(metadata, f"{architecture}.nextn_predict_layers"),
+        _integer(metadata, f"{architecture}.context_length"),
+        _integer(metadata, f"{architecture}.expert_count"),
+        infos,
+        metadata,
+    )
+
+
+def _usable_architecture(file: Path, metadata: Mapping[str, MetadataValue]) -> str:
+    """The architecture, where the file is a language model's."""
+    kind, architecture = metadata.get("general.type"), metadata.get("general.architecture")
+    if kind == "mmproj" or architecture == "clip":
+        raise ModelError(
+            f"{show(file)} is a multimodal projector; name the language model, and this file with --mmproj"
+        )
+    if kind == "adapter":
+        raise ModelError(f"{show(file)} is an adapter; name the model that it is for, and this file with --lora")
+    if kind == "imatrix" or architecture == "imatrix":
+        raise ModelError(f"{show(file)} is an importance matrix, used to quantize a model; name the model itself")
+    if not isinstance(architecture, str) or not architecture:
+        raise ModelError(f"{show(file)} has no general.architecture, so it is no model; convert it again")
+    return architecture
+
+
+def _check_split(files: Sequence[Path], headers: Sequence[Header]) -> None:
+    """Raise ``ModelError`` where names and headers of the files do not tell the same split."""
+    count = _integer(headers[0].metadata, "split.count") or 1
+    if count != len(files):
+        if len(files) == 1:
+            name = source.split_path("<name>", 1, count)
+            raise ModelError(f"{show(files[0])} is one of {count} split files; give them names such as {name} again")
+        raise ModelError(
+            f"{show(files[0])} says that it is split in {count}, its name in {len(files)}; download it again"
+        )
+    if count == 1:
+        return
+    for index, (file, header) in enumerate(zip(files, headers, strict=True)):
+        number = _integer(header.metadata, "split.no")
+        if number != index or "split.no" not in header.metadata:
+            raise ModelError(f"{show(file)} is not file {index + 1} of {count} of its model; download it again")
+    expected = _integer(headers[0].metadata, "split.tensors.count")
+    found = sum(len(header.tensors) for header in headers)
+    if expected and expected != found:
+        raise ModelError(
+            f"{show(files[0])}: {found} of {expected} tensors in its {count} split files; download them again"
+        )
+
+
+def _check_length(file: Path, header: Header) -> None:
+    """Raise ``ModelError`` where the file ends before its tensors do."""
+    if not header.tensors:
+        return
+    end = header.data_offset
+    for tensor in header.tensors[:-1]:
+        end += -(-tensor.bytes // header.alignment) * header.alignment
+    end += header.tensors[-1].bytes
+    missing = end - file.stat().st_size
+    if missing > 0:
+        raise ModelError(
+            f"{show(file)} is truncated: the last {missing} bytes of its tensors are missing; download it again"
+        )
+
+
+def _name(file: Path, metadata: Mapping[str, MetadataValue]) -> str:
+    name = metadata.get("general.name")
+    if isinstance(name, str) and name:
+        return name
+    split = source.split_name(file)
+    return split[0] if split else file.stem
+
+
+def _integer(metadata: Mapping[str, MetadataValue], key: str) -> int:
+    """The number at ``key``, the largest of an array, 0 where there is none."""
+    value = metadata.get(key, 0)
+    if isinstance(value, Array):
+        return max((int(item) for item in value.values), default=0)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,103 @@
+"""From the path that a user gives to the files of a model."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+from pathlib import Path
+
+from fitter.errors import ModelError
+
+_SPLIT = re.compile(r"(?P<prefix>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+_NEWEST = 3
+_NAMED = 3
+"""How many files a message names before it only counts them."""
+
+
+def split_path(prefix: str, number: int, count: int) -> str:
+    """The name of file ``number`` (from 1) of a split model, as llama.cpp makes it."""
+    return f"{prefix}-{number:05d}-of-{count:05d}.gguf"
+
+
+def split_name(path: Path) -> tuple[str, int, int] | None:
+    """Prefix, number (from 1) and count of a split model's file name; ``None`` for any other name."""
+    match = _SPLIT.fullmatch(path.name)
+    if not match:
+        return None
+    number, count = int(match["number"]), int(match["count"])
+    return (match["prefix"], number, count) if 1 <= number <= count else None
+
+
+def show(path: Path) -> str:
+    """The path on one line for a message, whatever is in its name."""
+    text = str(path)
+    return text if text.isprintable() else repr(text)
+
+
+def model_files(path: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """The files of the model at ``path``, the one to give to llama.cpp first; each begins like a GGUF file.
+
+    Of a split model any file will do. Raises ``ModelError`` where a file is missing, unreadable, empty, or no GGUF
+    that this llama.cpp can read.
+    """
+    try:
+        given = Path(path).expanduser()
+    except RuntimeError:
+        raise ModelError(f"{show(Path(path))}: no such user; check the path of the model") from None
+    split = split_name(given)
+    if split is None:
+        _check(given)
+        return (given,)
+    prefix, _, count = split
+    files = tuple(given.with_name(split_path(prefix, number, count)) for number in range(1, count + 1))
+    missing = [file.name for file in files if not os.path.exists(file)]
+    if len(missing) == count:
+        # none at all: the path is wrong, rather than a download incomplete
+        _check(given)
+    if missing:
+        shown = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
+        raise ModelError(f"{show(given)}: {len(missing)} of {count} split files missing: {shown}")
+    for file in files:
+        _check(file)
+    return files
+
+
+def _check(path: Path) -> None:
+    """Raise ``ModelError`` unless ``path`` can be read and begins like a little-endian GGUF of a known version."""
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelError(f"{show(path)} is a directory; name the GGUF file{_inside(path)}")
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{show(path)} is no regular file; name a GGUF file")
+        with path.open("rb") as file:
+            head = file.read(8)
+    except FileNotFoundError:
+        raise ModelError(f"{show(path)}: no such file; check the path of the model") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelError(f"{show(path)} cannot be read: {reason}") from None
+    if not head:
+        raise ModelError(f"{show(path)} is empty; download the model again")
+    if head[:4] != b"GGUF":
+        raise ModelError(f"{show(path)} is not a GGUF file; convert the model with llama.cpp's convert_hf_to_gguf.py")
+    if len(head) < 8:
+        raise ModelError(f"{show(path)} is truncated after {len(head)} bytes; download the model again")
+    (version,) = struct.unpack("<I", head[4:])
+    if version & 0xFFFF == 0:
+        raise ModelError(f"{show(path)} is a big-endian GGUF; convert it with llama.cpp's gguf_convert_endian.py")
+    if version == 1:
+        raise ModelError(f"{show(path)} is GGUF version 1, which llama.cpp no longer reads; convert the model again")
+    if version > _NEWEST:
+        raise ModelError(f"{show(path)} is GGUF version {version}; this llama.cpp reads up to version {_NEWEST}")
+
+
+def _inside(directory: Path) -> str:
+    """The GGUF files of ``directory``, for a message."""
+    try:
+        names = sorted(file.name for file in directory.iterdir() if file.suffix == ".gguf")
+    except OSError:
+        return " in it"
+    return f" in it, such as {show(Path(names[0]))}" if names else " (there is none in it)"

@@ -1,0 +1,75 @@
+"""What a tensor is for, told from its name as llama.cpp tells it."""
+
+from __future__ import annotations
+
+import enum
+import re
+
+EXPERT_PATTERN = r"blk\.[0-9]+\.ffn_(up|down|gate_up|gate)_(ch|)exps"
+"""Routed expert tensors, the ones that ``--cpu-moe`` keeps on the host."""
+
+
+class Role(enum.Enum):
+    """What a tensor is for; the value is how a person reads it."""
+
+    TOKEN_EMBEDDING = "token embedding"
+    OUTPUT = "output"
+    ATTENTION = "attention"
+    FFN = "feed-forward"
+    EXPERT = "experts"
+    SHARED_EXPERT = "shared experts"
+    ROUTER = "router"
+    NORM = "norm"
+    RECURRENT = "recurrent"
+    OTHER = "other"
+
+
+_LAYER = re.compile(r"(?:(?:enc|dec)\.)?blk\.([0-9]+)\.(.+)")
+_EXPERT = re.compile(EXPERT_PATTERN)
+
+# the first that matches decides; a name without "blk.N." and without ".weight" or ".bias"
+_ROLES: tuple[tuple[Role, re.Pattern[str]], ...] = tuple(
+    (role, re.compile(pattern))
+    for role, pattern in (
+        (Role.NORM, r".*norm(_[0-9a-z]+)?|nextn\..*norm"),
+        (Role.EXPERT, r"ffn_(up|down|gate_up|gate)_(ch)?exps|ffn_(up|down|gate)\.[0-9]+"),
+        (Role.SHARED_EXPERT, r"ffn_(up|down|gate|gate_inp)_shexp"),
+        (Role.ROUTER, r"ffn_gate_inp|exp_probs_b.*|ffn_gate_tid2eid"),
+        (Role.FFN, r"ffn_.*|ffn\.act"),
+        (Role.RECURRENT, r"ssm_.*|time_mix_.*|channel_mix_.*|shortconv\..*"),
+        (Role.ATTENTION, r"(cross_)?attn_.*|indexer.*"),
+    )
+)
+
+_ENDS = {
+    "token_embd": Role.TOKEN_EMBEDDING,
+    "per_layer_token_embd": Role.TOKEN_EMBEDDING,
+    "position_embd": Role.TOKEN_EMBEDDING,
+    "token_types": Role.TOKEN_EMBEDDING,
+    "output": Role.OUTPUT,
+}
+
+
+def layer_of(name: str) -> int | None:
+    """The layer of ``blk.N.…``; ``None`` for a tensor of the whole model."""
+    match = _LAYER.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def is_expert(name: str) -> bool:
+    """Whether ``name`` is a routed expert tensor, one that upstream's fit spills first."""
+    return _EXPERT.search(name) is not None
+
+
+def role_of(name: str) -> Role:
+    """What the tensor of that name is for."""
+    base = re.sub(r"\.(weight|bias|scale)$", "", name)
+    match = _LAYER.fullmatch(base)
+    if not match:
+        if base in _ENDS:
+            return _ENDS[base]
+        return Role.NORM if base.endswith("norm") else Role.OTHER
+    for role, pattern in _ROLES:
+        if pattern.fullmatch(match[2]):
+            return role
+    return Role.OTHER

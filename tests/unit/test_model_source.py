@@ -1,0 +1,169 @@
+"""From a path to the files of a model, and everything that can be wrong with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fitter.errors import ModelError
+from fitter.model.source import model_files, split_name, split_path
+
+HEAD = b"GGUF\x03\x00\x00\x00"
+
+
+def _files(directory: Path, *names: str) -> list[Path]:
+    paths = [directory / name for name in names]
+    for path in paths:
+        path.write_bytes(HEAD + bytes(16))
+    return paths
+
+
+def _refused(path: str | Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        model_files(path)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    return message
+
+
+def test_a_single_file(tmp_path: Path) -> None:
+    (path,) = _files(tmp_path, "a.gguf")
+    assert model_files(path) == (path,)
+    assert model_files(str(path)) == (path,)
+
+
+def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (path,) = _files(tmp_path, "a.gguf")
+    assert model_files("~/a.gguf") == (path,)
+    assert "no such user" in _refused("~nobody-has-this-name/a.gguf")
+
+
+def test_a_version_2_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"GGUF\x02\x00\x00\x00")
+    assert model_files(path) == (path,)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        pytest.param(b"", "is empty", id="empty"),
+        pytest.param(b"GG", "is not a GGUF file", id="less than the magic"),
+        pytest.param(b'{"metadata": 1}', "is not a GGUF file; convert", id="something else"),
+        pytest.param(b"ggjt\x03\x00\x00\x00", "is not a GGUF file", id="before GGUF"),
+        pytest.param(b"GGUF\x03", "is truncated after 5 bytes", id="truncated"),
+        pytest.param(b"GGUF\x00\x00\x00\x03", "is a big-endian GGUF", id="big endian"),
+        pytest.param(b"GGUF\x01\x00\x00\x00", "is GGUF version 1,", id="version 1"),
+        pytest.param(
+            b"GGUF\x04\x00\x00\x00", "is GGUF version 4; this llama.cpp reads up to version 3", id="version 4"
+        ),
+    ],
+)
+def test_no_model(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(content)
+    message = _refused(path)
+    assert says in message
+    assert message.startswith(str(path))
+
+
+def test_no_file(tmp_path: Path) -> None:
+    assert "no such file" in _refused(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize("name", ["a\0b.gguf", "a" * 300 + ".gguf", "a" * 300 + "-00001-of-00002.gguf"])
+def test_a_name_that_no_file_has(tmp_path: Path, name: str) -> None:
+    assert "cannot be read: " in _refused(tmp_path / name)
+
+
+def test_a_line_break_in_the_name_stays_out_of_the_message(tmp_path: Path) -> None:
+    assert "\\n" in _refused(tmp_path / "a\nb.gguf")
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    assert "is a directory; name the GGUF file (there is none in it)" in _refused(tmp_path)
+    _files(tmp_path, "b.gguf", "a.gguf")
+    assert "is a directory; name the GGUF file in it, such as a.gguf" in _refused(tmp_path)
+
+
+def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.gguf")
+    assert "is no regular file" in _refused(tmp_path / "a.gguf")
+
+
+def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path,) = _files(tmp_path, "a.gguf")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert _refused(path) == f"{path} cannot be read: Permission denied"
+
+
+def test_a_file_without_permission(tmp_path: Path) -> None:
+    (path,) = _files(tmp_path, "a.gguf")
+    path.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        # root reads everything, so be somebody else for a moment
+        os.seteuid(65534)
+    try:
+        assert "cannot be read: Permission denied" in _refused(path)
+    finally:
+        os.seteuid(user)
+
+
+SPLIT = ("m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf")
+
+
+@pytest.mark.parametrize("given", SPLIT)
+def test_any_file_of_a_split_stands_for_all(tmp_path: Path, given: str) -> None:
+    paths = _files(tmp_path, *SPLIT)
+    assert model_files(tmp_path / given) == tuple(paths)
+
+
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        (SPLIT[:2], "1 of 3 split files missing: m-00003-of-00003.gguf"),
+        (SPLIT[1:], "1 of 3 split files missing: m-00001-of-00003.gguf"),
+        (SPLIT[1:2], "2 of 3 split files missing: m-00001-of-00003.gguf, m-00003-of-00003.gguf"),
+        ((), "no such file"),
+    ],
+)
+def test_missing_split_files(tmp_path: Path, there: tuple[str, ...], says: str) -> None:
+    _files(tmp_path, *there)
+    assert says in _refused(tmp_path / SPLIT[1])
+
+
+def test_many_missing_split_files_are_counted(tmp_path: Path) -> None:
+    _files(tmp_path, "m-00001-of-00009.gguf")
+    message = _refused(tmp_path / "m-00001-of-00009.gguf")
+    assert message.endswith("m-00002-of-00009.gguf, m-00003-of-00009.gguf, m-00004-of-00009.gguf and 5 more")
+
+
+def test_a_split_file_that_is_none(tmp_path: Path) -> None:
+    _files(tmp_path, *SPLIT)
+    (tmp_path / SPLIT[2]).write_bytes(b"")
+    assert f"{SPLIT[2]} is empty" in _refused(tmp_path / SPLIT[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("m-00001-of-00003.gguf", ("m", 1, 3)),
+        ("a-b-00003-of-00003.gguf", ("a-b", 3, 3)),
+        ("m-00001-of-00001.gguf", ("m", 1, 1)),
+        ("m-00004-of-00003.gguf", None),
+        ("m-00000-of-00003.gguf", None),
+        ("m-1-of-3.gguf", None),
+        ("m.gguf", None),
+    ],
+)
+def test_split_names(name: str, split: tuple[str, int, int] | None) -> None:
+    assert split_name(Path("models") / name) == split
+    assert split is None or split_path(*split) == name
