@@ -1,0 +1,146 @@
+"""The answers as JSON: stable keys in a stable order, sizes in bytes, versioned by ``schema``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fitter.llama.types import Array, DeviceInfo, MetadataValue, Params
+from fitter.output.arguments import arguments
+from fitter.planning.inspection import Inspection
+from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData
+
+SCHEMA = 1
+
+
+def to_dict(plan: PlanData) -> dict[str, Any]:
+    """``plan`` by the published schema."""
+    return {
+        "schema": SCHEMA,
+        "fits": plan.fits,
+        "model": _model(plan.model),
+        "params": _params(plan),
+        "arguments": arguments(plan),
+        "devices": [_device(device) for device in plan.devices],
+        "host": _host(plan.host),
+        "estimate": None,
+        "search": {"dummy_loads": plan.search.dummy_loads, "seconds": round(plan.search.seconds, 3)},
+        "problems": [
+            {"device": problem.device, "missing": problem.missing, "message": problem.message}
+            for problem in plan.problems
+        ],
+    }
+
+
+def devices_to_dict(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> dict[str, Any]:
+    """What ``fitter devices`` shows: the devices that llama.cpp sees in its order, and the host."""
+    return {
+        "schema": SCHEMA,
+        "devices": [
+            {
+                "name": device.name,
+                "description": device.description,
+                "type": device.type,
+                "backend": device.backend,
+                "total": device.total,
+                "free": device.free,
+                "virtual": device.virtual,
+            }
+            for device in devices
+        ],
+        "host": {"description": host.description, "total": host.total, "free": host.free},
+    }
+
+
+def inspection_to_dict(inspection: Inspection) -> dict[str, Any]:
+    """What ``fitter inspect`` shows."""
+    return {
+        "schema": SCHEMA,
+        "model": _model(inspection.model),
+        "metadata": {key: _metadata(value) for key, value in inspection.metadata.items()},
+        "roles": [{"role": role.role, "count": role.count, "bytes": role.bytes} for role in inspection.roles],
+        "n_ctx": inspection.n_ctx,
+        "layers": [
+            {
+                "layer": layer.index,
+                "bytes": layer.bytes,
+                "weights": {role.role: role.bytes for role in layer.weights},
+                "context": layer.context,
+            }
+            for layer in inspection.layers
+        ],
+        "memory": [
+            {
+                "buffer_type": row.buffer_type,
+                "device": row.device,
+                "model": row.model,
+                "context": row.context,
+                "compute": row.compute,
+            }
+            for row in inspection.rows
+        ],
+    }
+
+
+def dumps(document: dict[str, Any]) -> str:
+    """``document`` as text, in ASCII so that every terminal and pipe can carry it."""
+    return json.dumps(document, indent=2)
+
+
+def _model(model: ModelSummary) -> dict[str, Any]:
+    return {"path": model.path, "name": model.name, "architecture": model.architecture, "bytes": model.bytes}
+
+
+def _params(plan: PlanData) -> dict[str, Any]:
+    params: Params = plan.params
+    return {
+        "n_ctx": params.n_ctx or plan.breakdown.n_ctx,
+        "n_gpu_layers": params.n_gpu_layers,
+        "tensor_split": None if params.tensor_split is None else list(params.tensor_split),
+        "tensor_buft_overrides": [
+            {"pattern": override.pattern, "buffer_type": override.buffer_type}
+            for override in params.tensor_buft_overrides
+        ],
+        "n_batch": params.n_batch,
+        "n_ubatch": params.n_ubatch,
+        "n_seq_max": params.n_seq_max,
+        "type_k": params.type_k,
+        "type_v": params.type_v,
+        "flash_attn": params.flash_attn,
+        "offload_kqv": params.offload_kqv,
+        "op_offload": params.op_offload,
+        "devices": list(plan.breakdown.devices if params.devices is None else params.devices),
+    }
+
+
+def _device(device: DeviceUse) -> dict[str, Any]:
+    return {
+        "name": device.name,
+        "description": device.description,
+        "total": device.total,
+        "free": device.free,
+        "margin": device.margin,
+        "model": device.model,
+        "context": device.context,
+        "compute": device.compute,
+        "used": device.used,
+        "left": device.left,
+    }
+
+
+def _host(host: HostUse) -> dict[str, Any]:
+    return {
+        "total": host.total,
+        "free": host.free,
+        "model": host.model,
+        "context": host.context,
+        "compute": host.compute,
+        "used": host.used,
+        "left": host.left,
+    }
+
+
+def _metadata(value: MetadataValue) -> Any:
+    if isinstance(value, Array):
+        return {"type": value.type, "length": value.length, "values": list(value.values)}
+    return value

@@ -1,0 +1,151 @@
+"""The answers as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import IO
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
+from fitter.output.units import human, mib
+from fitter.planning.inspection import Inspection
+from fitter.planning.plan import DeviceUse, HostUse, PlanData
+
+_FILE_WIDTH = 120
+
+
+def print_to(stream: IO[str], renderable: RenderableType) -> None:
+    """Write ``renderable`` to ``stream``: as wide as the terminal, or 120 columns where it is none."""
+    width = None if stream.isatty() else _FILE_WIDTH
+    Console(file=stream, width=width, highlight=False, soft_wrap=False).print(renderable)
+
+
+def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
+    """What ``plan`` takes of every device and of the host, its parameters, and what stands in its way."""
+    parts: list[RenderableType] = [_title(plan), _use_table(plan)]
+    if verbose:
+        parts.append(rows_table(plan.breakdown.rows))
+    parts.append(Text("\n".join(_parameters(plan))))
+    parts += [Text(problem.message, style="bold red") for problem in plan.problems]
+    loads = "1 dummy load" if plan.search.dummy_loads == 1 else f"{plan.search.dummy_loads} dummy loads"
+    parts.append(Text(f"measured with {loads} in {plan.search.seconds:.1f} s", style="dim"))
+    return Group(*parts)
+
+
+def rows_table(rows: Iterable[Row]) -> Table:
+    """Memory per buffer type."""
+    table = _table("buffer type", "MiB: model", "context", "compute", "used")
+    for row in rows:
+        table.add_row(row.buffer_type, mib(row.model), mib(row.context), mib(row.compute), mib(row.used))
+    return table
+
+
+def devices_table(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> RenderableType:
+    """The devices that llama.cpp would use, and the host."""
+    table = _table("device", "MiB: total", "free")
+    table.add_column("type")
+    table.add_column("backend")
+    table.add_column("description", overflow="fold")
+    for device in devices:
+        kind = f"{device.type}, virtual" if device.virtual else device.type
+        table.add_row(device.name, mib(device.total), mib(device.free), kind, device.backend, device.description)
+    table.add_row("host", mib(host.total), mib(host.free), host.type, host.backend, host.description)
+    return table
+
+
+def inspection_table(inspection: Inspection, *, verbose: bool = False) -> RenderableType:
+    """Metadata, tensors by role, and every layer's size."""
+    model = inspection.model
+    parts: list[RenderableType] = [
+        Text(f"{model.name}: {model.architecture}, {human(model.bytes)} of weights", style="bold")
+    ]
+
+    metadata = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    metadata.add_column(no_wrap=True)
+    metadata.add_column(overflow="ellipsis", no_wrap=True)
+    for key, value in inspection.metadata.items():
+        if verbose or not key.startswith("tokenizer."):
+            metadata.add_row(key, Text(_metadata(value)))
+    parts += [metadata, Text()]
+
+    roles = _table("tensors", "count", "MiB")
+    for role in inspection.roles:
+        roles.add_row(role.role, str(role.count), mib(role.bytes))
+    parts += [roles, Text()]
+
+    columns = list(dict.fromkeys(role.role for layer in inspection.layers for role in layer.weights))
+    layers = _table("layer", "MiB: weights", *columns, "KV cache")
+    for layer in inspection.layers:
+        weights = {role.role: mib(role.bytes) for role in layer.weights}
+        name = "none" if layer.index is None else str(layer.index)
+        layers.add_row(name, mib(layer.bytes), *(weights.get(column, "") for column in columns), mib(layer.context))
+    parts += [layers, Text(), Text(f"one dummy load with a context of {inspection.n_ctx} tokens:")]
+    parts.append(rows_table(inspection.rows))
+    return Group(*parts)
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(first, no_wrap=True)
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    return table
+
+
+def _title(plan: PlanData) -> Text:
+    model = plan.model
+    verdict = ("fits", "bold green") if plan.fits else ("does not fit", "bold red")
+    return Text.assemble(
+        (model.name, "bold"), f" ({model.architecture}, {human(model.bytes)} of weights) ", verdict, overflow="fold"
+    )
+
+
+def _use_table(plan: PlanData) -> Table:
+    table = _table("MiB", "total", "free", "model", "context", "compute", "used", "left", "margin")
+    table.add_column("", overflow="ellipsis", no_wrap=True, style="dim")
+    for device in plan.devices:
+        _add_use(table, device.name, device, device.description)
+    _add_use(table, "host", plan.host, _host_note(plan))
+    return table
+
+
+def _add_use(table: Table, name: str, use: DeviceUse | HostUse, note: str) -> None:
+    margin = "-" if use.free is None else mib(use.margin)
+    left = Text(mib(use.left), style="" if use.fits else "bold red")
+    used = (mib(use.model), mib(use.context), mib(use.compute), mib(use.used))
+    table.add_row(name, mib(use.total), mib(use.free), *used, left, margin, note)
+
+
+def _host_note(plan: PlanData) -> str:
+    return "what the machine with these devices will need" if plan.virtual and plan.host.free is None else ""
+
+
+def _parameters(plan: PlanData) -> list[str]:
+    params = plan.params
+    layers = plan.n_layer + 1
+    offloaded = layers if params.n_gpu_layers < 0 else min(params.n_gpu_layers, layers)
+    if not plan.breakdown.devices:
+        offloaded = 0
+    facts = [f"context {params.n_ctx or plan.breakdown.n_ctx}", f"{offloaded} of {layers} layers on devices"]
+    if params.tensor_split is not None and len(plan.breakdown.devices) > 1:
+        facts.append("split " + ",".join(f"{value:g}" for value in params.tensor_split))
+    facts.append(f"batch {params.n_batch}/{params.n_ubatch}")
+    facts.append(f"KV cache {params.type_k}/{params.type_v}" + ("" if params.offload_kqv else " on the host"))
+    if plan.breakdown.flash_attn is not None:
+        facts.append(f"flash attention {'on' if plan.breakdown.flash_attn else 'off'}")
+    if params.n_seq_max > 1:
+        facts.append(f"{params.n_seq_max} sequences, {'one' if params.kv_unified else 'each its own'} KV cache")
+    lines = [" · ".join(facts)]
+    lines += [f"{override.pattern} in {override.buffer_type}" for override in params.tensor_buft_overrides]
+    return lines
+
+
+def _metadata(value: MetadataValue) -> str:
+    if isinstance(value, Array):
+        if value.values and len(value.values) == value.length and value.length <= 16:
+            return "[" + ", ".join(str(item) for item in value.values) + "]"
+        return f"{value.length} × {value.type}"
+    return " ".join(str(value).split())

@@ -1,0 +1,27 @@
+"""Bytes for people: the one place where MiB come in from the command line and go out to the screen."""
+
+from __future__ import annotations
+
+MIB = 1024 * 1024
+
+
+def from_mib(mib: int) -> int:
+    """Bytes in ``mib`` MiB."""
+    return mib * MIB
+
+
+def mib(size: int | None) -> str:
+    """``size`` bytes in whole MiB, rounded down as llama.cpp's own tools do; ``-`` where there is no limit."""
+    if size is None:
+        return "-"
+    return str(size // MIB) if size >= 0 else f"-{-size // MIB}"
+
+
+def human(size: int) -> str:
+    """``size`` bytes in the unit that reads best: ``0 B``, ``12.3 MiB``, ``4.1 GiB``."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
