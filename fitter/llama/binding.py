@@ -51,6 +51,7 @@ _DEVICE_TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _UINT32_MAX = 2**32 - 1
+_MAX_ROWS = 1024
 
 
 # --- devices
@@ -244,9 +245,10 @@ def breakdown_of(context: Any) -> Breakdown:
     """
     library = native.load()
     pointer = library.pointer(context)
-    count = library.fitter.fitter_breakdown(pointer, library.ffi.NULL, 0)
-    rows = library.ffi.new("fitter_row_t[]", max(count, 1))
-    if count < 0 or library.fitter.fitter_breakdown(pointer, rows, count) != count:
+    rows = library.ffi.new("fitter_row_t[]", _MAX_ROWS)
+    # Asked once: a recorder notes each size that is asked for.
+    count = library.fitter.fitter_breakdown(pointer, rows, _MAX_ROWS)
+    if not 0 <= count <= _MAX_ROWS:
         raise LlamaCppError(f"llama.cpp does not say how much memory a context takes: {library.last_error()}")
     llama_cpp = library.llama_cpp
     return Breakdown(
