@@ -48,12 +48,14 @@ def write(path: str | os.PathLike[str], model: TinyModel | None = None, seed: in
     The weights depend on ``seed`` and the dimensions alone. Raises ``OSError`` where the file cannot be written.
     """
     path, model = Path(path), model or TinyModel()
-    writer = GGUFWriter(None, model.architecture)
-    _add_metadata(writer, model)
-    _add_tokenizer(writer)
-    _add_tensors(writer, model, np.random.default_rng(seed))
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        # where it cannot be written, say so before the seconds that the weights take
+        partial.touch()
+        writer = GGUFWriter(None, model.architecture)
+        _add_metadata(writer, model)
+        _add_tokenizer(writer)
+        _add_tensors(writer, model, np.random.default_rng(seed))
         writer.write_header_to_file(partial)
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

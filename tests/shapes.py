@@ -150,7 +150,7 @@ def _finish(writer: GGUFWriter, tensors: Sequence[Tensor], path: Path) -> None:
 
 
 def add_vocabulary(writer: GGUFWriter, n_vocab: int, pre: str = "default") -> None:
-    """Add a byte-level BPE tokenizer of ``n_vocab`` made-up tokens that llama.cpp accepts: a merge per token, two specials."""
+    """Add a byte-level BPE tokenizer of ``n_vocab`` made-up tokens that llama.cpp accepts."""
     tokens, merges = _vocabulary(n_vocab)
     writer.add_string("tokenizer.ggml.model", "gpt2")
     writer.add_string("tokenizer.ggml.pre", pre)
@@ -167,7 +167,7 @@ def add_vocabulary(writer: GGUFWriter, n_vocab: int, pre: str = "default") -> No
 
 @functools.cache
 def _vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
-    """Tokens: the 256 bytes, all pairs of them, then pairs with a third one, and two specials; the merges that make them."""
+    """Tokens and merges: the 256 bytes, pairs of them, pairs with a third one, each made by a merge, and two specials."""
     letters = _byte_letters()
     tokens, merges = list(letters), []
     for left in _endless(tokens):
