@@ -167,7 +167,7 @@ def add_vocabulary(writer: GGUFWriter, n_vocab: int, pre: str = "default") -> No
 
 @functools.cache
 def _vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
-    """Tokens and merges: the 256 bytes, pairs of them, pairs with a third one, each made by a merge, and two specials."""
+    """Tokens and merges: the 256 bytes, pairs of them, pairs with a third byte, each by a merge, and two specials."""
     letters = _byte_letters()
     tokens, merges = list(letters), []
     for left in _endless(tokens):
