@@ -1,0 +1,110 @@
+# Each target sets up what it needs. Settings, on the command line or in the environment:
+#   PYTHON      the interpreter .venv is made with (python3)
+#   VENV        where the virtual environment is (.venv)
+#   CMAKE_ARGS  options for llama.cpp, as llama-cpp-python knows them: make install CMAKE_ARGS="-DGGML_CUDA=on"
+#   JOBS        compilers at once (as many as there are processors)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV ?= .venv
+CMAKE_ARGS ?=
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+PYTEST_ARGS ?=
+
+PY := $(VENV)/bin/python
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip
+STAMPS := $(VENV)/stamps
+TOOLS := build/llama
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' vendor/llama.cpp/pin.toml)
+
+# The tests use rpc-server as a second device; what the user says comes last and wins.
+unexport CMAKE_ARGS
+override LLAMA_ARGS := $(strip -DGGML_RPC=ON $(CMAKE_ARGS))
+
+# cmake from the PATH if it is new enough, else from PyPI, in the virtual environment.
+CMAKE = $(shell PATH="$(abspath $(VENV))/bin:$$PATH" command -v cmake)
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "make: fitter needs Python 3.10 or newer; set PYTHON=, e.g. make install PYTHON=python3.12" >&2; exit 1; }
+	@command -v "$${CXX:-c++}" >/dev/null && command -v "$${CC:-cc}" >/dev/null \
+	  || { echo "make: no C and C++ compiler; install one (Debian, Ubuntu: apt-get install g++)" >&2; exit 1; }
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) \
+	  || { echo "make: $(PYTHON) cannot make a virtual environment (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+	@mkdir -p $(STAMPS)
+	@cmake_version=$$(cmake --version 2>/dev/null | sed -n 's/^cmake version \([0-9.]*\).*/\1/p'); \
+	  [ "$$(printf '%s\n' 3.21 "$${cmake_version:-0}" | sort -V | head -1)" = 3.21 ] || $(PIP) install -q 'cmake>=3.21'
+	@command -v ninja >/dev/null || $(PIP) install -q ninja
+	@touch $@
+
+# The stamp holds the options that llama-cpp-python was built with. One that was there before, of the right version and with
+# RPC, is taken as it is. pip's cache of built wheels does not know about options, so a wheel from it is checked too.
+.PHONY: llama-cpp-python
+llama-cpp-python: $(STAMPS)/venv
+	@stamp=$(STAMPS)/llama-cpp-python; wanted='$(VERSION) $(LLAMA_ARGS)'; \
+	  has_rpc() { $(PY) -c 'import importlib.metadata as m, sys; d = m.distribution("llama-cpp-python"); sys.exit(d.version != "$(VERSION)" or not d.locate_file("llama_cpp/lib/libggml-rpc.so").exists())' 2>/dev/null; }; \
+	  build() { CMAKE_ARGS='$(LLAMA_ARGS)' CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q --no-binary llama-cpp-python "$$@" llama-cpp-python==$(VERSION); }; \
+	  if [ -f $$stamp ] && [ "$$(cat $$stamp)" = "$$wanted" ] && has_rpc; then exit 0; fi; \
+	  if [ ! -f $$stamp ] && [ -z '$(CMAKE_ARGS)' ] && has_rpc; then echo "$$wanted" >$$stamp; exit 0; fi; \
+	  echo "installing llama-cpp-python $(VERSION) with $(LLAMA_ARGS): some four minutes on two cores"; \
+	  if [ -z '$(CMAKE_ARGS)' ]; then build; fi; \
+	  if [ -n '$(CMAKE_ARGS)' ] || ! has_rpc; then build --no-cache-dir --force-reinstall; fi; \
+	  echo "$$wanted" >$$stamp
+
+# Editable: the tests and the demo run this tree. Built again when the native side changes.
+$(STAMPS)/fitter: pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor/llama.cpp/fetch.py $(wildcard bindings/*) | llama-cpp-python
+	@echo "installing fitter, editable"
+	@$(PIP) install -q 'scikit-build-core>=0.10'
+	@$(PIP) install -q --no-build-isolation -e '.[test]'
+	@touch $@
+
+.PHONY: install
+install: llama-cpp-python $(STAMPS)/fitter ## fitter, editable, in .venv, with llama-cpp-python and what the tests need
+
+.PHONY: tools
+tools: $(STAMPS)/venv ## upstream's rpc-server and llama-fit-params, with their libllama, in build/llama/bin
+	@$(PY) -c 'import scikit_build_core' 2>/dev/null || $(PIP) install -q 'scikit-build-core>=0.10'
+	@mkdir -p $(TOOLS)
+	@$(CMAKE) -S . -B $(TOOLS) -DFITTER_BUILD_LLAMA=ON -DPython3_EXECUTABLE=$(abspath $(PY)) $(LLAMA_ARGS) >$(TOOLS)/configure.log 2>&1 \
+	  || { cat $(TOOLS)/configure.log >&2; exit 1; }
+	@[ -x $(TOOLS)/bin/llama-fit-params ] || echo "building rpc-server and llama-fit-params in $(TOOLS)/bin: some three minutes on two cores, the first time"
+	@$(CMAKE) --build $(TOOLS) --target fitter-llama --parallel $(JOBS) >$(TOOLS)/build.log 2>&1 \
+	  || { tail -n 40 $(TOOLS)/build.log >&2; exit 1; }
+
+.PHONY: demo
+demo: install ## write a small MoE model, fit it to two virtual GPUs and to this machine, load it, compare the bytes
+	@$(PY) examples/demo.py
+
+.PHONY: lint
+lint: install ## ruff and mypy --strict
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy --strict fitter
+
+.PHONY: test
+test: install tools lint ## everything but the slow tests: under 30 minutes on two cores, set-up and all
+	@$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+
+.PHONY: test-slow
+test-slow: install tools ## the slow tests
+	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: install tools ## fitter and upstream's llama-fit-params side by side
+	@$(PY) benchmarks/compare.py
+
+.PHONY: clean
+clean: ## remove what was built; .venv and the llama.cpp source stay
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis fitter/llama/*.so fitter/llama/fitter.h $(STAMPS)/fitter
+
+.PHONY: distclean
+distclean: clean ## remove those as well
+	rm -rf $(VENV) vendor/llama.cpp/source
