@@ -25,7 +25,16 @@ class Machine:
 def virtual_machine(virtual: Sequence[VirtualDevice], host: int | None = None) -> Machine:
     """A machine of virtual devices; ``host`` bytes of host memory, all of them free, or no limit."""
     devices = tuple(
-        DeviceInfo(device.name, device.description, "gpu", device.profile, device.total, device.free, virtual=True)
+        DeviceInfo(
+            device.name,
+            device.description,
+            "gpu",
+            "fitter",
+            device.total,
+            device.free,
+            virtual=True,
+            buffer_type=device.name,
+        )
         for device in virtual
     )
     return Machine(devices, tuple(virtual), host, host)

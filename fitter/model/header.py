@@ -49,7 +49,7 @@ def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header
     for inference (a vocabulary, an adapter, a multimodal projector).
     """
     files = source.model_files(path)
-    headers = [read_header(str(file)) for file in files]
+    headers = [_read(file, read_header) for file in files]
     metadata = headers[0].metadata
     architecture = _usable_architecture(files[0], metadata)
     _check_split(files, headers)
@@ -78,6 +78,14 @@ def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header
         infos,
         metadata,
     )
+
+
+def _read(file: Path, read_header: Callable[[str], Header]) -> Header:
+    try:
+        return read_header(str(file))
+    except ModelError as error:
+        # the file is there and begins like a GGUF, so it is the rest of the header that is not
+        raise ModelError(f"{show(file)}: its header is truncated or damaged; download the model again") from error
 
 
 def _usable_architecture(file: Path, metadata: Mapping[str, MetadataValue]) -> str:

@@ -112,6 +112,17 @@ def test_no_model(tmp_path: Path, header: Header, says: str) -> None:
     assert says in _refused(tmp_path, header)
 
 
+def test_a_header_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"GGUF\x03\x00\x00\x00")
+
+    def read(_: str) -> Header:
+        raise ModelError("not readable")
+
+    with pytest.raises(ModelError, match="its header is truncated or damaged"):
+        open_model(path, read)
+
+
 @pytest.mark.parametrize("missing", [1, 100, END - OFFSET])
 def test_a_truncated_file(tmp_path: Path, missing: int) -> None:
     assert f"is truncated: the last {missing} bytes" in _refused(tmp_path, _header(), size=END - missing)
