@@ -1,0 +1,52 @@
+"""Finds the llama.cpp parameters that run a GGUF model fastest inside every device's memory margin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fitter.errors import FitterError, LibraryError, LlamaCppError, ModelError, PlanError, UsageError
+
+if TYPE_CHECKING:
+    from fitter.api import Plan, devices, fit, inspect, measure
+    from fitter.llama.types import Breakdown, Params, VirtualDevice
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Plan": "fitter.api",
+    "devices": "fitter.api",
+    "fit": "fitter.api",
+    "inspect": "fitter.api",
+    "measure": "fitter.api",
+    "Breakdown": "fitter.llama.types",
+    "Params": "fitter.llama.types",
+    "VirtualDevice": "fitter.llama.types",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # importing fitter costs next to nothing until something of it is used
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'fitter' has no attribute '{name}'")
+
+
+__all__ = [
+    "Breakdown",
+    "FitterError",
+    "LibraryError",
+    "LlamaCppError",
+    "ModelError",
+    "Params",
+    "Plan",
+    "PlanError",
+    "UsageError",
+    "VirtualDevice",
+    "__version__",
+    "devices",
+    "fit",
+    "inspect",
+    "measure",
+]

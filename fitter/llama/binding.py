@@ -110,6 +110,7 @@ def _devices(library: native.Library) -> Iterator[Device]:
                 total=int(out.total),
                 free=int(out.free),
                 virtual=backend == "fitter",
+                buffer_type=library.text(out.buffer_type_name),
             ),
             device_id=library.text(out.device_id),
             address=library.address(out.device),
@@ -144,6 +145,11 @@ def host(devices: Registry) -> DeviceInfo:
 
 
 # --- parameters
+
+
+class _TensorBuftOverride(ctypes.Structure):
+    # llama-cpp-python has the field that points to these, but not the struct.
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
 
 def apply(params: Params, model_params: Any, context_params: Any, devices: Registry | None = None) -> list[object]:
@@ -184,7 +190,7 @@ def _apply_model(params: Params, out: Any, known: Registry, leave_default: bool,
 
     if params.tensor_buft_overrides:
         buffer_types = {d.buffer_type: d.buffer_type_address for d in known.devices if d.buffer_type is not None}
-        overrides = (llama_cpp.llama_model_tensor_buft_override * (len(params.tensor_buft_overrides) + 1))()
+        overrides = (_TensorBuftOverride * (len(params.tensor_buft_overrides) + 1))()
         for entry, override in zip(overrides, params.tensor_buft_overrides, strict=False):
             if override.buffer_type not in buffer_types:
                 raise UsageError(

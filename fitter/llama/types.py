@@ -71,7 +71,10 @@ class VirtualDevice:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device as ggml reports it. ``type`` is ``gpu``, ``igpu``, ``accel`` or ``cpu``; memory in bytes."""
+    """A device as ggml reports it. ``type`` is ``gpu``, ``igpu``, ``accel`` or ``cpu``; memory in bytes.
+
+    ``buffer_type`` is the name of its default buffer type, where ggml has one for it.
+    """
 
     name: str
     description: str
@@ -80,6 +83,7 @@ class DeviceInfo:
     total: int
     free: int
     virtual: bool = False
+    buffer_type: str | None = None
 
 
 @dataclass(frozen=True)

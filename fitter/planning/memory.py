@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fitter.llama.types import Layout
+from fitter.llama.types import LAYOUT_DEVICE, Layout
 
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 _CACHE_LAYER = re.compile(r"_l(\d+)(?:$|\D)")
@@ -66,12 +66,11 @@ def units_of(
     those that llama.cpp keeps on the host even with all layers on the device count for none.
     """
     pinned = pinned or {}
-    device = _device_buffer_type(layout)
     fixed = [0] * (n_layer + 1)
     cache = [0] * (n_layer + 1)
     items: list[dict[str, tuple[list[str], int]]] = [{} for _ in range(n_layer + 1)]
     for entry in layout.entries:
-        if entry.buffer_type != device:
+        if entry.buffer_type != LAYOUT_DEVICE:
             continue
         size = -(-entry.bytes // layout.alignment) * layout.alignment
         if entry.kind == "context":
@@ -109,24 +108,6 @@ def layer_index(name: str) -> int | None:
 def _cache_layer(name: str, default: int) -> int:
     match = _CACHE_LAYER.search(name)
     return int(match.group(1)) if match else default
-
-
-def _device_buffer_type(layout: Layout) -> str | None:
-    sums: dict[str, int] = {}
-    for entry in layout.entries:
-        if layer_index(entry.name) is not None:
-            sums[entry.buffer_type] = sums.get(entry.buffer_type, 0) + entry.bytes
-    return max(sums, key=lambda name: sums[name], default=None)
-
-
-def pinned_bytes(layout: Layout, pinned: Mapping[str, int]) -> dict[int, int]:
-    """Bytes per target (a device's index or ``HOST``) of the tensors that overrides of the user's place."""
-    totals: dict[int, int] = {}
-    for entry in layout.entries:
-        if entry.kind == "model" and entry.name in pinned:
-            target = pinned[entry.name]
-            totals[target] = totals.get(target, 0) + -(-entry.bytes // layout.alignment) * layout.alignment
-    return totals
 
 
 def between(low: Sequence[Unit], n_ctx_low: int, high: Sequence[Unit], n_ctx_high: int, n_ctx: int) -> tuple[Unit, ...]:

@@ -212,11 +212,8 @@ def _partial_counts(units: Sequence[Unit], budgets: Sequence[int]) -> tuple[int,
     for budget in reversed(budgets):
         following: dict[int, tuple[int, tuple[int, ...]]] = {}
         for stop, (weights, counts) in states.items():
-            room = budget
             for start in range(stop, -1, -1):
-                if start < stop:
-                    room -= units[start].need
-                kept = _keep(units[start:stop], budget, spread=False) if room >= 0 else None
+                kept = _keep(units[start:stop], budget, spread=False)
                 if kept is None:
                     break
                 if start not in following or weights + kept.weights > following[start][0]:

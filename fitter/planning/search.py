@@ -51,14 +51,29 @@ def search(request: Request, measure: Measure, record: Record) -> Trial:
     Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters is an answer too.
     """
     attempt = _Attempt(request, request.devices, measure, record)
-    while attempt.devices:
-        trial = attempt.run()
-        kept = tuple(device for d, device in enumerate(attempt.devices) if d not in trial.placement.idle)
-        if len(kept) == len(attempt.devices) or request.fixed & {"devices", "tensor_split"}:
-            return trial
-        # a device that is not worth a layer would still cost its context, and take part in every graph
+    best = attempt.run()
+    trial = best
+    while attempt.devices and not request.fixed & {"devices", "tensor_split"}:
+        # a device that is not worth a layer would still cost its context, and take part in every graph; one that cannot
+        # hold even its compute buffer is no device
+        lacking = {name for name, _ in trial.missing}
+        idle = [attempt.devices[d] for d in trial.placement.idle]
+        useless = idle or [device for device in attempt.devices if device.name in lacking]
+        if not useless:
+            break
+        if not trial.fits or len(idle) == len(attempt.devices):
+            # where nothing is gained by all of them, fewer may still do
+            useless = [min(useless, key=lambda device: device.target)]
+        kept = tuple(device for device in attempt.devices if device not in useless)
         attempt = _Attempt(request, kept, measure, record, attempt)
-    return attempt.run()
+        trial = attempt.run()
+        if _rank(trial) >= _rank(best):
+            best = trial
+    return best
+
+
+def _rank(trial: Trial) -> tuple[bool, int, int, int]:
+    return trial.fits, -trial.deficit, trial.params.n_ctx, trial.weights
 
 
 def missing_of(request: Request, breakdown: Breakdown, devices: Sequence[DeviceLimit]) -> tuple[tuple[str, int], ...]:
@@ -145,14 +160,19 @@ class _Attempt:
                 placement, self.devices, params, breakdown, missing_of(self.request, breakdown, self.devices)
             )
             self._trials[params] = trial
-            whole = not placement.moved
-            for device in self.devices:
-                self._compute[whole].learn(device.name, n_ctx, breakdown.on(device.name).compute)
+            whole = self._is_whole(placement)
+            for d, device in enumerate(self.devices):
+                # what a device needs without a layer says nothing of what it needs with one
+                if d not in placement.idle:
+                    self._compute[whole].learn(device.name, n_ctx, breakdown.on(device.name).compute)
             self._compute[whole].learn("host", n_ctx, breakdown.host.used)
             if self._least is None or trial.deficit < self._least.deficit:
                 self._least = trial
         self._last = self._trials[params]
         return self._last
+
+    def _is_whole(self, placement: Placement) -> bool:
+        return not placement.moved and placement.n_gpu_layers == self._default().n_gpu_layers
 
     def _params(self, placement: Placement, n_ctx: int) -> Params:
         request, names = self.request, tuple(device.name for device in self.devices)
@@ -335,7 +355,7 @@ class _Attempt:
         )
         if used_top <= target:
             return high
-        waste = top.weights // max(1, top.placement.n_gpu_layers) // (6 if request.is_expert_model else 2)
+        waste = top.weights // max(1, request.n_layer) // (6 if request.is_expert_model else 2)
         target -= (len(self.devices) + 1) * waste
         if target <= used_bottom or used_top <= used_bottom:
             return low

@@ -1,0 +1,383 @@
+"""What ``import fitter`` offers: ``fit``, ``measure``, ``inspect``, ``devices``. Sizes in bytes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from fitter.errors import UsageError
+from fitter.llama.client import Worker
+from fitter.llama.types import LAYOUT_DEVICE, Breakdown, DeviceInfo, FlashAttn, Params, SplitMode, VirtualDevice
+from fitter.machine.devices import Machine, real_machine, virtual_machine
+from fitter.machine.gpu import parse_gpus, parse_size
+from fitter.machine.host import host_memory as measure_host_memory
+from fitter.model.header import Model, open_model
+from fitter.model.tensors import Role, is_expert, layer_of, role_of
+from fitter.planning import fit as planning
+from fitter.planning.constraints import device_limits, expert_overrides, levers, parse_overrides
+from fitter.planning.inspection import Inspection, LayerSize, RoleSize
+from fitter.planning.memory import HOST, Unit, units_of
+from fitter.planning.placement import pinned_matches
+from fitter.planning.plan import ModelSummary, PlanData
+from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, HostLimit, Progress, Request
+
+if TYPE_CHECKING:
+    import llama_cpp
+
+Path = str | os.PathLike[str]
+DEFAULT_TIMEOUT = 120.0
+"""Seconds that llama.cpp has for a single dummy load."""
+
+_FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
+
+
+class Plan(PlanData):
+    """Parameters that llama.cpp measured to fit (or, with ``fits`` false, the nearest that were tried)."""
+
+    def arguments(self) -> list[str]:
+        """llama.cpp's command-line arguments. Raises ``PlanError`` where it has none for what the plan needs."""
+        from fitter.output.arguments import arguments
+
+        return arguments(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON-ready data, schema 1; sizes in bytes."""
+        from fitter.output.json import to_dict
+
+        return to_dict(self)
+
+    def llama_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments for ``llama_cpp.Llama``. Raises ``PlanError`` where ``Llama`` has none for what it takes."""
+        from fitter.output.llama_cpp import llama_kwargs
+
+        return llama_kwargs(self)
+
+    def load(self, **kwargs: Any) -> llama_cpp.Llama:
+        """A ``llama_cpp.Llama`` with the whole plan applied, overrides too; ``kwargs`` go to ``Llama``.
+
+        Raises ``PlanError`` where the plan does not fit or is for devices that are not here.
+        """
+        from fitter.output.llama_cpp import load
+
+        return load(self, self.model.path, **kwargs)
+
+
+def fit(
+    model: Path,
+    *,
+    n_ctx: int | None = None,
+    fit_ctx: int = DEFAULT_FIT_CTX,
+    margin: int | Sequence[int] | None = None,
+    devices: Sequence[str] | None = None,
+    gpus: Sequence[str | VirtualDevice] = (),
+    host_memory: int | str | None = None,
+    host_margin: int = DEFAULT_HOST_MARGIN,
+    n_gpu_layers: int | None = None,
+    tensor_split: Sequence[float] | None = None,
+    override_tensor: Sequence[str] = (),
+    cpu_moe: bool = False,
+    n_cpu_moe: int | None = None,
+    split_mode: SplitMode = "layer",
+    main_gpu: int = 0,
+    n_batch: int | None = None,
+    n_ubatch: int = 512,
+    n_seq_max: int = 1,
+    kv_unified: bool = False,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    flash_attn: FlashAttn = "auto",
+    offload_kqv: bool = True,
+    op_offload: bool = True,
+    swa_full: bool = False,
+    allow: Collection[str] = (),
+    timeout: float = DEFAULT_TIMEOUT,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_log: Callable[[str], None] | None = None,
+) -> Plan:
+    """Find the parameters that use the devices best, every one of them confirmed by a dummy load of ``model``.
+
+    What is ``None`` is fitted; what is set is kept, and the rest is fitted around it. ``n_ctx`` in tokens (0: the model's
+    own), ``fit_ctx`` the smallest that fitting may choose per sequence. ``margin``: bytes that must stay free, one
+    for all devices or one for each; ``host_margin`` the same for the host. ``gpus`` describes virtual devices
+    (``rtx-4090``, ``2x 24GiB``) that take the place of this machine's; the host is then unlimited unless ``host_memory``
+    (bytes, or ``64GiB``) says otherwise. ``devices`` chooses among them by name. ``allow``: ``paging`` lets weights on the
+    host exceed its memory. ``timeout``: seconds for one dummy load. ``on_log`` gets every line of llama.cpp's log.
+
+    The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
+
+    Raises ``UsageError`` (a parameter makes no sense), ``ModelError`` (the model cannot be read), ``LlamaCppError``
+    (llama.cpp refused, crashed or hung), ``LibraryError`` (libllama is missing or another one).
+    """
+    _check_numbers(n_ctx, fit_ctx, n_seq_max, n_ubatch, n_batch, host_margin, split_mode, tensor_split, timeout)
+    allowed = levers(allow)
+    overrides = (*parse_overrides(override_tensor), *expert_overrides(cpu_moe, n_cpu_moe))
+    virtual = _virtual(gpus)
+    with Worker(virtual, timeout=timeout, on_log=on_log) as worker:
+        opened = open_model(model, worker.header)
+        machine = _machine(worker, virtual, host_memory)
+        chosen = _choose(machine, devices, split_mode, main_gpu)
+        limits = device_limits(chosen, margin)
+        worker.check_patterns([override.pattern for override in overrides])
+        fixed = {
+            "n_ctx": n_ctx,
+            "n_gpu_layers": n_gpu_layers,
+            "tensor_split": tensor_split if tensor_split and any(tensor_split) else None,
+            "devices": devices,
+        }
+        if split_mode == "none":
+            fixed["devices"] = [limit.name for limit in limits]
+        n_ctx_train = opened.n_ctx_train or fit_ctx
+        request = Request(
+            params=Params(
+                n_ctx=n_ctx or n_ctx_train * (1 if kv_unified else n_seq_max),
+                n_gpu_layers=-1 if n_gpu_layers is None else n_gpu_layers,
+                tensor_split=tuple(map(float, tensor_split)) if tensor_split else None,
+                tensor_buft_overrides=overrides,
+                n_batch=_n_batch(n_batch, n_ubatch),
+                n_ubatch=n_ubatch,
+                n_seq_max=n_seq_max,
+                kv_unified=kv_unified,
+                type_k=type_k,
+                type_v=type_v,
+                flash_attn=flash_attn,
+                offload_kqv=offload_kqv,
+                op_offload=op_offload,
+                swa_full=swa_full,
+                split_mode=split_mode,
+            ),
+            fixed=frozenset(name for name, value in fixed.items() if value is not None),
+            devices=limits,
+            host=HostLimit(machine.host_total, machine.host_free, host_margin, "paging" in allowed),
+            n_layer=opened.n_layer,
+            n_ctx_train=n_ctx_train,
+            is_movable=is_expert if opened.is_moe else _is_ffn_weight,
+            is_expert_model=opened.is_moe,
+            fit_ctx=fit_ctx,
+            pinned=_pinned(worker, opened, overrides, limits),
+        )
+        path = str(opened.path)
+        data = planning.fit(
+            request,
+            _summary(opened),
+            lambda params: worker.measure(path, params),
+            lambda params: worker.layout(path, params),
+            on_progress or (lambda _: None),
+            bool(virtual),
+        )
+    return Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
+
+
+def measure(
+    model: Path,
+    *,
+    gpus: Sequence[str | VirtualDevice] = (),
+    devices: Sequence[str] | None = None,
+    n_ctx: int = 0,
+    n_gpu_layers: int = -1,
+    tensor_split: Sequence[float] | None = None,
+    override_tensor: Sequence[str] = (),
+    cpu_moe: bool = False,
+    n_cpu_moe: int | None = None,
+    split_mode: SplitMode = "layer",
+    main_gpu: int = 0,
+    n_batch: int | None = None,
+    n_ubatch: int = 512,
+    n_seq_max: int = 1,
+    kv_unified: bool = False,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    flash_attn: FlashAttn = "auto",
+    offload_kqv: bool = True,
+    op_offload: bool = True,
+    swa_full: bool = False,
+    timeout: float = DEFAULT_TIMEOUT,
+    on_log: Callable[[str], None] | None = None,
+    worker: Worker | None = None,
+) -> Breakdown:
+    """Memory that llama.cpp would take with exactly these parameters: one dummy load, rows per buffer type in bytes.
+
+    Parameters are those of ``fit``, none of them fitted. A ``worker`` that is given is used and stays open, for many
+    measurements in a row; it is told of ``gpus`` anew.
+
+    Raises what ``fit`` raises.
+    """
+    _check_numbers(n_ctx, 1, n_seq_max, n_ubatch, n_batch, 0, "layer", tensor_split, timeout)
+    virtual = _virtual(gpus)
+    overrides = (*parse_overrides(override_tensor), *expert_overrides(cpu_moe, n_cpu_moe))
+    if worker is not None:
+        worker.configure(virtual)
+    with Worker(virtual, timeout=timeout, on_log=on_log) if worker is None else nullcontext(worker) as asked:
+        opened = open_model(model, asked.header)
+        asked.check_patterns([override.pattern for override in overrides])
+        return asked.measure(
+            str(opened.path),
+            Params(
+                n_ctx=n_ctx,
+                n_gpu_layers=n_gpu_layers,
+                tensor_split=tuple(map(float, tensor_split)) if tensor_split else None,
+                tensor_buft_overrides=overrides,
+                n_batch=_n_batch(n_batch, n_ubatch),
+                n_ubatch=n_ubatch,
+                n_seq_max=n_seq_max,
+                kv_unified=kv_unified,
+                type_k=type_k,
+                type_v=type_v,
+                flash_attn=flash_attn,
+                offload_kqv=offload_kqv,
+                op_offload=op_offload,
+                swa_full=swa_full,
+                split_mode=split_mode,
+                main_gpu=main_gpu,
+                devices=None if devices is None else tuple(devices),
+            ),
+        )
+
+
+def devices(
+    gpus: Sequence[str | VirtualDevice] = (), *, timeout: float = DEFAULT_TIMEOUT
+) -> tuple[tuple[DeviceInfo, ...], DeviceInfo]:
+    """The devices that a model would be offloaded to, and the host with the memory that it has available."""
+    virtual = _virtual(gpus)
+    with Worker(virtual, timeout=timeout) as worker:
+        memory = measure_host_memory()
+        return worker.devices(), replace(worker.host(), total=memory.total, free=memory.available)
+
+
+def inspect(model: Path, *, n_ctx: int | None = None, timeout: float = DEFAULT_TIMEOUT) -> Inspection:
+    """What a model is made of: tensors by role, each layer's weights and its part of the KV cache at ``n_ctx``.
+
+    ``n_ctx`` ``None`` or 0 is the model's own context. Weights are the bytes in the file; caches and compute buffers are
+    what llama.cpp asks for with everything on the host. Raises what ``fit`` raises.
+    """
+    if n_ctx is not None and n_ctx < 0:
+        raise UsageError(f"a context of {n_ctx} tokens is too small: give 1 or more, or 0 for the model's own")
+    with Worker(timeout=timeout) as worker:
+        opened = open_model(model, worker.header)
+        params = Params(n_ctx=n_ctx or 0, n_gpu_layers=0, devices=())
+        breakdown = worker.measure(str(opened.path), params)
+        layout = worker.layout(str(opened.path), params)
+    units = units_of(layout, opened.n_layer, lambda _: False)
+    known = {entry.name for entry in layout.entries if entry.buffer_type == LAYOUT_DEVICE and entry.kind == "context"}
+    layers = [_layer_size(opened, None, units[-1].cache if known else 0)]
+    layers += [_layer_size(opened, unit.index, unit.cache) for unit in units[:-1]]
+    return Inspection(
+        model=_summary(opened),
+        metadata=opened.metadata,
+        roles=_roles([(role_of(tensor.name), tensor.bytes) for tensor in opened.tensors]),
+        layers=tuple(layers),
+        n_ctx=breakdown.n_ctx,
+        rows=breakdown.rows,
+    )
+
+
+def _layer_size(model: Model, index: int | None, cache: int) -> LayerSize:
+    own = [(role_of(tensor.name), tensor.bytes) for tensor in model.tensors if layer_of(tensor.name) == index]
+    return LayerSize(index, _roles(own), cache)
+
+
+def _roles(tensors: Sequence[tuple[Role, int]]) -> tuple[RoleSize, ...]:
+    sizes = [[size for role, size in tensors if role is wanted] for wanted in Role]
+    return tuple(RoleSize(role.value, len(own), sum(own)) for role, own in zip(Role, sizes, strict=True) if own)
+
+
+def _check_numbers(
+    n_ctx: int | None,
+    fit_ctx: int,
+    n_seq_max: int,
+    n_ubatch: int,
+    n_batch: int | None,
+    host_margin: int,
+    split_mode: str,
+    tensor_split: Sequence[float] | None,
+    timeout: float,
+) -> None:
+    if n_ctx is not None and n_ctx < 0:
+        raise UsageError(f"a context of {n_ctx} tokens is too small: give 1 or more, or 0 for the model's own")
+    if fit_ctx < 1:
+        raise UsageError(f"a smallest context of {fit_ctx} tokens is too small: give 1 or more")
+    for name, value in (("n_seq_max", n_seq_max), ("n_ubatch", n_ubatch), ("n_batch", n_batch)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}: it must be 1 or more")
+    if host_margin < 0:
+        raise UsageError(f"the host's margin is {host_margin} bytes: it must be 0 or more")
+    if split_mode not in ("none", "layer"):
+        raise UsageError(
+            f"split mode '{split_mode}' cannot be fitted, since llama.cpp splits every tensor over all devices then: "
+            "use 'layer' or 'none'"
+        )
+    if tensor_split and any(not share >= 0 for share in tensor_split):
+        raise UsageError("tensor_split has a share below 0: give each device a share of 0 or more")
+    if not timeout > 0:
+        raise UsageError(f"a timeout of {timeout} seconds is too short")
+
+
+def _n_batch(n_batch: int | None, n_ubatch: int) -> int:
+    """llama.cpp cuts ``n_ubatch`` to ``n_batch``; a larger micro batch alone means a larger batch too."""
+    return max(Params.n_batch, n_ubatch) if n_batch is None else n_batch
+
+
+def _virtual(gpus: Sequence[str | VirtualDevice]) -> tuple[VirtualDevice, ...]:
+    if isinstance(gpus, str):
+        gpus = [gpus]
+    if all(isinstance(gpu, VirtualDevice) for gpu in gpus):
+        return tuple(gpu for gpu in gpus if isinstance(gpu, VirtualDevice))
+    if all(isinstance(gpu, str) for gpu in gpus):
+        return parse_gpus([gpu for gpu in gpus if isinstance(gpu, str)])
+    raise UsageError("gpus mixes descriptions and devices: give one kind")
+
+
+def _machine(worker: Worker, virtual: tuple[VirtualDevice, ...], host_memory: int | str | None) -> Machine:
+    host = parse_size(host_memory) if isinstance(host_memory, str) else host_memory
+    if host is not None and host < 1:
+        raise UsageError(f"host memory of {host} bytes is too little")
+    if virtual:
+        machine = virtual_machine(virtual, host)
+        return replace(machine, devices=worker.devices())
+    return real_machine(worker.devices(), measure_host_memory(), host)
+
+
+def _choose(
+    machine: Machine, names: Sequence[str] | None, split_mode: SplitMode, main_gpu: int
+) -> tuple[DeviceInfo, ...]:
+    """The machine's devices that the user named (``none`` for none), all of them without a word of his."""
+    chosen = machine.devices
+    if names is not None and [name.lower() for name in names] != ["none"]:
+        by_name = {device.name: device for device in machine.devices}
+        for name in names:
+            if name not in by_name:
+                raise UsageError(f"unknown device '{name}'; there are: {', '.join(by_name) or 'none'}")
+        if len(set(names)) != len(names):
+            raise UsageError("a device is named twice")
+        chosen = tuple(by_name[name] for name in names)
+    elif names is not None:
+        chosen = ()
+    if split_mode == "none" and chosen:
+        if main_gpu >= len(chosen):
+            raise UsageError(f"main GPU {main_gpu} is not there: {len(chosen)} devices are, counted from 0")
+        chosen = () if main_gpu < 0 else (chosen[main_gpu],)
+    return chosen
+
+
+def _pinned(worker: Worker, model: Model, overrides: Sequence[Any], limits: Sequence[Any]) -> dict[str, int]:
+    if not overrides:
+        return {}
+    index_of = {limit.buffer_type: d for d, limit in enumerate(limits)}
+    targets = [index_of.get(override.buffer_type, HOST) for override in overrides]
+    names = [tensor.name for tensor in model.tensors]
+    matches = worker.match([override.pattern for override in overrides], names)
+    return dict(pinned_matches(names, matches, targets))
+
+
+def _is_ffn_weight(name: str) -> bool:
+    return _FFN_WEIGHT.search(name) is not None
+
+
+def _summary(model: Model) -> ModelSummary:
+    return ModelSummary(str(model.path), model.name, model.architecture, model.bytes)
+
+
+__all__ = ["Breakdown", "Inspection", "Plan", "Progress", "Unit", "devices", "fit", "inspect", "measure"]

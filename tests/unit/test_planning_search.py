@@ -1,0 +1,189 @@
+"""The search against a synthetic llama.cpp: named cases, and properties over random models and machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+
+from fitter.llama.types import Params, TensorBuftOverride
+from fitter.planning.request import DeviceLimit
+from fitter.planning.search import Trial, search
+
+DENSE = SyntheticModel()
+MOE = SyntheticModel(ffn=(30 * MIB, 30 * MIB, 40 * MIB), experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
+
+
+def run(model: SyntheticModel, devices: tuple[DeviceLimit, ...], **kwargs: object) -> tuple[Trial, SyntheticLlama]:
+    llama = SyntheticLlama(model, devices)
+    asked = request(model, devices, **kwargs)  # type: ignore[arg-type]
+    return search(asked, llama.measure, llama.record), llama
+
+
+def total(model: SyntheticModel) -> int:
+    return sum(size for _, size in model.tensors())
+
+
+def test_everything_fits_with_one_load() -> None:
+    trial, llama = run(DENSE, limits(8000))
+    assert trial.fits and trial.params.n_ctx == DENSE.n_ctx_train
+    assert trial.params.n_gpu_layers == DENSE.n_layer + 1
+    assert len(llama.asked) == 1 and llama.records == 0
+
+
+@pytest.mark.parametrize("mib", [1400, 1500, 1800, 2000])
+def test_context_shrinks_before_layers_leave(mib: int) -> None:
+    trial, llama = run(DENSE, limits(mib))
+    assert trial.fits and trial.weights == total(DENSE)
+    n_ctx = trial.params.n_ctx
+    assert 4096 <= n_ctx < DENSE.n_ctx_train and n_ctx % 256 == 0
+    one_more = replace(trial.params, n_ctx=n_ctx + 256)
+    fresh = SyntheticLlama(DENSE, llama.limits).measure(one_more)
+    assert fresh.on("CUDA0").used > mib * MIB, "a larger context would have fitted"
+
+
+def test_smallest_context_is_kept_and_layers_leave() -> None:
+    trial, _ = run(DENSE, limits(900))
+    assert trial.fits and trial.params.n_ctx == 4096
+    assert 0 < trial.weights < total(DENSE)
+    assert trial.params.n_gpu_layers < DENSE.n_layer + 1
+
+
+def test_experts_leave_first_and_dense_weights_stay() -> None:
+    trial, _ = run(MOE, limits(2500))
+    assert trial.fits and trial.params.n_gpu_layers == MOE.n_layer + 1
+    (override,) = trial.params.tensor_buft_overrides
+    assert override.buffer_type == "CPU" and "exps" in override.pattern
+    left = 2500 * MIB - trial.breakdown.on("CUDA0").used
+    assert left < 200 * MIB, "another expert tensor would have fitted"
+
+
+def test_bias_follows_its_weight() -> None:
+    model = replace(MOE, bias=True)
+    trial, _ = run(model, limits(2500))
+    (override,) = trial.params.tensor_buft_overrides
+    assert "(bias|weight)$" in override.pattern
+
+
+def test_one_pattern_per_target() -> None:
+    trial, _ = run(MOE, limits(1500, 1000, 1200))
+    targets = [override.buffer_type for override in trial.params.tensor_buft_overrides]
+    assert trial.fits and len(targets) == len(set(targets))
+
+
+def test_device_too_small_for_a_layer_is_left_out() -> None:
+    trial, _ = run(DENSE, limits(60, 3000))
+    assert trial.fits and trial.params.devices == ("CUDA1",) and trial.params.tensor_split is None
+
+
+def test_devices_of_the_user_are_kept() -> None:
+    trial, _ = run(DENSE, limits(60, 3000), fixed=("devices",))
+    assert trial.params.devices == ("CUDA0", "CUDA1")
+
+
+def test_no_device_is_large_enough() -> None:
+    trial, _ = run(DENSE, limits(10))
+    assert trial.fits and trial.params.devices == () and trial.weights == 0
+
+
+@pytest.mark.parametrize(
+    ("host_mib", "fits"),
+    [pytest.param(1250, False, id="weights-too-large"), pytest.param(1400, True, id="smaller-context"),
+     pytest.param(3000, True, id="everything")],
+)  # fmt: skip
+def test_without_devices_the_host_is_the_limit(host_mib: int, fits: bool) -> None:
+    trial, _ = run(DENSE, (), host_mib=host_mib)
+    assert trial.fits is fits
+    if not fits:
+        assert dict(trial.missing)["host"] > 0
+
+
+def test_host_is_a_limit_beside_devices() -> None:
+    need = run(MOE, limits(2500))[0].breakdown.host.used
+    assert run(MOE, limits(2500), host_mib=-(-need // MIB))[0].fits
+    tight, _ = run(MOE, limits(2500), host_mib=need // MIB - 300)
+    assert not tight.fits and dict(tight.missing)["host"] > 0
+
+
+def test_paging_lets_weights_exceed_the_host() -> None:
+    assert not run(MOE, limits(2500), host_mib=500)[0].fits
+    assert run(MOE, limits(2500), host_mib=500, paging=True)[0].fits
+
+
+@pytest.mark.parametrize(
+    ("params", "fixed", "model"),
+    [
+        pytest.param(Params(n_gpu_layers=3), ("n_gpu_layers",), DENSE, id="ngl"),
+        pytest.param(Params(n_gpu_layers=99), ("n_gpu_layers",), DENSE, id="ngl-more-than-layers"),
+        pytest.param(Params(n_gpu_layers=0), ("n_gpu_layers",), DENSE, id="ngl-0"),
+        pytest.param(Params(n_gpu_layers=99), ("n_gpu_layers",), MOE, id="ngl-moe"),
+        pytest.param(Params(tensor_split=(3.0, 1.0)), ("tensor_split",), DENSE, id="ts"),
+        pytest.param(Params(tensor_split=(1.0, 1.0)), ("tensor_split",), MOE, id="ts-moe"),
+        pytest.param(Params(n_ctx=20000), ("n_ctx",), MOE, id="ctx"),
+        pytest.param(
+            Params(n_gpu_layers=99, tensor_split=(1.0, 2.0), n_ctx=5000), ("n_gpu_layers", "tensor_split", "n_ctx"),
+            MOE, id="all-three",
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_user_set_is_kept(params: Params, fixed: tuple[str, ...], model: SyntheticModel) -> None:
+    trial, _ = run(model, limits(1500, 1400), params=params, fixed=fixed)
+    assert trial.fits
+    for name in fixed:
+        assert getattr(trial.params, name) == getattr(params, name)
+
+
+def test_overrides_of_the_user_come_first() -> None:
+    mine = TensorBuftOverride("attn_q", "CPU")
+    trial, _ = run(MOE, limits(1500), params=Params(tensor_buft_overrides=(mine,)))
+    assert trial.fits and trial.params.tensor_buft_overrides[0] == mine
+
+
+sizes = st.integers(1, 60).map(lambda n: n * 5 * MIB)
+models = st.builds(
+    SyntheticModel,
+    n_layer=st.integers(1, 24),
+    attention=sizes,
+    ffn=st.tuples(sizes, sizes, sizes),
+    experts=st.one_of(st.just(()), st.tuples(sizes, sizes, sizes)),
+    output=sizes,
+    embedding=sizes,
+    cache=st.sampled_from([0, 512, 4096, 65536]),
+    n_ctx_train=st.sampled_from([512, 4096, 32768, 131072, 40960 + 13]),
+    compute=sizes,
+    compute_per_ctx=st.sampled_from([0, 512, 8192]),
+    dense_lead=st.integers(0, 3),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(model=models, machine=st.lists(st.integers(64, 6000), min_size=0, max_size=6), host=st.integers(0, 20000))
+def test_never_over_a_margin_and_never_worse_than_the_simple_plan(
+    model: SyntheticModel, machine: list[int], host: int
+) -> None:
+    devices = limits(*machine, margin=32)
+    trial, llama = run(model, devices, host_mib=host)
+    if trial.fits:
+        again = SyntheticLlama(model, devices).measure(trial.params)
+        assert all(again.on(limit.name).used <= limit.target for limit in devices if limit.name in again.devices)
+        assert again.host.used <= host * MIB
+    # the simple plan: whole layers from the back, all on the one device that is largest, at the smallest context
+    if not machine:
+        return
+    largest = max(devices, key=lambda limit: limit.free)
+    n_ctx = min(4096, model.n_ctx_train)
+    for n_gpu_layers in range(model.n_layer + 1, -1, -1):
+        simple = Params(n_ctx=n_ctx, n_gpu_layers=n_gpu_layers, devices=(largest.name,))
+        measured = SyntheticLlama(model, devices).measure(simple)
+        if measured.on(largest.name).used <= largest.target and measured.host.used <= host * MIB:
+            assert trial.fits
+            assert trial.params.n_ctx >= n_ctx
+            if not model.experts and trial.params.n_ctx == n_ctx:
+                weights = sum(row.model for row in measured.rows if not row.is_host)
+                # where compute buffers differ from device to device a tensor may be lost to a proposal, not a layer
+                assert trial.weights >= weights - max(model.ffn)
+            break
+    assert len(llama.asked) < 120
