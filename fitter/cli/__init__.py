@@ -1,0 +1,95 @@
+"""The command ``fitter``. Adding a subcommand takes a file of its own and a line here."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+import fitter
+from fitter.cli import backend, devices, fit, inspect
+from fitter.errors import EXIT_USAGE, FitterError
+
+_COMMANDS: tuple[click.Command, ...] = (fit.fit, devices.devices, inspect.inspect, backend.backend)
+
+_INTERRUPTED = 128 + 2
+_BROKEN_PIPE = 128 + 13
+
+_EPILOG = """\
+Examples:
+  fitter model.gguf                                    what fits on this machine
+  llama-server -m model.gguf $(fitter model.gguf)      run it with that
+  fitter model.gguf --gpu rtx-4090                     what fits on a GPU that is not here
+
+All options of fit: fitter fit --help
+"""
+
+
+class _Fitter(click.Group):
+    """The group of all commands. What does not begin with a command's name is for ``fit``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(EXIT_USAGE)
+        if args[0] not in self.commands and args[0] not in ("-h", "--help", "--version"):
+            args = ["fit", *args]
+        return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_paragraph()
+        formatter.write(_EPILOG)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [command.name or "" for command in _COMMANDS]
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, "MODEL [OPTIONS]")
+        formatter.write_usage(ctx.command_path, "COMMAND [ARGUMENTS]", prefix=" " * len("Usage: "))
+
+
+@click.group(cls=_Fitter, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(fitter.__version__, prog_name="fitter", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Find the llama.cpp parameters that run a GGUF model best within the memory of every device, real or described.
+
+    fitter MODEL is fitter fit MODEL. A file named like a command is ./devices.
+    """
+
+
+for _command in _COMMANDS:
+    cli.add_command(_command)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line ``args`` (by default the process's own) and return its exit status.
+
+    Every error is one line on stderr.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # names of models and devices may hold what the terminal's encoding does not
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = cli.main(args, prog_name="fitter", standalone_mode=False)
+        sys.stdout.flush()
+        return int(status or 0)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "fitter"
+        return _fail(f"{error.format_message().rstrip('.')} (see {command} --help)", EXIT_USAGE)
+    except FitterError as error:
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read stdout has gone: let nothing at exit try to write to it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+
+
+def _fail(message: str, status: int) -> int:
+    click.echo(f"fitter: error: {' '.join(message.split())}", err=True)
+    return status

@@ -25,7 +25,7 @@ def llama_kwargs(plan: PlanData) -> dict[str, Any]:
     params = plan.params
     needs = {
         "tensor overrides": bool(params.tensor_buft_overrides),
-        "the list of devices": params.devices is not None,
+        "the list of devices": params.devices is not None and not _are_default(plan),
         "more than one sequence": params.n_seq_max > 1,
     }
     for need, is_needed in needs.items():
@@ -34,8 +34,13 @@ def llama_kwargs(plan: PlanData) -> dict[str, Any]:
     return _kwargs(plan)
 
 
-def load(plan: PlanData, **kwargs: Any) -> llama_cpp.Llama:
-    """Load the plan's model with all of its parameters, those included that ``llama_cpp.Llama`` has no name for.
+def _are_default(plan: PlanData) -> bool:
+    """Whether llama.cpp takes the plan's devices here without being told."""
+    return not plan.virtual and plan.params.devices == tuple(d.info.name for d in binding.registry().default)
+
+
+def load(plan: PlanData, model_path: str, **kwargs: Any) -> llama_cpp.Llama:
+    """Load ``model_path`` with all parameters of ``plan``, those included that ``llama_cpp.Llama`` has no name for.
 
     ``kwargs`` go to ``llama_cpp.Llama``. ``use_mmap`` is its default, true: host weights are mapped from the file
     rather than allocated; with ``use_mmap=False`` every buffer type takes exactly the predicted bytes.
@@ -47,9 +52,8 @@ def load(plan: PlanData, **kwargs: Any) -> llama_cpp.Llama:
     if plan.virtual:
         raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
     for name, value in kwargs.items():
-        if name == "model_path" or (name in fixed and value != fixed[name]):
-            planned = plan.model.path if name == "model_path" else fixed[name]
-            raise UsageError(f"{name}={value!r} contradicts the plan, which has {planned!r}: fit again with it")
+        if name in fixed and value != fixed[name]:
+            raise UsageError(f"{name}={value!r} contradicts the plan, which has {fixed[name]!r}: fit again with it")
         if name in _UNMEASURED and value:
             raise UsageError(f"{name}={value!r} takes memory that the plan does not count: leave it out")
     registry = binding.registry()
@@ -62,7 +66,7 @@ def load(plan: PlanData, **kwargs: Any) -> llama_cpp.Llama:
             f"{', '.join(here_by_default) or 'no device'} here: fit again on this machine"
         )
     try:
-        return PlannedLlama(plan.model.path, params=plan.params, registry=registry, kwargs={**fixed, **kwargs})
+        return PlannedLlama(model_path, params=plan.params, registry=registry, kwargs={**fixed, **kwargs})
     except (ValueError, RuntimeError) as error:
         raise LlamaCppError(f"{error}; load with verbose=True to see llama.cpp's log") from error
 
@@ -74,9 +78,7 @@ class PlannedLlama(llama_cpp.Llama):
     _context_struct: Any = None
     _is_planned = False
 
-    def __init__(
-        self, model_path: str, *, params: Params, registry: binding.Registry, kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, model_path: str, *, params: Params, registry: binding.Registry, kwargs: dict[str, Any]) -> None:
         self._params = params
         self._registry = registry
         self._keep: list[object] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from typing import IO
 
@@ -19,17 +20,21 @@ _FILE_WIDTH = 120
 
 def print_to(stream: IO[str], renderable: RenderableType) -> None:
     """Write ``renderable`` to ``stream``: as wide as the terminal, or 120 columns where it is none."""
-    width = None if stream.isatty() else _FILE_WIDTH
-    Console(file=stream, width=width, highlight=False, soft_wrap=False).print(renderable)
+    if stream.isatty():
+        Console(file=stream, highlight=False).print(renderable)
+        return
+    console = Console(file=io.StringIO(), width=_FILE_WIDTH, highlight=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    stream.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
 
 def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
-    """What ``plan`` takes of every device and of the host, its parameters, and what stands in its way."""
+    """What ``plan`` takes of every device and of the host, and its parameters."""
     parts: list[RenderableType] = [_title(plan), _use_table(plan)]
     if verbose:
         parts.append(rows_table(plan.breakdown.rows))
     parts.append(Text("\n".join(_parameters(plan))))
-    parts += [Text(problem.message, style="bold red") for problem in plan.problems]
     loads = "1 dummy load" if plan.search.dummy_loads == 1 else f"{plan.search.dummy_loads} dummy loads"
     parts.append(Text(f"measured with {loads} in {plan.search.seconds:.1f} s", style="dim"))
     return Group(*parts)
@@ -56,7 +61,7 @@ def devices_table(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> Renderab
     return table
 
 
-def inspection_table(inspection: Inspection, *, verbose: bool = False) -> RenderableType:
+def inspection_table(inspection: Inspection) -> RenderableType:
     """Metadata, tensors by role, and every layer's size."""
     model = inspection.model
     parts: list[RenderableType] = [
@@ -67,8 +72,7 @@ def inspection_table(inspection: Inspection, *, verbose: bool = False) -> Render
     metadata.add_column(no_wrap=True)
     metadata.add_column(overflow="ellipsis", no_wrap=True)
     for key, value in inspection.metadata.items():
-        if verbose or not key.startswith("tokenizer."):
-            metadata.add_row(key, Text(_metadata(value)))
+        metadata.add_row(key, Text(_metadata(value)))
     parts += [metadata, Text()]
 
     roles = _table("tensors", "count", "MiB")

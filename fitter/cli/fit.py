@@ -1,0 +1,58 @@
+"""``fitter fit``: the parameters that fit."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from fitter.cli import options
+from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, LlamaCppError
+
+_EPILOG = """\
+Examples:
+  llama-server -m model.gguf $(fitter model.gguf)
+  fitter model.gguf -c 32768 -ctk q8_0 -ctv q8_0
+  fitter model.gguf --gpu rtx-4090 --gpu "2x rtx-3090" --host-memory 64GiB
+
+Exit status: 0 fits, 1 does not fit, 2 usage, 3 the model cannot be read or llama.cpp failed.
+"""
+
+
+@click.command(cls=options.Command, epilog=_EPILOG, short_help="The parameters that fit (the default).")
+@options.model_argument
+@options.context_options
+@options.placement_options
+@options.limit_options
+@options.json_option
+@options.verbose_option
+def fit(model: str, as_json: bool | None, verbose: int, **given: Any) -> int:
+    """Find the llama.cpp parameters that run MODEL best within the free memory of every device and of the host.
+
+    The answer on stdout is one line of arguments for llama-server, llama-cli and the like; how much memory they take
+    is a table on stderr. Every number was measured by llama.cpp itself in a load that allocates nothing.
+    """
+    from fitter import api
+    from fitter.output import arguments, json, progress, table
+
+    with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
+        on_log = options.log_line if verbose > 1 else None
+        try:
+            plan = api.fit(model, on_progress=on_progress, on_log=on_log, **options.given(given))
+        except LlamaCppError as error:
+            if verbose == 1:
+                click.echo("\n".join(error.log), err=True)
+            raise
+    table.print_to(sys.stderr, table.plan_table(plan, verbose=verbose > 0))
+    for problem in plan.problems:
+        click.echo(f"fitter: does not fit: {problem.message}", err=True)
+    if as_json:
+        click.echo(json.dumps(plan.to_dict()))
+    elif plan.fits:
+        args = plan.arguments()
+        is_terminal = sys.stdout.isatty()
+        for unsafe in [] if is_terminal else arguments.unsafe_arguments(args):
+            click.echo(f"fitter: warning: a shell or xargs may change '{unsafe}': take --json's arguments", err=True)
+        click.echo(arguments.command_line(args, quoted=is_terminal))
+    return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT

@@ -1,0 +1,31 @@
+"""``fitter inspect``: what a model is made of."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from fitter.cli import options
+from fitter.errors import EXIT_FITS
+
+
+@click.command(cls=options.Command, short_help="What a model is made of.")
+@options.model_argument
+@options.ctx_size_option("the model's own")
+@options.json_option
+def inspect(model: str, as_json: bool | None, **given: Any) -> int:
+    """Show MODEL's metadata, its tensors by role, and what each layer takes: weights and KV cache.
+
+    The KV cache and the compute buffers are those of a context of -c tokens, with everything in host memory.
+    """
+    from fitter import api
+    from fitter.output import json, table
+
+    inspection = api.inspect(model, **options.given(given))
+    if as_json:
+        click.echo(json.dumps(json.inspection_to_dict(inspection)))
+    else:
+        table.print_to(sys.stdout, table.inspection_table(inspection))
+    return EXIT_FITS

@@ -1,0 +1,421 @@
+"""Options that several subcommands share, named as in llama.cpp; a parameter's name is its keyword in the Python API.
+
+An option that is not given is ``None`` and is not passed on, so that defaults are written down once, in ``fitter.api``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fitter.output.units import from_mib
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    # not generic before click 8.2
+    _ParamType = click.ParamType
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+"""KV cache types that llama.cpp's own tools accept."""
+
+
+class SectionOption(click.Option):
+    """An option with the section of ``--help`` that it stands in."""
+
+    def __init__(self, *args: Any, section: str = "Output", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+
+class Command(click.Command):
+    """A command whose ``--help`` has its options in sections, in the order in which they were declared."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; an option that is not there is named in full, where click takes ``-md`` for ``-m`` and ``-d``."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = next((word for word in words if word.startswith(error.option_name)), error.option_name)
+            raise click.NoSuchOption(name.partition("=")[0], ctx=ctx) from None
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if isinstance(param, click.Option) and record is not None:
+                sections.setdefault(getattr(param, "section", "Output"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records, col_max=36)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the epilog as it stands."""
+        if self.epilog:
+            formatter.write_paragraph()
+            formatter.write(self.epilog)
+
+
+class AtLeast(_ParamType):
+    """A whole number from ``minimum`` up."""
+
+    name = "N"
+
+    def __init__(self, minimum: int) -> None:
+        self.minimum = minimum
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number."""
+        try:
+            number = int(value)
+        except ValueError:
+            self.fail(f"'{value}' is not a whole number", param, ctx)
+        if number < self.minimum:
+            self.fail(f"{number} is too small; the smallest is {self.minimum}", param, ctx)
+        return number
+
+
+class GpuLayers(_ParamType):
+    """``auto``, ``all`` or a number; llama.cpp also reads -1 as ``auto`` and -2 as ``all``."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """``None`` for ``auto``, -1 for ``all``."""
+        if value in ("auto", "-1"):
+            return None
+        if value in ("all", "-2"):
+            return -1
+        if not value.isascii() or not value.isdigit():
+            self.fail(f"'{value}' is not a number of layers, 'auto' or 'all'", param, ctx)
+        return int(value)
+
+
+class Floats(_ParamType):
+    """Numbers with commas (or slashes) between them."""
+
+    name = "N0,N1,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        """The numbers."""
+        try:
+            return tuple(float(part) for part in value.replace("/", ",").split(","))
+        except ValueError:
+            self.fail(f"'{value}' is not a list of numbers such as 3,1", param, ctx)
+
+
+class Mib(_ParamType):
+    """A whole number of MiB, or with ``many`` several with commas between them."""
+
+    name = "MiB"
+
+    def __init__(self, *, many: bool = False) -> None:
+        self.many = many
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | tuple[int, ...] | None:
+        """Bytes: a number, or several where several were given."""
+        parts = value.replace("/", ",").split(",")
+        if not all(part.isascii() and part.isdigit() for part in parts) or (len(parts) > 1 and not self.many):
+            example = "1024 or 1024,512" if self.many else "1024"
+            self.fail(f"'{value}' is not a number of MiB such as {example}", param, ctx)
+        sizes = tuple(from_mib(int(part)) for part in parts)
+        return sizes if len(sizes) > 1 else sizes[0]
+
+
+class Names(_ParamType):
+    """Names with commas between them."""
+
+    name = "DEV0,DEV1,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """The names; none at all for ``none``."""
+        if value == "none":
+            return ()
+        names = tuple(value.split(","))
+        if not all(names):
+            self.fail(f"'{value}' has an empty name in it", param, ctx)
+        return names
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of ``options`` that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def log_line(line: str) -> None:
+    """Show a line of llama.cpp's log."""
+    click.echo(line, err=True)
+
+
+def stacked(*options: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:
+    """Several option decorators as one, shown in this order."""
+
+    def decorate(function: _Function) -> _Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def _option(section: str, *names: str, **settings: Any) -> Callable[[_Function], _Function]:
+    settings.setdefault("default", None)
+    return click.option(*names, cls=SectionOption, section=section, **settings)
+
+
+def _flag(section: str, *names: str, **settings: Any) -> Callable[[_Function], _Function]:
+    return _option(section, *names, is_flag=True, **settings)
+
+
+def _repeated(ctx: click.Context, param: click.Parameter, values: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return tuple(values) if values else None
+
+
+def _split_commas(ctx: click.Context, param: click.Parameter, values: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return tuple(part for value in values for part in value.split(",")) if values else None
+
+
+_CONTEXT = "Context and batch"
+_PLACEMENT = "Placement (kept as given; the rest is fitted around it)"
+_DEVICES = "Devices and limits"
+_OUTPUT = "Output"
+
+model_argument = click.argument("model", type=click.Path(), metavar="MODEL")
+
+
+def ctx_size_option(default: str) -> Callable[[_Function], _Function]:
+    """``-c``; ``default`` says what happens without it."""
+    return _option(
+        _CONTEXT,
+        "n_ctx",
+        "-c",
+        "--ctx-size",
+        type=AtLeast(0),
+        metavar="N",
+        help=f"Context in tokens; 0 is the model's own. [default: {default}]",
+    )
+
+
+context_options = stacked(
+    ctx_size_option("the largest that fits"),
+    _option(
+        _CONTEXT,
+        "n_seq_max",
+        "-np",
+        "--parallel",
+        type=AtLeast(1),
+        metavar="N",
+        help="Sequences (slots of llama-server) that share the context. [default: 1]",
+    ),
+    _option(
+        _CONTEXT,
+        "kv_unified",
+        "-kvu/-no-kvu",
+        "--kv-unified/--no-kv-unified",
+        is_flag=True,
+        help="One KV cache for all sequences. [default: each its own]",
+    ),
+    _option(
+        _CONTEXT,
+        "n_batch",
+        "-b",
+        "--batch-size",
+        type=AtLeast(1),
+        metavar="N",
+        help="Logical batch size. [default: 2048]",
+    ),
+    _option(
+        _CONTEXT,
+        "n_ubatch",
+        "-ub",
+        "--ubatch-size",
+        type=AtLeast(1),
+        metavar="N",
+        help="Physical batch size. [default: 512]",
+    ),
+    _option(
+        _CONTEXT,
+        "type_k",
+        "-ctk",
+        "--cache-type-k",
+        type=click.Choice(CACHE_TYPES),
+        metavar="TYPE",
+        help=f"Type of K in the KV cache: {', '.join(CACHE_TYPES)}. [default: f16]",
+    ),
+    _option(
+        _CONTEXT,
+        "type_v",
+        "-ctv",
+        "--cache-type-v",
+        type=click.Choice(CACHE_TYPES),
+        metavar="TYPE",
+        help="Type of V in the KV cache. [default: f16]",
+    ),
+    _option(
+        _CONTEXT,
+        "flash_attn",
+        "-fa",
+        "--flash-attn",
+        type=click.Choice(["on", "off", "auto"]),
+        metavar="on|off|auto",
+        help="Flash attention. [default: auto]",
+    ),
+    _flag(_CONTEXT, "swa_full", "--swa-full", help="KV cache of full size for sliding-window layers."),
+)
+
+placement_options = stacked(
+    _option(
+        _PLACEMENT,
+        "n_gpu_layers",
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        type=GpuLayers(),
+        help="Layers on the devices: a number, auto or all. [default: auto]",
+    ),
+    _option(
+        _PLACEMENT,
+        "tensor_split",
+        "-ts",
+        "--tensor-split",
+        type=Floats(),
+        help="Share of the layers that each device takes, such as 3,1.",
+    ),
+    _option(
+        _PLACEMENT,
+        "override_tensor",
+        "-ot",
+        "--override-tensor",
+        multiple=True,
+        callback=_split_commas,
+        metavar="PATTERN=TYPE,...",
+        help="Tensors matching a regular expression go to a buffer type, such as exps=CPU. Repeatable.",
+    ),
+    _flag(_PLACEMENT, "cpu_moe", "-cmoe", "--cpu-moe", help="All expert weights stay in host memory."),
+    _option(
+        _PLACEMENT,
+        "n_cpu_moe",
+        "-ncmoe",
+        "--n-cpu-moe",
+        type=AtLeast(0),
+        metavar="N",
+        help="Expert weights of the first N layers stay in host memory.",
+    ),
+    _option(
+        _PLACEMENT,
+        "devices",
+        "-dev",
+        "--device",
+        type=Names(),
+        help="Devices to use, in this order; none for the CPU alone. [default: all]",
+    ),
+    _option(
+        _PLACEMENT,
+        "split_mode",
+        "-sm",
+        "--split-mode",
+        metavar="none|layer",
+        help="One device alone, or layers shared among all of them. [default: layer]",
+    ),
+    _option(
+        _PLACEMENT,
+        "main_gpu",
+        "-mg",
+        "--main-gpu",
+        type=int,
+        metavar="INDEX",
+        help="The device to use with -sm none. [default: 0]",
+    ),
+    _option(
+        _PLACEMENT,
+        "offload_kqv",
+        "-kvo/-nkvo",
+        "--kv-offload/--no-kv-offload",
+        is_flag=True,
+        help="KV cache beside the layers on the devices, or in host memory. [default: on the devices]",
+    ),
+    _option(
+        _PLACEMENT,
+        "op_offload",
+        "--op-offload/--no-op-offload",
+        is_flag=True,
+        help="Let devices compute with host weights on large batches. [default: let them]",
+    ),
+)
+
+gpu_option = _option(
+    _DEVICES,
+    "gpus",
+    "--gpu",
+    multiple=True,
+    callback=_repeated,
+    metavar="SPEC",
+    help="A GPU that need not be here, instead of this machine's devices: rtx-4090, 2x rtx-3090, 24GiB, "
+    "rtx-4090:free=20GiB, cuda:8.9:24564MiB. Repeatable.",
+)
+
+limit_options = stacked(
+    gpu_option,
+    _option(
+        _DEVICES,
+        "margin",
+        "-fitt",
+        "--fit-target",
+        type=Mib(many=True),
+        metavar="MiB[,MiB...]",
+        help="Memory that must stay free on each device: one number, or one per device. [default: 1024]",
+    ),
+    _option(
+        _DEVICES,
+        "fit_ctx",
+        "-fitc",
+        "--fit-ctx",
+        type=AtLeast(1),
+        metavar="N",
+        help="The smallest context that is worth having. [default: 4096]",
+    ),
+    _option(
+        _DEVICES,
+        "host_memory",
+        "--host-memory",
+        metavar="SIZE",
+        help="Host memory to plan with, such as 64GiB. [default: what is available here; unlimited beside --gpu]",
+    ),
+    _option(
+        _DEVICES,
+        "host_margin",
+        "--host-margin",
+        type=Mib(),
+        metavar="MiB",
+        help="Host memory that must stay free. [default: 1024]",
+    ),
+    _option(
+        _DEVICES,
+        "allow",
+        "--allow",
+        multiple=True,
+        callback=_split_commas,
+        metavar="LEVERS",
+        help="What may be given up to fit. paging: weights on the host may be read from disk again and again.",
+    ),
+)
+
+json_option = _flag(_OUTPUT, "as_json", "--json", help="JSON on stdout, sizes in bytes.")
+
+verbose_option = _option(
+    _OUTPUT,
+    "verbose",
+    "-v",
+    "--verbose",
+    count=True,
+    default=0,
+    help="Every step, and memory per buffer type; -vv for llama.cpp's log as well.",
+)
