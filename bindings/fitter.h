@@ -50,8 +50,8 @@ void fitter_log_clear(void);
 // Captured lines (information, warnings and errors, no debug lines), newest at the end: up to 2000 of them.
 int32_t fitter_log_count(void);
 
-// Copies line i, at most size bytes with the final NUL, and returns its level as ggml counts it (1 information,
-// 2 warning, 3 error), or -1 if there is no such line.
+// Copies line i, at most size bytes with the final NUL, and returns its level as ggml counts it (2 information,
+// 3 warning, 4 error), or -1 if there is no such line.
 int32_t fitter_log_line(int32_t i, char * out, size_t size);
 
 // ---- libfitter: devices

@@ -17,7 +17,7 @@ _FLASH_ATTN = {"-1": "auto", "0": "off", "1": "on"}
 
 @dataclass(frozen=True)
 class Load:
-    """``rows`` maps a buffer type to (model, context, compute) bytes; ``None`` where llama.cpp refuses with ``failure``."""
+    """``rows`` maps a buffer type to its (model, context, compute) bytes; ``None`` where llama.cpp says ``failure``."""
 
     name: str
     model: str

@@ -18,6 +18,7 @@ from fitter.llama import library as native
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     MAX_DEVICES,
+    MAX_USED_DEVICES,
     Array,
     Breakdown,
     DeviceInfo,
@@ -52,6 +53,7 @@ _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _UINT32_MAX = 2**32 - 1
 _MAX_ROWS = 1024
+_LOG_ERROR = 4
 
 
 # --- devices
@@ -171,6 +173,7 @@ def apply(params: Params, model_params: Any, context_params: Any, devices: Regis
 def _apply_model(params: Params, out: Any, known: Registry, leave_default: bool, keep: list[object]) -> None:
     llama_cpp = native.load().llama_cpp
     selected = _select(params, known)
+    _check_count(params, selected)
     if params.devices is not None or not leave_default:
         pointers = (ctypes.c_void_p * (len(selected) + 1))(*(d.address for d in selected), None)
         out.devices = ctypes.cast(pointers, ctypes.c_void_p)
@@ -227,6 +230,15 @@ def _select(params: Params, known: Registry) -> tuple[Device, ...]:
         names = ", ".join(reversed(by_name)) or "none"
         raise UsageError(f"unknown device '{unknown[0]}'; there are: {names}")
     return tuple(by_name[name] for name in params.devices)
+
+
+def _check_count(params: Params, selected: tuple[Device, ...]) -> None:
+    # GGML_SCHED_MAX_BACKENDS: one more, and llama.cpp aborts.
+    if len(selected) > MAX_USED_DEVICES and params.split_mode != "none":
+        raise UsageError(
+            f"llama.cpp runs a model on {MAX_USED_DEVICES} devices at most beside the CPU; name those to use of the "
+            f"{len(selected)} with --device"
+        )
 
 
 def _named(field: str, name: str, numbers: dict[str, int]) -> int:
@@ -334,7 +346,7 @@ def n_splits_from(log: Iterable[str]) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of llama.cpp's log; ``level`` as ggml counts it (1 information, 2 warning, 3 error)."""
+    """A line of llama.cpp's log; ``level`` as ggml counts it (2 information, 3 warning, 4 error)."""
 
     level: int
     text: str
@@ -360,7 +372,7 @@ _PREFIXES = re.compile(r"^(\w+: )?(error loading model: |failed to initialize th
 
 def reason(lines: Sequence[LogLine]) -> str | None:
     """llama.cpp's own words for what went wrong: its last error that is not just the consequence of another one."""
-    errors = [line.text.strip() for line in lines if line.level == 3 and line.text.strip()]
+    errors = [line.text.strip() for line in lines if line.level == _LOG_ERROR and line.text.strip()]
     causes = [text for text in errors if not _CONSEQUENCES.search(text)]
     if not errors:
         return None

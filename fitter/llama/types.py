@@ -12,6 +12,9 @@ SplitMode = Literal["none", "layer", "row", "tensor"]
 MAX_DEVICES = 16
 """``llama_max_devices()`` of the pinned llama.cpp."""
 
+MAX_USED_DEVICES = 15
+"""Devices that one model can be on: ggml's scheduler has room for 16 backends, and the CPU's is one of them."""
+
 
 @dataclass(frozen=True)
 class TensorBuftOverride:

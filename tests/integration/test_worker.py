@@ -1,0 +1,403 @@
+"""The worker process: what it answers, and that nothing that happens to it happens to its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import pytest
+
+from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
+from fitter.llama import client
+from fitter.llama.client import Worker
+from fitter.llama.types import Array, Params, VirtualDevice
+from tests.cuda_reference import write_model
+
+CARD = VirtualDevice("CUDA0", "Card", "cuda", 890, 24 * 2**30, 24 * 2**30)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model("llama31-8b", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with Worker([CARD]) as started:
+        yield started
+
+
+def children() -> set[int]:
+    """Process ids of this process's children, dead ones that nobody waited for included."""
+    mine = set()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = entry.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
+                mine.add(int(entry.parent.name))
+    return mine
+
+
+def open_files() -> list[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(found)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def wait_until_gone(pid: int, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def sabotage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes the command ``host`` do what the environment says, in native code as llama.cpp would."""
+    prelude = (
+        "import os, ctypes; from fitter.llama.worker import Session; "
+        "Session.host = lambda self: exec(os.environ['SABOTAGE']); "
+    )
+    start, _, rest = client._BOOT.partition("from fitter.llama.worker")
+    monkeypatch.setattr(client, "_BOOT", start + prelude + "from fitter.llama.worker" + rest)
+    yield
+
+
+# --- answers
+
+
+def test_another_context_of_the_same_model_loads_nothing(worker: Worker, model: Path) -> None:
+    lines: list[str] = []
+    worker._on_log = lines.append
+    worker.measure(model, Params(n_ctx=512))
+    loaded = [line for line in lines if "n_layer" in line]
+    assert loaded
+    lines.clear()
+    larger = worker.measure(model, Params(n_ctx=1024))
+    assert larger.n_ctx == 1024
+    assert not [line for line in lines if "n_layer" in line]
+    worker.measure(model, Params(n_ctx=1024, n_gpu_layers=3))
+    assert [line for line in lines if "n_layer" in line]
+    assert worker.dummy_loads == 3
+
+
+def test_a_file_that_changes_is_loaded_again(worker: Worker, tmp_path: Path) -> None:
+    path = write_model("llama31-8b", tmp_path)
+    before = worker.model_info(path, Params())
+    other = write_model("qwen3-30b-a3b", tmp_path)
+    os.replace(other, path)
+    after = worker.model_info(path, Params())
+    assert (before.n_layer, before.n_expert, before.devices) == (32, 0, ("CUDA0",))
+    assert (after.n_layer, after.n_expert) == (48, 128)
+    assert worker.dummy_loads == 2
+
+
+def test_the_context_of_the_training_is_the_default(worker: Worker, model: Path) -> None:
+    info = worker.model_info(model, Params())
+    breakdown = worker.measure(model, Params())
+    assert breakdown.n_ctx == info.n_ctx_train == 131072
+    assert breakdown.flash_attn is True
+    assert breakdown.n_splits is not None
+    assert worker.measure(model, Params(n_ctx=512, flash_attn="off")).flash_attn is False
+
+
+def test_the_host(worker: Worker) -> None:
+    host = worker.host()
+    assert (host.name, host.type) == ("CPU", "cpu")
+    assert host.total == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def write_header(path: Path) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("a.number", 2**32 - 1)
+    writer.add_int32("a.negative", -7)
+    writer.add_float32("a.real", 0.5)
+    writer.add_bool("a.flag", True)
+    writer.add_string("a.text", "grüße")
+    writer.add_array("a.list", [1, -2, 3])
+    writer.add_array("a.flags", [True, False])
+    writer.add_array("a.reals", [0.5, 2.0])
+    writer.add_array("a.names", ["x", "y"])
+    writer.add_array("a.limit", list(range(4096)))
+    writer.add_array("a.long", list(range(4097)))
+    writer.add_tensor_info("one", (3,), "float32", 12, gguf.GGMLQuantizationType.F32)
+    writer.add_tensor_info("two", (5, 512), "uint8", 5 * 288, gguf.GGMLQuantizationType.Q4_K)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size + 4096)
+    return path
+
+
+def test_a_header(worker: Worker, tmp_path: Path) -> None:
+    header = worker.header(write_header(tmp_path / "header.gguf"))
+    metadata = dict(header.metadata)
+    assert metadata["a.number"] == 2**32 - 1
+    assert metadata["a.negative"] == -7
+    assert metadata["a.real"] == 0.5
+    assert metadata["a.flag"] is True
+    assert metadata["a.text"] == "grüße"
+    assert metadata["a.list"] == Array("i32", 3, (1, -2, 3))
+    assert repr(metadata["a.flags"]) == repr(Array("bool", 2, (True, False)))
+    assert metadata["a.reals"] == Array("f32", 2, (0.5, 2.0))
+    assert metadata["a.names"] == Array("str", 2)
+    assert metadata["a.limit"] == Array("i32", 4096, tuple(range(4096)))
+    assert metadata["a.long"] == Array("i32", 4097)
+    assert [(t.name, t.type, t.shape, t.bytes) for t in header.tensors] == [
+        ("one", "f32", (3,), 12),
+        ("two", "q4_K", (512, 5), 5 * 288),
+    ]
+    assert (header.version, header.alignment) == (3, 32)
+    assert header.data_offset % 32 == 0
+
+
+def test_a_path_with_odd_characters(worker: Worker, tmp_path: Path, model: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xff \n ;,.gguf"))
+    path.symlink_to(model)
+    assert len(worker.header(path).tensors) == 292
+    assert worker.measure(path, Params(n_ctx=512)).n_ctx == 512
+
+
+def test_malformed_headers(worker: Worker, tmp_path: Path) -> None:
+    whole = write_header(tmp_path / "whole.gguf").read_bytes()
+    contents = {
+        "empty": b"",
+        "not GGUF": b"PK\x03\x04" + bytes(100),
+        "another version": whole[:4] + (99).to_bytes(4, "little") + whole[8:],
+        "count too large": whole[:8] + (2**62).to_bytes(8, "little") * 2 + whole[24:],
+    }
+    contents |= {f"first {n} bytes": whole[:n] for n in (3, 4, 8, 23, 24, 40, 200, len(whole) - 4096 - 40)}
+    for name, content in contents.items():
+        path = tmp_path / "broken.gguf"
+        path.write_bytes(content)
+        with pytest.raises(ModelError) as caught:
+            worker.header(path)
+        assert str(caught.value).startswith(f"{path}: "), name
+        assert "\n" not in str(caught.value), name
+    for path in (tmp_path, tmp_path / "missing.gguf"):
+        with pytest.raises(ModelError, match="failed to read magic|not a readable|failed to open"):
+            worker.header(path)
+
+
+def test_a_model_that_llama_cpp_refuses(worker: Worker, tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "foo.gguf"
+    with model.open("rb") as file:
+        head = file.read(100_000)
+    path.write_bytes(head.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0foooo", 1))
+    os.truncate(path, model.stat().st_size)
+    with pytest.raises(LlamaCppError) as caught:
+        worker.measure(path, Params())
+    assert str(caught.value) == f"{path}: unknown model architecture: 'foooo'"
+    assert any("failed to load model" in line for line in caught.value.log)
+    assert worker.measure(model, Params(n_ctx=512)).n_ctx == 512
+
+
+PATTERNS = {
+    "part of a name": (["ffn"], 0),
+    "the first one decides": (["blk", "ffn"], 0),
+    "a later one": (["attn", r"\.ffn_(up|gate)_exps\.", "ffn"], 1),
+    "anchored": ([r"^ffn", r"weight$"], 1),
+    "alternatives of numbers": ([r"blk\.(1[0-9]|20)\.", r"blk\.([0-9])\."], 1),
+    "none": (["attn", "output"], -1),
+    "no patterns": ([], -1),
+    "empty pattern": ([""], 0),
+}
+
+
+@pytest.mark.parametrize(("patterns", "expected"), PATTERNS.values(), ids=PATTERNS.keys())
+def test_which_pattern_a_tensor_matches(worker: Worker, patterns: list[str], expected: int) -> None:
+    assert worker.match(patterns, ["blk.7.ffn_up_exps.weight"]) == (expected,)
+
+
+@pytest.mark.parametrize("pattern", ["(", "[a", "a{2", "*", "(?<x>y)"])
+def test_a_pattern_that_is_no_regular_expression(worker: Worker, pattern: str) -> None:
+    worker.check_patterns([r"\.ffn_.*_exps\.", "x|y"])
+    with pytest.raises(UsageError) as caught:
+        worker.check_patterns(["fine", pattern])
+    assert str(caught.value).startswith(f"pattern '{pattern}' is no regular expression: ")
+
+
+# --- what may happen
+
+
+FATE = {
+    "abort": ("os.abort()", "was ended by SIGABRT"),
+    "segmentation fault": ("ctypes.string_at(0)", "was ended by SIGSEGV"),
+    "exit": ("os._exit(3)", "ended with status 3"),
+    "assertion": (
+        "os.write(2, b'x.cpp:7: GGML_ASSERT(n > 0) failed\\n'); os.abort()",
+        "was ended by SIGABRT during 'host': x.cpp:7: GGML_ASSERT(n > 0) failed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "message"), FATE.values(), ids=FATE.keys())
+def test_a_crash_is_an_error_and_the_worker_goes_on(
+    sabotage: None, monkeypatch: pytest.MonkeyPatch, worker: Worker, code: str, message: str
+) -> None:
+    monkeypatch.setenv("SABOTAGE", code)
+    before = children()
+    with pytest.raises(LlamaCppError) as caught:
+        worker.host()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert children() == before
+    assert [device.name for device in worker.devices()] == ["CUDA0"]
+
+
+def test_a_context_that_llama_cpp_refuses(worker: Worker, model: Path) -> None:
+    worker.measure(model, Params(n_ctx=512))
+    with pytest.raises(LlamaCppError) as caught:
+        worker.measure(model, Params(n_ctx=512, n_seq_max=100_000))
+    assert "n_seq_max must be <= " in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["ctypes.CDLL(None).sleep(600)", "ctypes.CDLL(None).pause()"])
+def test_a_hang_is_an_error(sabotage: None, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    monkeypatch.setenv("SABOTAGE", code)
+    before = children()
+    with Worker([CARD], timeout=2.0) as worker:
+        assert worker.devices()
+        started = time.monotonic()
+        with pytest.raises(LlamaCppError, match="did not answer 'host' within 2 seconds"):
+            worker.host()
+        assert 1.5 < time.monotonic() - started < 8
+        assert children() == before
+
+
+def test_an_interrupt_ends_the_worker(sabotage: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SABOTAGE", "ctypes.CDLL(None).sleep(600)")
+    before = children()
+    with Worker() as worker:
+        worker.devices()
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            worker.host()
+        assert children() == before
+
+
+def test_an_interrupt_of_the_whole_group_is_the_parents_affair(worker: Worker) -> None:
+    worker.devices()
+    assert worker._child is not None
+    os.kill(worker._child._process.pid, signal.SIGINT)
+    assert worker.devices()
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in native code"])
+def test_the_worker_dies_with_its_parent(tmp_path: Path, busy: bool) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import sys, threading, time\n"
+        f"sys.path[:] = {[entry for entry in sys.path if entry]!r}\n"
+        "from fitter.llama import client\n"
+        "start, _, rest = client._BOOT.partition('from fitter.llama.worker')\n"
+        "client._BOOT = start + 'import ctypes; from fitter.llama.worker import Session; '"
+        " + 'Session.host = lambda self: ctypes.CDLL(None).sleep(600); from fitter.llama.worker' + rest\n"
+        "worker = client.Worker()\n"
+        "worker.devices()\n"
+        f"if {busy}: threading.Thread(target=worker.host, daemon=True).start(); time.sleep(0.5)\n"
+        "print(worker._child._process.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+    wait_until_gone(pid)
+
+
+def test_nothing_is_left_behind(model: Path) -> None:
+    processes, files, threads = children(), open_files(), threading.active_count()
+    with Worker([CARD]) as worker:
+        worker.measure(model, Params(n_ctx=512))
+        assert len(children()) == len(processes) + 1
+    assert (children(), open_files(), threading.active_count()) == (processes, files, threads)
+    worker.close()
+    with pytest.raises(LlamaCppError, match="closed"):
+        worker.devices()
+
+
+def test_several_workers_in_several_threads(model: Path) -> None:
+    answers: dict[int, int] = {}
+
+    def ask(number: int) -> None:
+        with Worker([CARD]) as worker:
+            answers[number] = worker.measure(model, Params(n_ctx=512 * number)).n_ctx
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {number: 512 * number for number in range(1, 5)}
+
+
+def test_what_native_code_prints_disturbs_nobody(sabotage: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SABOTAGE", "os.write(1, b'{}\\n' * 1000); raise RuntimeError('no such luck')")
+    with Worker() as worker:
+        with pytest.raises(LlamaCppError, match="host failed in the worker: RuntimeError: no such luck"):
+            worker.host()
+        worker.devices()
+
+
+def test_the_working_directory_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')\n")
+    (tmp_path / "llama_cpp.py").write_text("raise SystemExit('the wrong llama_cpp')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Worker([CARD]) as worker:
+        assert worker.measure(model, Params(n_ctx=512)).n_ctx == 512
+
+
+def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
+    with Worker([CARD]) as worker, pytest.raises(LibraryError) as caught:
+        worker.devices()
+    assert f"libllama cannot be loaded from LLAMA_CPP_LIB_PATH={tmp_path}" in str(caught.value)
+
+
+def test_the_breakdown_of_a_live_model(model: Path, worker: Worker) -> None:
+    script = (
+        "import json, llama_cpp; from fitter.llama import binding, wire; from fitter.llama.types import Params\n"
+        "model_params = llama_cpp.llama_model_default_params()\n"
+        "context_params = llama_cpp.llama_context_default_params()\n"
+        "keep = binding.apply(Params(n_ctx=768), model_params, context_params)\n"
+        "model_params.no_alloc, model_params.load_mode = True, 0\n"
+        f"model = llama_cpp.llama_model_load_from_file({str(model)!r}.encode(), model_params)\n"
+        "context = llama_cpp.llama_init_from_model(model, context_params)\n"
+        "print(json.dumps(wire.encode(binding.breakdown_of(context))))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert found["n_ctx"] == 768
+    worker.configure(())
+    measured = worker.measure(model, Params(n_ctx=768))
+    assert [row["model"] for row in found["rows"]] == [row.model for row in measured.rows]

@@ -1,0 +1,77 @@
+"""What the worker and its client say to each other survives the way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fitter.llama import wire
+from fitter.llama.types import (
+    Array,
+    Breakdown,
+    Header,
+    Layout,
+    LayoutEntry,
+    Params,
+    Row,
+    TensorBuftOverride,
+    TensorInfo,
+)
+
+VALUES: dict[str, Any] = {
+    "defaults": Params(),
+    "every kind of field": Params(
+        n_ctx=4096,
+        tensor_split=(1.0, 2.5),
+        tensor_buft_overrides=(TensorBuftOverride(r"\.ffn_.*=x", "CPU"),),
+        flash_attn="on",
+        devices=(),
+    ),
+    "optional fields empty": Breakdown((Row("CPU", None, True, 1, 2, 3),), ("CUDA0",), 4096),
+    "optional fields set": Breakdown((), (), 4096, flash_attn=False, n_splits=(3, 1)),
+    "sizes beyond 2**53": Row("CUDA0", "CUDA0", False, 2**63 - 1, 0, 0),
+    "layout": Layout((LayoutEntry("Recorder", "cache_k_l0", "context", 128),), 128, 512),
+    "header": Header(
+        {
+            "text": "é",
+            "whole": 7,
+            "real": 7.0,
+            "flag": True,
+            "list": Array("i32", 2, (1, 0)),
+            "flags": Array("bool", 1, (True,)),
+            "long": Array("str", 10**6),
+        },
+        (TensorInfo("blk.0.ffn_up.weight", "q4_K", (256, 2), 288),),
+        1024,
+        3,
+        32,
+    ),
+    "path that is no UTF-8": TensorInfo("\udcff", "f32", (1,), 4),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
+def test_a_value_comes_back_as_it_was(value: Any) -> None:
+    back = wire.decode(type(value), json.loads(json.dumps(wire.encode(value))))
+    assert back == value
+    assert repr(back) == repr(value)  # 7 is not 7.0, 1 is not True
+
+
+WRONG: dict[str, tuple[Any, Any]] = {
+    "text for a number": (int, "1"),
+    "boolean for a number": (int, True),
+    "number for a boolean": (bool, 1),
+    "unknown field": (Params, {"n_contexts": 1}),
+    "no such choice": (Params, {"flash_attn": "maybe"}),
+    "tuple too short": (tuple[int, int], [1]),
+    "tuple of other things": (tuple[int, ...], [1, "2"]),
+    "none of the alternatives": (int | None, "x"),
+}
+
+
+@pytest.mark.parametrize(("kind", "value"), WRONG.values(), ids=WRONG.keys())
+def test_a_value_of_another_type_is_refused(kind: Any, value: Any) -> None:
+    with pytest.raises(TypeError):
+        wire.decode(kind, value)
