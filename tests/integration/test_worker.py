@@ -196,7 +196,7 @@ def test_malformed_headers(worker: Worker, tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"{path}: "), name
         assert "\n" not in str(caught.value), name
     for path in (tmp_path, tmp_path / "missing.gguf"):
-        with pytest.raises(ModelError, match="failed to read magic|not a readable|failed to open"):
+        with pytest.raises(ModelError, match=r"failed to read magic|not a readable|failed to open"):
             worker.header(path)
 
 
