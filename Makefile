@@ -38,10 +38,10 @@ $(STAMPS)/venv:
 	  || { echo "make: fitter needs Python 3.10 or newer; set PYTHON=, e.g. make install PYTHON=python3.12" >&2; exit 1; }
 	@command -v "$${CXX:-c++}" >/dev/null && command -v "$${CC:-cc}" >/dev/null \
 	  || { echo "make: no C and C++ compiler; install one (Debian, Ubuntu: apt-get install g++)" >&2; exit 1; }
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV) \
+	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) \
 	  || { echo "make: $(PYTHON) cannot make a virtual environment (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	@mkdir -p $(STAMPS)
-	@cmake_version=$$(cmake --version 2>/dev/null | sed -n 's/^cmake version \([0-9.]*\).*/\1/p'); \
+	@cmake_version=$$({ cmake --version 2>/dev/null || true; } | sed -n 's/^cmake version \([0-9.]*\).*/\1/p'); \
 	  [ "$$(printf '%s\n' 3.21 "$${cmake_version:-0}" | sort -V | head -1)" = 3.21 ] || $(PIP) install -q 'cmake>=3.21'
 	@command -v ninja >/dev/null || $(PIP) install -q ninja
 	@touch $@
