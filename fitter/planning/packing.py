@@ -117,7 +117,7 @@ def _spill_one(units: Sequence[Unit], over: int) -> tuple[Item, ...] | None:
 def _spill_spread(units: Sequence[Unit], gap: int) -> tuple[Item, ...]:
     """Items to spill so that the rest fits into ``gap``: whole layers first, then parts of as few others as possible."""
     rest: list[tuple[Item, ...]] = []
-    for unit in reversed(units):
+    for unit in units:
         if unit.movable <= gap:
             gap -= unit.movable
         else:
