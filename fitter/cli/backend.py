@@ -13,7 +13,7 @@ from fitter.errors import EXIT_FITS, UsageError
 _EPILOG = """\
 Example:
   eval "$(fitter backend --gpu rtx-4090 --gpu 24GiB)"
-  llama-fit-params -m model.gguf
+  llama-fit-params -m model.gguf -dev CUDA0,CUDA1
 """
 
 
@@ -22,7 +22,8 @@ Example:
 def backend(gpus: tuple[str, ...] | None, **_: Any) -> int:
     """Print the two lines of shell that show virtual GPUs to any llama.cpp program.
 
-    Such a program can plan on them (llama-fit-params, --list-devices), but not run a model.
+    Such a program can plan on them (llama-fit-params, --list-devices), but not run a model. Most look for them only
+    when they are told -dev or -ot.
     """
     if not gpus:
         raise UsageError("no GPU to show: describe one with --gpu, such as --gpu rtx-4090")

@@ -23,7 +23,7 @@ def print_to(stream: IO[str], renderable: RenderableType) -> None:
     if stream.isatty():
         Console(file=stream, highlight=False).print(renderable)
         return
-    console = Console(file=io.StringIO(), width=_FILE_WIDTH, highlight=False)
+    console = Console(file=io.StringIO(), width=_FILE_WIDTH, highlight=False, force_terminal=False, color_system=None)
     with console.capture() as capture:
         console.print(renderable)
     stream.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
@@ -65,7 +65,7 @@ def inspection_table(inspection: Inspection) -> RenderableType:
     """Metadata, tensors by role, and every layer's size."""
     model = inspection.model
     parts: list[RenderableType] = [
-        Text(f"{model.name}: {model.architecture}, {human(model.bytes)} of weights", style="bold")
+        Text.assemble((model.name, "bold"), f" ({model.architecture}, {human(model.bytes)} of weights)")
     ]
 
     metadata = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -124,7 +124,7 @@ def _add_use(table: Table, name: str, use: DeviceUse | HostUse, note: str) -> No
 
 
 def _host_note(plan: PlanData) -> str:
-    return "what the machine with these devices will need" if plan.virtual and plan.host.free is None else ""
+    return "what a machine with these devices needs" if plan.virtual and plan.host.free is None else ""
 
 
 def _parameters(plan: PlanData) -> list[str]:
@@ -133,16 +133,16 @@ def _parameters(plan: PlanData) -> list[str]:
     offloaded = layers if params.n_gpu_layers < 0 else min(params.n_gpu_layers, layers)
     if not plan.breakdown.devices:
         offloaded = 0
-    facts = [f"context {params.n_ctx or plan.breakdown.n_ctx}", f"{offloaded} of {layers} layers on devices"]
+    where = [f"context {params.n_ctx or plan.breakdown.n_ctx}", f"{offloaded} of {layers} layers on devices"]
     if params.tensor_split is not None and len(plan.breakdown.devices) > 1:
-        facts.append("split " + ",".join(f"{value:g}" for value in params.tensor_split))
-    facts.append(f"batch {params.n_batch}/{params.n_ubatch}")
-    facts.append(f"KV cache {params.type_k}/{params.type_v}" + ("" if params.offload_kqv else " on the host"))
+        where.append("split " + ",".join(f"{value:g}" for value in params.tensor_split))
+    how = [f"batch {params.n_batch}/{params.n_ubatch}"]
+    how.append(f"KV cache {params.type_k}/{params.type_v}" + ("" if params.offload_kqv else " on the host"))
     if plan.breakdown.flash_attn is not None:
-        facts.append(f"flash attention {'on' if plan.breakdown.flash_attn else 'off'}")
+        how.append(f"flash attention {'on' if plan.breakdown.flash_attn else 'off'}")
     if params.n_seq_max > 1:
-        facts.append(f"{params.n_seq_max} sequences, {'one' if params.kv_unified else 'each its own'} KV cache")
-    lines = [" · ".join(facts)]
+        how.append(f"{params.n_seq_max} sequences, {'one' if params.kv_unified else 'each its own'} KV cache")
+    lines = [" · ".join(where), " · ".join(how)]
     lines += [f"{override.pattern} in {override.buffer_type}" for override in params.tensor_buft_overrides]
     return lines
 

@@ -12,9 +12,7 @@ def from_mib(mib: int) -> int:
 
 def mib(size: int | None) -> str:
     """``size`` bytes in whole MiB, rounded down as llama.cpp's own tools do; ``-`` where there is no limit."""
-    if size is None:
-        return "-"
-    return str(size // MIB) if size >= 0 else f"-{-size // MIB}"
+    return "-" if size is None else str(size // MIB)
 
 
 def human(size: int) -> str:

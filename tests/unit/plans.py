@@ -1,0 +1,47 @@
+"""Plans made by hand, for tests of what is said about a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fitter.llama.types import Breakdown, Params, Row
+from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+MODEL = ModelSummary("model.gguf", "Model 8B", "llama", 4 * GIB)
+FREE = 8 * GIB
+MARGIN = 1 * GIB
+HOST_ROW = Row("CPU", None, True, 300 * MIB, 0, 20 * MIB)
+
+
+def make_plan(
+    params: Params | None = None,
+    *,
+    devices: Sequence[str] = ("CUDA0", "CUDA1"),
+    n_ctx: int = 4096,
+    flash_attn: bool | None = True,
+    host_free: int | None = None,
+    problems: tuple[Problem, ...] = (),
+    virtual: bool = True,
+    n_layer: int = 32,
+) -> PlanData:
+    """A plan that takes 2048 MiB of weights, 256 of context and 100 of compute on each of ``devices``."""
+    rows = tuple(Row(name, name, False, 2048 * MIB, 256 * MIB, 100 * MIB) for name in devices)
+    return PlanData(
+        model=MODEL,
+        params=params or Params(n_ctx=n_ctx, n_gpu_layers=33),
+        breakdown=Breakdown((*rows, HOST_ROW), tuple(devices), n_ctx, flash_attn),
+        devices=tuple(
+            DeviceUse(
+                row.buffer_type, f"Card of {row.buffer_type}", FREE, FREE, MARGIN, row.model, row.context, row.compute
+            )
+            for row in rows
+        ),
+        host=HostUse(host_free, host_free, MARGIN, HOST_ROW.model, HOST_ROW.context, HOST_ROW.compute),
+        search=Search(5, 1.25),
+        problems=problems,
+        n_layer=n_layer,
+        virtual=virtual,
+    )

@@ -1,0 +1,190 @@
+"""What the command line makes of its words: the keywords that reach the Python API."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from plans import GIB, MIB, make_plan
+
+from fitter import api
+from fitter.cli import main
+from fitter.llama.types import DeviceInfo, Params
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    made: list[tuple[str, dict[str, Any]]] = []
+    plan = make_plan(Params(n_ctx=4096, n_gpu_layers=33))
+
+    def fit(model: str, **given: Any) -> api.Plan:
+        assert given.pop("on_progress") is None
+        given.pop("on_log")
+        made.append((model, given))
+        return api.Plan(**{field.name: getattr(plan, field.name) for field in fields(plan)})
+
+    monkeypatch.setattr(api, "fit", fit)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", {}),
+        ("-c 4096", {"n_ctx": 4096}),
+        ("--ctx-size 0", {"n_ctx": 0}),
+        ("-ngl 12", {"n_gpu_layers": 12}),
+        ("--gpu-layers 0", {"n_gpu_layers": 0}),
+        ("--n-gpu-layers all", {"n_gpu_layers": -1}),
+        ("-ngl -2", {"n_gpu_layers": -1}),
+        ("-ngl auto", {}),
+        ("-ngl -1", {}),
+        ("-ts 3,1", {"tensor_split": (3.0, 1.0)}),
+        ("--tensor-split 0.5/1", {"tensor_split": (0.5, 1.0)}),
+        ("-ot exps=CPU", {"override_tensor": ("exps=CPU",)}),
+        ("-ot a=CPU,b=CUDA0 --override-tensor c=CPU", {"override_tensor": ("a=CPU", "b=CUDA0", "c=CPU")}),
+        ("-sm none -mg 1", {"split_mode": "none", "main_gpu": 1}),
+        ("--split-mode layer --main-gpu 0", {"split_mode": "layer", "main_gpu": 0}),
+        ("-dev CUDA1,CUDA0", {"devices": ("CUDA1", "CUDA0")}),
+        ("--device none", {"devices": ()}),
+        ("-b 4096 -ub 1024", {"n_batch": 4096, "n_ubatch": 1024}),
+        ("--batch-size 64 --ubatch-size 32", {"n_batch": 64, "n_ubatch": 32}),
+        ("-np 4 -kvu", {"n_seq_max": 4, "kv_unified": True}),
+        ("--parallel 4 --no-kv-unified", {"n_seq_max": 4, "kv_unified": False}),
+        ("-ctk q8_0 -ctv q4_0", {"type_k": "q8_0", "type_v": "q4_0"}),
+        ("--cache-type-k bf16 --cache-type-v iq4_nl", {"type_k": "bf16", "type_v": "iq4_nl"}),
+        ("-fa on", {"flash_attn": "on"}),
+        ("--flash-attn auto", {"flash_attn": "auto"}),
+        ("-nkvo", {"offload_kqv": False}),
+        ("--kv-offload", {"offload_kqv": True}),
+        ("--no-op-offload", {"op_offload": False}),
+        ("--op-offload", {"op_offload": True}),
+        ("--swa-full", {"swa_full": True}),
+        ("-cmoe", {"cpu_moe": True}),
+        ("--cpu-moe", {"cpu_moe": True}),
+        ("-ncmoe 3", {"n_cpu_moe": 3}),
+        ("--n-cpu-moe 0", {"n_cpu_moe": 0}),
+        ("-fitc 8192", {"fit_ctx": 8192}),
+        ("--fit-target 512", {"margin": 512 * MIB}),
+        ("-fitt 512,0", {"margin": (512 * MIB, 0)}),
+        ("--gpu rtx-4090 --gpu 24GiB", {"gpus": ("rtx-4090", "24GiB")}),
+        ("--host-memory 64GiB --host-margin 2048", {"host_memory": "64GiB", "host_margin": 2 * GIB}),
+        ("--allow paging", {"allow": ("paging",)}),
+    ],
+)
+def test_options_reach_the_api(calls: list[tuple[str, dict[str, Any]]], words: str, expected: dict[str, Any]) -> None:
+    assert main(["model.gguf", *words.split()]) == 0
+    assert calls == [("model.gguf", expected)]
+
+
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        ("fit model.gguf", "model.gguf"),
+        ("-c 4096 model.gguf", "model.gguf"),
+        ("./fit", "./fit"),
+        ("fit devices", "devices"),
+        ("-- -odd.gguf", "-odd.gguf"),
+    ],
+)
+def test_fit_is_the_default(calls: list[tuple[str, dict[str, Any]]], words: str, model: str) -> None:
+    assert main(words.split()) == 0
+    assert calls[0][0] == model
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", None),
+        ("fit", "Missing argument 'MODEL'"),
+        ("m.gguf n.gguf", "unexpected extra argument"),
+        ("m.gguf -c -1", "-1 is too small; the smallest is 0"),
+        ("m.gguf -c many", "'many' is not a whole number"),
+        ("m.gguf -np 0", "0 is too small; the smallest is 1"),
+        ("m.gguf -ub 0", "0 is too small; the smallest is 1"),
+        ("m.gguf -ngl some", "'some' is not a number of layers, 'auto' or 'all'"),
+        ("m.gguf -ngl -3", "'-3' is not a number of layers"),
+        ("m.gguf -ts 3,x", "'3,x' is not a list of numbers"),
+        ("m.gguf -ctk q9", "'q9' is not one of 'f32'"),
+        ("m.gguf -fa yes", "'yes' is not one of 'on'"),
+        ("m.gguf -fitt 1.5", "'1.5' is not a number of MiB such as 1024 or 1024,512"),
+        ("m.gguf --host-margin 1,2", "'1,2' is not a number of MiB such as 1024"),
+        ("m.gguf -dev CUDA0,,CUDA1", "has an empty name in it"),
+        ("m.gguf -c", "requires an argument"),
+        ("m.gguf -md draft.gguf", "No such option"),
+        ("m.gguf --mmproj x", "--mmproj"),
+        ("m.gguf --lora=x", "--lora"),
+        ("m.gguf --rpc x", "--rpc"),
+        ("m.gguf --prompt 5", "--prompt"),
+        ("m.gguf --generate 5", "--generate"),
+        ("inspect", "Missing argument 'MODEL'"),
+        ("inspect m.gguf -c x", "(see fitter inspect --help)"),
+        ("devices x", "unexpected extra argument"),
+        ("backend", "no GPU to show"),
+    ],
+)
+def test_wrong_words_are_one_line(
+    calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str], words: str, message: str | None
+) -> None:
+    assert main(words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert calls == []
+    if message is None:
+        assert err.startswith("Usage: fitter MODEL")
+    else:
+        assert err.startswith("fitter: error: ")
+        assert message in err
+        assert err.count("\n") == 1
+
+
+def test_an_unknown_option_is_named_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["m.gguf", "-md", "draft.gguf"])
+    assert re.search(r"No such option:? '?-md'? ", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["fit", "--help"], ["inspect", "-h"], ["devices", "-h"]])
+def test_help_is_on_stdout(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Usage: fitter")
+    assert err == ""
+
+
+def test_help_of_fit_has_its_options_in_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["fit", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    titles = ["Context and batch:", "Placement (kept as given; the rest is fitted around it):"]
+    titles += ["Devices and limits:", "Output:", "Examples:"]
+    assert [line for line in lines if line in titles] == titles
+    assert max(map(len, lines)) <= 100
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    import fitter
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fitter {fitter.__version__}\n"
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    host = DeviceInfo("CPU", "Processor", "cpu", "CPU", 32 * GIB, 30 * GIB)
+    monkeypatch.setattr(api, "devices", lambda gpus=(): ((), replace_name(host, gpus)))
+    assert main(["devices", "--gpu", "24GiB"]) == 0
+    assert "24GiB" in capsys.readouterr().out
+    assert main(["devices", "--json"]) == 0
+    assert '"free": 32212254720' in capsys.readouterr().out
+
+
+def replace_name(device: DeviceInfo, gpus: tuple[str, ...]) -> DeviceInfo:
+    return DeviceInfo(device.name, ",".join(gpus), device.type, device.backend, device.total, device.free)
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
+    code = "import sys, fitter.cli; print(sorted({'numpy', 'llama_cpp', 'rich', 'cffi'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

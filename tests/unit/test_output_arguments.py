@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plans import make_plan
+
+from fitter.errors import PlanError, UsageError
+from fitter.llama.types import Params, TensorBuftOverride
+from fitter.output.arguments import arguments, command_line, plain_pattern, unsafe_arguments
+
+SPILL = TensorBuftOverride("^blk.(1|2|3).ffn_(up|gate)_exps.weight$", "CPU")
+USERS_OWN = TensorBuftOverride(r"blk\.\d+\.ffn_.*_exps", "CPU")
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "expected"),
+    [
+        ("the least", {}, "-c 4096 -ngl 33 -np 1 -fit off"),
+        ("the model's own context", {"n_ctx": 0}, "-c 8192 -ngl 33 -np 1 -fit off"),
+        ("a context that llama.cpp pads", {"n_ctx": 100}, "-c 100 -ngl 33 -np 1 -fit off"),
+        ("all layers", {"n_gpu_layers": -1}, "-c 4096 -ngl all -np 1 -fit off"),
+        ("no layer", {"n_gpu_layers": 0}, "-c 4096 -ngl 0 -np 1 -fit off"),
+        ("devices", {"devices": ("CUDA1", "CUDA0")}, "-c 4096 -dev CUDA1,CUDA0 -ngl 33 -np 1 -fit off"),
+        ("no device", {"devices": ()}, "-c 4096 -dev none -ngl 33 -np 1 -fit off"),
+        ("split", {"tensor_split": (20.0, 13.0)}, "-c 4096 -ngl 33 -ts 20,13 -np 1 -fit off"),
+        ("split by hand", {"tensor_split": (0.25, 1.5)}, "-c 4096 -ngl 33 -ts 0.25,1.5 -np 1 -fit off"),
+        ("nothing on the last", {"tensor_split": (33.0, 0.0)}, "-c 4096 -ngl 33 -ts 33 -np 1 -fit off"),
+        ("nothing on the first", {"tensor_split": (0.0, 33.0)}, "-c 4096 -ngl 33 -ts 0,33 -np 1 -fit off"),
+        (
+            "overrides",
+            {"tensor_buft_overrides": (SPILL, TensorBuftOverride("^blk.4.", "CUDA1"))},
+            "-c 4096 -ngl 33 -ot ^blk.(1|2|3).ffn_(up|gate)_exps.weight$=CPU,^blk.4.=CUDA1 -np 1 -fit off",
+        ),
+        ("one device alone", {"split_mode": "none", "main_gpu": 1}, "-c 4096 -ngl 33 -sm none -mg 1 -np 1 -fit off"),
+        ("batches", {"n_batch": 4096, "n_ubatch": 1024}, "-c 4096 -ngl 33 -b 4096 -ub 1024 -np 1 -fit off"),
+        ("KV types", {"type_k": "q8_0", "type_v": "q4_0"}, "-c 4096 -ngl 33 -ctk q8_0 -ctv q4_0 -np 1 -fit off"),
+        ("flash attention", {"flash_attn": "on"}, "-c 4096 -ngl 33 -fa on -np 1 -fit off"),
+        ("KV cache on the host", {"offload_kqv": False}, "-c 4096 -ngl 33 -nkvo -np 1 -fit off"),
+        ("no op offload", {"op_offload": False}, "-c 4096 -ngl 33 --no-op-offload -np 1 -fit off"),
+        ("full SWA cache", {"swa_full": True}, "-c 4096 -ngl 33 --swa-full -np 1 -fit off"),
+        ("four sequences", {"n_seq_max": 4}, "-c 4096 -ngl 33 -np 4 -fit off"),
+        ("four in one cache", {"n_seq_max": 4, "kv_unified": True}, "-c 4096 -ngl 33 -np 4 -kvu -fit off"),
+        ("one in one cache", {"kv_unified": True}, "-c 4096 -ngl 33 -np 1 -fit off"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and not value.startswith("-c") else "",
+)
+def test_arguments(name: str, params: dict[str, Any], expected: str) -> None:
+    plan = make_plan(Params(**{"n_ctx": 4096, "n_gpu_layers": 33, **params}), n_ctx=8192)
+    assert arguments(plan) == expected.split(" ")
+
+
+def test_one_device_needs_no_split() -> None:
+    plan = make_plan(Params(n_ctx=512, tensor_split=(33.0,)), devices=["CUDA0"])
+    assert "-ts" not in arguments(plan)
+
+
+@pytest.mark.parametrize(("n_devices", "is_accepted"), [(15, True), (16, False)])
+def test_llama_cpp_takes_a_split_over_fifteen_devices(n_devices: int, is_accepted: bool) -> None:
+    names = [f"CUDA{i}" for i in range(n_devices)]
+    plan = make_plan(Params(n_ctx=512, tensor_split=(2.0,) * n_devices), devices=names)
+    if is_accepted:
+        assert ",".join(["2"] * 15) in arguments(plan)
+    else:
+        with pytest.raises(PlanError, match="at most 15 devices, this plan splits over 16"):
+            arguments(plan)
+
+
+def test_sixteen_devices_with_the_last_one_unused_are_fifteen() -> None:
+    plan = make_plan(Params(n_ctx=512, tensor_split=(2.0,) * 15 + (0.0,)), devices=[f"CUDA{i}" for i in range(16)])
+    assert ",".join(["2"] * 15) in arguments(plan)
+
+
+@pytest.mark.parametrize("pattern", ["a{1,2}", "a=b"])
+def test_a_pattern_that_llama_cpp_would_cut_is_refused(pattern: str) -> None:
+    plan = make_plan(Params(n_ctx=512, tensor_buft_overrides=(TensorBuftOverride(pattern, "CPU"),)))
+    with pytest.raises(UsageError, match=re.escape(pattern)):
+        arguments(plan)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("^blk.(1|2).", "^blk.(1|2)."),
+        (r"blk\.1\.ffn", "blk[.]1[.]ffn"),
+        (r"blk\.\d+\.", "blk[.][0-9]+[.]"),
+        (r"[\.a]\.", r"[\.a][.]"),
+        (r"[0-9]\.x", "[0-9][.]x"),
+        (r"a\b", r"a\b"),
+        (r"\\", r"\\"),
+        ("a\\", "a\\"),
+    ],
+)
+def test_plain_pattern(pattern: str, expected: str) -> None:
+    assert plain_pattern(pattern) == expected
+
+
+@pytest.mark.parametrize(
+    ("argument", "is_safe"),
+    [
+        ("^blk.(1|2|3).ffn_(up|gate)_exps.weight$=CPU", True),
+        ("blk[.][0-9]+[.]ffn_.*_exps=CPU", True),
+        (r"a\b=CPU", False),
+        ("a b=CPU", False),
+        ("a'b=CPU", False),
+        ('a"b=CPU', False),
+    ],
+)
+def test_unsafe_arguments(argument: str, is_safe: bool) -> None:
+    assert unsafe_arguments(["-ot", argument]) == ([] if is_safe else [argument])
+
+
+LINE = ["-c", "4096", "-ot", "^blk.(1|2|3).ffn_(up|gate)_exps.weight$=CPU,blk[.][0-9]+[.]ffn_.*_exps=CUDA0"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_the_plain_line_survives_command_substitution(shell: str, tmp_path: Path) -> None:
+    script = "printf '%s\\n' $(printf '%s\\n' \"$LINE\")"
+    environment = {**os.environ, "LINE": command_line(LINE, quoted=False)}
+    assert _lines([shell, "-c", script], tmp_path, environment) == LINE
+
+
+def test_the_plain_line_survives_xargs(tmp_path: Path) -> None:
+    script = "printf '%s\\n' \"$LINE\" | xargs printf '%s\\n'"
+    environment = {**os.environ, "LINE": command_line(LINE, quoted=False)}
+    assert _lines(["sh", "-c", script], tmp_path, environment) == LINE
+
+
+def test_the_quoted_line_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    line = command_line(LINE, quoted=True)
+    assert shlex.split(line) == LINE
+    assert _lines(["sh", "-c", f"printf '%s\\n' {line}"], tmp_path, dict(os.environ)) == LINE
+
+
+def test_a_users_escaped_pattern_goes_out_without_backslashes() -> None:
+    args = arguments(make_plan(Params(n_ctx=512, tensor_buft_overrides=(USERS_OWN,))))
+    assert args[args.index("-ot") + 1] == "blk[.][0-9]+[.]ffn_.*_exps=CPU"
+    assert not unsafe_arguments(args)
+
+
+def _lines(command: list[str], directory: Path, environment: dict[str, str]) -> list[str]:
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()

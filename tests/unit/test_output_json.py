@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+from types import MappingProxyType
+
+from plans import GIB, MIB, make_plan
+
+from fitter.llama.types import Array, DeviceInfo, Params, Row, TensorBuftOverride
+from fitter.output.arguments import arguments
+from fitter.output.json import devices_to_dict, dumps, inspection_to_dict, to_dict
+from fitter.planning.inspection import Inspection, LayerSize, RoleSize
+from fitter.planning.plan import ModelSummary, Problem
+
+USED = (2048 + 256 + 100) * MIB
+
+
+def test_a_plan_by_the_schema() -> None:
+    plan = make_plan(
+        Params(
+            n_ctx=4096,
+            n_gpu_layers=33,
+            tensor_split=(20.0, 13.0),
+            tensor_buft_overrides=(TensorBuftOverride("^blk.1.", "CPU"),),
+            devices=("CUDA0", "CUDA1"),
+        )
+    )
+    device = {
+        "total": 8 * GIB,
+        "free": 8 * GIB,
+        "margin": 1 * GIB,
+        "model": 2048 * MIB,
+        "context": 256 * MIB,
+        "compute": 100 * MIB,
+        "used": USED,
+        "left": 8 * GIB - USED,
+    }
+    expected = {
+        "schema": 1,
+        "fits": True,
+        "model": {"path": "model.gguf", "name": "Model 8B", "architecture": "llama", "bytes": 4 * GIB},
+        "params": {
+            "n_ctx": 4096,
+            "n_gpu_layers": 33,
+            "tensor_split": [20.0, 13.0],
+            "tensor_buft_overrides": [{"pattern": "^blk.1.", "buffer_type": "CPU"}],
+            "n_batch": 2048,
+            "n_ubatch": 512,
+            "n_seq_max": 1,
+            "type_k": "f16",
+            "type_v": "f16",
+            "flash_attn": "auto",
+            "offload_kqv": True,
+            "op_offload": True,
+            "devices": ["CUDA0", "CUDA1"],
+        },
+        "arguments": arguments(plan),
+        "devices": [
+            {"name": "CUDA0", "description": "Card of CUDA0", **device},
+            {"name": "CUDA1", "description": "Card of CUDA1", **device},
+        ],
+        "host": {
+            "total": None,
+            "free": None,
+            "model": 300 * MIB,
+            "context": 0,
+            "compute": 20 * MIB,
+            "used": 320 * MIB,
+            "left": None,
+        },
+        "estimate": None,
+        "search": {"dummy_loads": 5, "seconds": 1.25},
+        "problems": [],
+    }
+    document = to_dict(plan)
+    assert document == expected
+    # dict equality does not see the order, which is part of what is stable
+    assert json.dumps(document) == json.dumps(expected)
+
+
+def test_what_llama_cpp_chose_is_said_where_nobody_set_it() -> None:
+    params = to_dict(make_plan(Params(n_ctx=0), n_ctx=8192))["params"]
+    assert params["n_ctx"] == 8192
+    assert params["devices"] == ["CUDA0", "CUDA1"]
+    assert params["tensor_split"] is None
+
+
+def test_a_plan_that_does_not_fit_says_where_and_by_how_much() -> None:
+    plan = make_plan(host_free=100 * MIB, problems=(Problem("host", 1244 * MIB, "too little"),))
+    document = to_dict(plan)
+    assert document["fits"] is False
+    assert document["problems"] == [{"device": "host", "missing": 1244 * MIB, "message": "too little"}]
+    assert document["host"]["left"] == -220 * MIB
+
+
+def test_devices() -> None:
+    card = DeviceInfo("CUDA0", "Card", "gpu", "CUDA", 8 * GIB, 7 * GIB, virtual=True, buffer_type="CUDA0")
+    host = DeviceInfo("CPU", "Processor", "cpu", "CPU", 32 * GIB, 30 * GIB)
+    assert devices_to_dict((card,), host) == {
+        "schema": 1,
+        "devices": [
+            {
+                "name": "CUDA0",
+                "description": "Card",
+                "type": "gpu",
+                "backend": "CUDA",
+                "total": 8 * GIB,
+                "free": 7 * GIB,
+                "virtual": True,
+            }
+        ],
+        "host": {"description": "Processor", "total": 32 * GIB, "free": 30 * GIB},
+    }
+
+
+INSPECTION = Inspection(
+    model=ModelSummary("m.gguf", "M", "llama", 3 * MIB),
+    metadata=MappingProxyType({"general.name": "M", "a.list": Array("i32", 2, (1, 2)), "tokens": Array("str", 9)}),
+    roles=(RoleSize("attention", 2, 2 * MIB), RoleSize("output", 1, MIB)),
+    layers=(
+        LayerSize(None, (RoleSize("output", 1, MIB),), 0),
+        LayerSize(0, (RoleSize("attention", 2, 2 * MIB),), 5 * MIB),
+    ),
+    n_ctx=4096,
+    rows=(Row("CPU", None, True, 3 * MIB, 5 * MIB, 7 * MIB),),
+)
+
+
+def test_inspection() -> None:
+    document = inspection_to_dict(INSPECTION)
+    assert document["metadata"]["a.list"] == {"type": "i32", "length": 2, "values": [1, 2]}
+    assert document["metadata"]["tokens"] == {"type": "str", "length": 9, "values": []}
+    assert document["roles"][0] == {"role": "attention", "count": 2, "bytes": 2 * MIB}
+    assert document["layers"] == [
+        {"layer": None, "bytes": MIB, "weights": {"output": MIB}, "context": 0},
+        {"layer": 0, "bytes": 2 * MIB, "weights": {"attention": 2 * MIB}, "context": 5 * MIB},
+    ]
+    assert document["memory"] == [
+        {"buffer_type": "CPU", "device": None, "model": 3 * MIB, "context": 5 * MIB, "compute": 7 * MIB}
+    ]
+
+
+def test_text_is_ascii_whatever_a_name_holds() -> None:
+    text = dumps({"name": "modèle \udcff"})
+    assert text.isascii()
+    assert json.loads(text) == {"name": "modèle \udcff"}

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from plans import GIB, MIB, make_plan
+from test_output_json import INSPECTION
+
+from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
+from fitter.output import table
+from fitter.output.progress import progress
+from fitter.planning.plan import PlanData, Problem
+from fitter.planning.request import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def rendered(plan: PlanData, *, verbose: bool = False) -> str:
+    out = io.StringIO()
+    table.print_to(out, table.plan_table(plan, verbose=verbose))
+    return out.getvalue()
+
+
+def test_plan_on_virtual_devices() -> None:
+    plan = make_plan(
+        Params(
+            n_ctx=4096,
+            n_gpu_layers=33,
+            tensor_split=(20.0, 13.0),
+            tensor_buft_overrides=(TensorBuftOverride("^blk.1.", "CPU"),),
+        )
+    )
+    assert rendered(plan) == (
+        "Model 8B (llama, 4.0 GiB of weights) fits\n"
+        "MiB    total  free  model  context  compute  used  left  margin\n"
+        "CUDA0   8192  8192   2048      256      100  2404  5788    1024  Card of CUDA0\n"
+        "CUDA1   8192  8192   2048      256      100  2404  5788    1024  Card of CUDA1\n"
+        "host       -     -    300        0       20   320     -       -  what a machine with these devices needs\n"
+        "context 4096 · 33 of 33 layers on devices · split 20,13\n"
+        "batch 2048/512 · KV cache f16/f16 · flash attention on\n"
+        "^blk.1. in CPU\n"
+        "measured with 5 dummy loads in 1.2 s\n"
+    )
+
+
+def test_plan_that_does_not_fit_a_real_host() -> None:
+    plan = make_plan(devices=[], host_free=GIB, problems=(Problem("host", 320 * MIB, "too little"),), virtual=False)
+    assert rendered(plan) == (
+        "Model 8B (llama, 4.0 GiB of weights) does not fit\n"
+        "MiB   total  free  model  context  compute  used  left  margin\n"
+        "host   1024  1024    300        0       20   320   704    1024\n"
+        "context 4096 · 0 of 33 layers on devices\n"
+        "batch 2048/512 · KV cache f16/f16 · flash attention on\n"
+        "measured with 5 dummy loads in 1.2 s\n"
+    )
+
+
+def test_verbose_shows_buffer_types() -> None:
+    assert "buffer type  MiB: model  context  compute  used\nCUDA0 " in rendered(make_plan(), verbose=True)
+    assert "buffer type" not in rendered(make_plan())
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (Params(n_ctx=0), "context 8192"),
+        (Params(n_gpu_layers=-1), "33 of 33 layers"),
+        (Params(n_gpu_layers=99), "33 of 33 layers"),
+        (Params(n_gpu_layers=5), "5 of 33 layers"),
+        (Params(type_k="q8_0", offload_kqv=False), "KV cache q8_0/f16 on the host"),
+        (Params(n_seq_max=4), "4 sequences, each its own KV cache"),
+        (Params(n_seq_max=4, kv_unified=True), "4 sequences, one KV cache"),
+    ],
+)
+def test_parameters(params: Params, expected: str) -> None:
+    assert expected in rendered(make_plan(params, n_ctx=8192))
+
+
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal = Terminal()
+    table.print_to(terminal, table.plan_table(make_plan()))
+    assert "\x1b[1;32mfits" in terminal.getvalue()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" not in rendered(make_plan())
+
+
+def test_devices() -> None:
+    out = io.StringIO()
+    card = DeviceInfo("CUDA0", "Card", "gpu", "CUDA", 8 * GIB, 7 * GIB)
+    described = DeviceInfo("CUDA1", "Other", "gpu", "fitter", 4 * GIB, 4 * GIB, virtual=True)
+    host = DeviceInfo("CPU", "Processor", "cpu", "CPU", 32 * GIB, 30 * GIB)
+    table.print_to(out, table.devices_table((card, described), host))
+    assert out.getvalue() == (
+        "device  MiB: total   free  type          backend  description\n"
+        "CUDA0         8192   7168  gpu           CUDA     Card\n"
+        "CUDA1         4096   4096  gpu, virtual  fitter   Other\n"
+        "host         32768  30720  cpu           CPU      Processor\n"
+    )
+
+
+def test_inspection() -> None:
+    out = io.StringIO()
+    table.print_to(out, table.inspection_table(INSPECTION))
+    assert out.getvalue() == (
+        "M (llama, 3.0 MiB of weights)\n"
+        "general.name  M\n"
+        "a.list        [1, 2]\n"
+        "tokens        9 × str\n"
+        "\n"
+        "tensors    count  MiB\n"
+        "attention      2    2\n"
+        "output         1    1\n"
+        "\n"
+        "layer  MiB: weights  output  attention  KV cache\n"
+        "none              1       1                    0\n"
+        "0                 2                  2         5\n"
+        "\n"
+        "one dummy load with a context of 4096 tokens:\n"
+        "buffer type  MiB: model  context  compute  used\n"
+        "CPU                   3        5        7    15\n"
+    )
+
+
+def test_progress_is_silent_where_nobody_watches() -> None:
+    with progress(io.StringIO()) as on_progress:
+        assert on_progress is None
+
+
+def test_progress_on_a_terminal_is_a_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal()
+    with progress(terminal) as on_progress:
+        assert on_progress is not None
+        on_progress(Progress(3, "context [4096]"))
+    assert "[3 dummy loads] context [4096]" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\x1b[2K")
+
+
+def test_progress_with_a_line_for_each_step() -> None:
+    out = io.StringIO()
+    with progress(out, every_step=True) as on_progress:
+        assert on_progress is not None
+        on_progress(Progress(3, "context 4096"))
+    assert out.getvalue() == "[3 dummy loads] context 4096\n"
