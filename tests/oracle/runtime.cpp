@@ -1,5 +1,5 @@
 // A CUDA runtime without a GPU: just enough for ggml-cuda's host code to list devices, answer questions about them and
-// plan on them. Nothing is launched and no memory is taken; whatever else is called ends the process (see traps.py).
+// plan on them. Nothing is launched and no memory is taken; whatever else is called ends the process (see build.py).
 //
 // ORACLE_DEVICES describes the devices as FITTER_DEVICES does:
 // name,profile,compute capability (major*100 + minor*10),total bytes,free bytes,description; separated by semicolons.
