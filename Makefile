@@ -98,9 +98,10 @@ test: install tools lint ## everything but the slow tests: under 30 minutes on t
 test-slow: install tools ## the slow tests
 	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
 
-# ORACLE_ARGS="--check" changes no table, ORACLE_ARGS="--random 400 --seed 7" compares the profile on new loads as well.
+# ORACLE_ARGS="--check" changes no file; "--random 400 --seed 7" compares the profile on new loads as well, "--fit" what
+# upstream's fit chooses (after `make tools`).
 .PHONY: oracle
-oracle: install ## the real ggml-cuda on a CUDA runtime without a GPU: make the tables of tests/data/cuda anew (three minutes)
+oracle: install ## the real ggml-cuda on a CUDA runtime without a GPU: make tests/data/cuda anew (three minutes)
 	@$(PY) -m tests.oracle --source "$$($(PY) vendor/llama.cpp/fetch.py)" --jobs $(JOBS) $(ORACLE_ARGS)
 
 .PHONY: bench

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +13,10 @@ import pytest
 
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
+from fitter.llama.library import backend_path
 from fitter.llama.types import Params, VirtualDevice
 from tests.cuda_reference import MEMORY, TABLES, Load, bytes_of, loads, spread, write_model
+from tests.oracle import operations
 
 Workers = dict[tuple[tuple[str, str], ...], Worker]
 
@@ -86,6 +90,15 @@ def test_the_tables_are_what_they_are_said_to_be() -> None:
     assert {600, 610, 700, 720, 750, 800, 860, 890, 900, 1000, 1200, 1210} <= capabilities
     assert len({load.model for load in drawn}) == 12
     assert Counter(bool(load.environment) for load in drawn)[True] > 100
+
+
+def test_what_is_supported_is_what_real_cuda_supports(tmp_path: Path) -> None:
+    fetch = Path(__file__).parents[2] / "vendor" / "llama.cpp" / "fetch.py"
+    source = subprocess.run(
+        [sys.executable, str(fetch), "--headers-only"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    ops = operations.build_ops(Path(source) / "ggml" / "include", tmp_path)
+    assert operations.answers(ops, backend_path()).splitlines() == operations.ANSWERS.read_text().splitlines()
 
 
 def card(compute_capability: int) -> VirtualDevice:
