@@ -16,7 +16,7 @@ ANSWERS = HERE.parent / "data" / "cuda" / "operations.txt"
 LIBRARIES = Path(llama_cpp.__file__).parent / "lib"
 
 _CAPABILITIES = (600, 610, 700, 720, 750, 800, 860, 890, 900, 1000, 1200, 1210)
-_COUNT, _SEED = 50_000, 1
+_COUNT, _SEED = 300_000, 1
 
 
 def build_ops(ggml_headers: Path, directory: Path) -> Path:

@@ -76,7 +76,7 @@ void make_attention(question & q) {
     };
     const head    size   = one_of<head>({{40, 40}, {64, 64}, {72, 72}, {80, 80}, {96, 96}, {112, 112}, {128, 128}, {256, 256},
                                          {192, 128}, {192, 192}, {320, 256}, {512, 512}, {576, 512}, {160, 160}, {128, 64}, {256, 256}});
-    const int64_t n_kv   = one_of<int64_t>({256, 256, 4096, 8192, 8448, 65536, 300, 32});
+    const int64_t n_kv   = one_of<int64_t>({256, 384, 4096, 8192, 8448, 65536, 300, 4224});
     const int64_t heads  = one_of<int64_t>({1, 2, 4, 8});
     const int64_t shared = one_of<int64_t>({1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 32, 64});
     const int64_t tokens = one_of<int64_t>({1, 1, 1, 2, 3, 4, 8, 17, 512});
@@ -139,15 +139,38 @@ void make(question & q) {
     for (int i = 0; i < 16; i++) {
         q.op.op_params[i] = static_cast<int32_t>(chance() % 5);
     }
-    q.op.op = static_cast<ggml_op>(chance() % (GGML_OP_COUNT + 8));
+    q.op.op = static_cast<ggml_op>(chance() % (GGML_OP_COUNT + 40));
     if (q.op.op >= GGML_OP_COUNT) {
-        q.op.op = one_of({GGML_OP_FLASH_ATTN_EXT, GGML_OP_FLASH_ATTN_EXT, GGML_OP_CPY, GGML_OP_SET_ROWS, GGML_OP_CONCAT, GGML_OP_LIGHTNING_INDEXER, GGML_OP_SSM_SCAN});
+        // What has more to it.
+        q.op.op = one_of({GGML_OP_FLASH_ATTN_EXT, GGML_OP_FLASH_ATTN_EXT, GGML_OP_FLASH_ATTN_EXT, GGML_OP_FLASH_ATTN_EXT,
+                          GGML_OP_CPY, GGML_OP_SET_ROWS, GGML_OP_GET_ROWS, GGML_OP_MUL_MAT, GGML_OP_MUL_MAT_ID,
+                          GGML_OP_CONCAT, GGML_OP_LIGHTNING_INDEXER, GGML_OP_SSM_SCAN});
     }
     switch (q.op.op) {
         case GGML_OP_UNARY: q.op.op_params[0] = static_cast<int32_t>(chance() % GGML_UNARY_OP_COUNT); break;
         case GGML_OP_GLU: q.op.op_params[0] = static_cast<int32_t>(chance() % GGML_GLU_OP_COUNT); break;
         case GGML_OP_SET_ROWS: q.src[1].type = one_of({GGML_TYPE_I64, GGML_TYPE_I32, GGML_TYPE_F32}); break;
         case GGML_OP_FLASH_ATTN_EXT: make_attention(q); break;
+        case GGML_OP_MUL_MAT:
+        case GGML_OP_MUL_MAT_ID:
+            if (maybe(60)) {  // of the kind that may be a Hadamard matrix's
+                q.src[0].type = GGML_TYPE_F32;
+                q.src[1].type = one_of({GGML_TYPE_F16, GGML_TYPE_F32});
+                strides(q.src[0]);
+                std::memcpy(q.src[1].ne, q.op.ne, sizeof(q.op.ne));
+                strides(q.src[1]);
+                q.op.type = GGML_TYPE_F32;
+                strides(q.op);
+            }
+            q.op.op_params[1] = maybe(70) ? GGML_HINT_SRC0_IS_HADAMARD : 0;
+            q.op.op_params[3] = maybe(30) ? GGML_PREC_F32 : GGML_PREC_DEFAULT;
+            break;
+        case GGML_OP_GET_ROWS:
+            if (maybe(20)) {
+                q.src[0].type  = one_of({GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4});
+                q.src[0].ne[0] = 32 * one_of<int64_t>({4, 8, 12, 16});
+            }
+            break;
         case GGML_OP_SSM_SCAN:
             q.src[0].ne[0] = one_of<int64_t>({16, 96, 128, 256, 64});
             q.src[3].ne[0] = one_of<int64_t>({1, 16});
