@@ -185,6 +185,9 @@ bool   fitter_virtual_owns(const void * device);
 // GGML_BACKEND_API_VERSION of the ggml that is loaded, -1 if it has no backend registered.
 int32_t fitter_virtual_loaded_api_version(void);
 
+// Registers the CUDA backend of a library that is no plugin. On failure fitter_virtual_error() says why.
+bool fitter_virtual_adopt(const char * path);
+
 // Recording of tensor sizes. "allocated" writes down each tensor that gets a place in a buffer that was really
 // allocated; "sized" each tensor whose size a virtual buffer type is asked for.
 //   0 off, 1 allocated, 2 sized

@@ -3,6 +3,7 @@
 //
 // The only file that knows ggml-backend-impl.h, which upstream may change at any time.
 
+#include <dlfcn.h>
 #include <sys/mman.h>
 
 #include <array>
@@ -452,6 +453,24 @@ bool fitter_virtual_owns(const void * device) {
 
 int32_t fitter_virtual_loaded_api_version(void) {
     return ggml_backend_reg_count() == 0 ? -1 : ggml_backend_reg_get(0)->api_version;
+}
+
+bool fitter_virtual_adopt(const char * path) {
+    // Stays open: the registry keeps pointers into it.
+    void * library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void * found   = library ? dlsym(library, "ggml_backend_cuda_reg") : nullptr;
+    if (found == nullptr) {
+        const char * why = dlerror();
+        last_error       = why ? why : "no ggml_backend_cuda_reg";
+        return false;
+    }
+    ggml_backend_reg_t registration = reinterpret_cast<ggml_backend_reg_t (*)()>(found)();
+    if (registration == nullptr || registration->api_version != GGML_BACKEND_API_VERSION) {
+        last_error = "it is of another version of ggml";
+        return false;
+    }
+    ggml_backend_register(registration);
+    return true;
 }
 
 void fitter_virtual_record(int32_t mode) { state().record_mode = mode; }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fitter.errors import UsageError
 from fitter.llama.client import Worker
+from fitter.llama.cuda_library import CudaLibrary, find_cuda_library
 from fitter.llama.types import LAYOUT_DEVICE, Breakdown, DeviceInfo, FlashAttn, Params, SplitMode, VirtualDevice
 from fitter.machine.devices import Machine, real_machine, virtual_machine
 from fitter.machine.gpu import parse_gpus, parse_size
@@ -74,6 +75,7 @@ def fit(
     margin: int | Sequence[int] | None = None,
     devices: Sequence[str] | None = None,
     gpus: Sequence[str | VirtualDevice] = (),
+    profile: str | None = None,
     host_memory: int | str | None = None,
     host_margin: int = DEFAULT_HOST_MARGIN,
     n_gpu_layers: int | None = None,
@@ -104,7 +106,8 @@ def fit(
     own), ``fit_ctx`` the smallest that fitting may choose per sequence. ``margin``: bytes that must stay free, one
     for all devices or one for each; ``host_margin`` the same for the host. ``gpus`` describes virtual devices
     (``rtx-4090``, ``2x 24GiB``) that take the place of this machine's; the host is then unlimited unless ``host_memory``
-    (bytes, or ``64GiB``) says otherwise. ``devices`` chooses among them by name. ``allow``: ``paging`` lets weights on the
+    (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama-cpp-python's own CUDA backend about them
+    (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``devices`` chooses among them by name. ``allow``: ``paging`` lets weights on the
     host exceed its memory. ``timeout``: seconds for one dummy load. ``on_log`` gets every line of llama.cpp's log.
 
     The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
@@ -116,7 +119,8 @@ def fit(
     allowed = levers(allow)
     overrides = (*parse_overrides(override_tensor), *expert_overrides(cpu_moe, n_cpu_moe))
     virtual = _virtual(gpus)
-    with Worker(virtual, timeout=timeout, on_log=on_log) as worker:
+    library = _library(profile, virtual)
+    with Worker(virtual, library=library, timeout=timeout, on_log=on_log) as worker:
         opened = open_model(model, worker.header)
         machine = _machine(worker, virtual, host_memory)
         chosen = _choose(machine, devices, split_mode, main_gpu)
@@ -175,6 +179,7 @@ def measure(
     model: Path,
     *,
     gpus: Sequence[str | VirtualDevice] = (),
+    profile: str | None = None,
     devices: Sequence[str] | None = None,
     n_ctx: int = 0,
     n_gpu_layers: int = -1,
@@ -208,9 +213,11 @@ def measure(
     _check_numbers(n_ctx, 1, n_seq_max, n_ubatch, n_batch, 0, "layer", tensor_split, timeout)
     virtual = _virtual(gpus)
     overrides = (*parse_overrides(override_tensor), *expert_overrides(cpu_moe, n_cpu_moe))
+    library = _library(profile, virtual)
     if worker is not None:
-        worker.configure(virtual)
-    with Worker(virtual, timeout=timeout, on_log=on_log) if worker is None else nullcontext(worker) as asked:
+        worker.configure(virtual, library)
+    own = Worker(virtual, library=library, timeout=timeout, on_log=on_log) if worker is None else nullcontext(worker)
+    with own as asked:
         opened = open_model(model, asked.header)
         asked.check_patterns([override.pattern for override in overrides])
         return asked.measure(
@@ -328,6 +335,23 @@ def _virtual(gpus: Sequence[str | VirtualDevice]) -> tuple[VirtualDevice, ...]:
     if all(isinstance(gpu, str) for gpu in gpus):
         return parse_gpus([gpu for gpu in gpus if isinstance(gpu, str)])
     raise UsageError("gpus mixes descriptions and devices: give one kind")
+
+
+def _library(profile: str | None, virtual: tuple[VirtualDevice, ...]) -> CudaLibrary | None:
+    if profile is None:
+        return None
+    name, _, place = profile.partition(":")
+    if name != "library":
+        raise UsageError(
+            f"unknown profile '{profile}'; there is library or library:DIRECTORY, and others are part of a GPU's "
+            "description, such as metal:64GiB"
+        )
+    other = next((device for device in virtual if device.profile != "cuda"), None)
+    if other is not None:
+        raise UsageError(f"the profile 'library' plans NVIDIA cards, and {other.name} ({other.description}) is none")
+    if not virtual:
+        raise UsageError("the profile 'library' plans cards that are not here: describe them, such as --gpu rtx-4090")
+    return find_cuda_library(place or None)
 
 
 def _machine(worker: Worker, virtual: tuple[VirtualDevice, ...], host_memory: int | str | None) -> Machine:

@@ -362,8 +362,18 @@ gpu_option = _option(
     "rtx-4090:free=20GiB, cuda:8.9:24564MiB. Repeatable.",
 )
 
+profile_option = _option(
+    _DEVICES,
+    "profile",
+    "--profile",
+    metavar="library[:DIR]",
+    help="Who answers for the NVIDIA cards of --gpu: the libggml-cuda.so of llama-cpp-python, or the one in a "
+    "directory, on a CUDA runtime without a GPU. [default: fitter's mirror of it]",
+)
+
 limit_options = stacked(
     gpu_option,
+    profile_option,
     _option(
         _DEVICES,
         "margin",

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
@@ -54,6 +54,7 @@ _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _UINT32_MAX = 2**32 - 1
 _MAX_ROWS = 1024
 _LOG_ERROR = 4
+_CUDA = "CUDA"
 
 
 # --- devices
@@ -95,6 +96,13 @@ def registry(virtual: bool = False) -> Registry:
         return Registry(described + host, described)
     real = tuple(d for d in every if not d.info.virtual)
     return Registry(real, default_devices(real))
+
+
+def cuda_registry() -> Registry:
+    """The cards of a CUDA backend that runs without a GPU (``load_cuda_backend``), beside the CPU."""
+    every = tuple(_devices(native.load()))
+    cards = tuple(replace(d, info=replace(d.info, virtual=True)) for d in every if d.info.backend == _CUDA)
+    return Registry(cards + tuple(d for d in every if d.info.type in ("cpu", "accel")), cards)
 
 
 def _devices(library: native.Library) -> Iterator[Device]:
@@ -562,6 +570,32 @@ def register_virtual(description: str) -> None:
         if not library.fitter.fitter_backend_load(os.fsencode(native.backend_path())):
             raise LibraryError(f"ggml refuses the virtual devices: {reason(captured_log()) or library.last_error()}")
         _registered = True
+
+
+def load_cuda_backend(path: str, plugin: bool) -> None:
+    """Make the CUDA backend at ``path`` known to this process's ggml, unless libllama has brought it.
+
+    Raises ``LibraryError`` where ggml refuses it, or libllama has brought another one.
+    """
+    library = native.load()
+    if any(device.info.backend == _CUDA for device in _devices(library)):
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+            mapped = any(line.rstrip("\n").endswith(path) for line in maps)
+        if not mapped:
+            raise LibraryError(
+                f"libllama brings a CUDA backend of its own: leave {path} out, or set LLAMA_CPP_LIB_PATH to the "
+                "libraries that it belongs to"
+            )
+        return
+    if plugin:
+        loaded = library.fitter.fitter_backend_load(os.fsencode(path))
+        why = library.last_error()
+    else:
+        backend = native.open_backend()
+        loaded = backend.fitter_virtual_adopt(os.fsencode(path))
+        why = library.text(backend.fitter_virtual_error()) or ""
+    if not loaded:
+        raise LibraryError(f"{path} is of no use to the libllama that is loaded: {reason(captured_log()) or why}")
 
 
 # --- headers

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar
@@ -20,6 +20,7 @@ import fitter
 from fitter import errors
 from fitter.errors import FitterError, LlamaCppError, UsageError
 from fitter.llama import wire
+from fitter.llama.cuda_library import CudaLibrary
 from fitter.llama.types import MAX_DEVICES, Breakdown, DeviceInfo, Header, Layout, ModelInfo, Params, VirtualDevice
 
 _T = TypeVar("_T")
@@ -48,6 +49,7 @@ def describe(devices: Sequence[VirtualDevice]) -> str:
 class Worker:
     """A child process that runs llama.cpp on the real devices, or on the virtual ones that are given.
 
+    With ``library``, the virtual devices are cards of that CUDA backend instead of a profile's.
     For one thread at a time; several workers may live at once. It starts with the first question, and again after a
     crash. Questions raise ``LlamaCppError`` if llama.cpp fails, crashes or takes longer than ``timeout`` seconds.
     ``on_log`` is called with each line that llama.cpp logged, once a question is answered.
@@ -57,10 +59,12 @@ class Worker:
         self,
         virtual_devices: Sequence[VirtualDevice] = (),
         *,
+        library: CudaLibrary | None = None,
         timeout: float = 120.0,
         on_log: Callable[[str], None] | None = None,
     ) -> None:
         self._description = describe(virtual_devices)
+        self._library = library
         self._timeout = timeout
         self._on_log = on_log
         self._child: _Child | None = None
@@ -84,12 +88,15 @@ class Worker:
         """Dummy loads so far; another context of the same model counts as one."""
         return self._loads
 
-    def configure(self, virtual_devices: Sequence[VirtualDevice]) -> None:
+    def configure(self, virtual_devices: Sequence[VirtualDevice], library: CudaLibrary | None = None) -> None:
         """Describe the virtual devices anew; without any, questions are about the real ones. Raises ``UsageError``."""
         description = describe(virtual_devices)
-        if self._child is not None:
+        if (library or self._library) and (library, description) != (self._library, self._description):
+            # What a CUDA backend is told of its cards, it is told once.
+            self._kill()
+        elif self._child is not None and library is None:
             self._ask(type(None), "configure", description=description)
-        self._description = description
+        self._description, self._library = description, library
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The virtual devices, or else the real ones that llama.cpp offloads to, in its order."""
@@ -145,10 +152,16 @@ class Worker:
             raise
 
     def _start(self) -> _Child:
-        child = self._child = _Child()
-        if self._description:
+        library = self._library if self._description else None
+        # The links are needed until the backend is loaded.
+        with tempfile.TemporaryDirectory(prefix="fitter-") if library else contextlib.nullcontext("") as links:
+            child = self._child = _Child(library.environment(Path(links), self._description) if library else {})
             try:
-                self._answer(child, "configure", {"description": self._description})
+                if library is not None:
+                    count = self._description.count(";") + 1
+                    self._answer(child, "adopt", {"path": str(library.path), "plugin": library.plugin, "count": count})
+                elif self._description:
+                    self._answer(child, "configure", {"description": self._description})
             except FitterError:
                 self._kill()
                 raise
@@ -213,7 +226,7 @@ class _EndedError(Exception):
 class _Child:
     """The process, its two pipes, and the file that takes what it prints."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str]) -> None:
         with contextlib.ExitStack() as undo:
             self._output: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
             child_requests, self._requests = os.pipe()
@@ -222,12 +235,12 @@ class _Child:
                 self._answers, child_answers = os.pipe()
                 undo.callback(os.close, self._answers)
                 with _closing(child_answers):
-                    self._process = self._start(child_requests, child_answers)
+                    self._process = self._start(child_requests, child_answers, variables)
             os.set_blocking(self._requests, False)
             undo.pop_all()
         self._pending = b""
 
-    def _start(self, requests: int, answers: int) -> subprocess.Popen[bytes]:
+    def _start(self, requests: int, answers: int, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
         # Not the empty entry: it is the working directory, which may hold anything.
         path = [os.path.abspath(entry) for entry in sys.path if entry]
         package = str(Path(fitter.__file__).resolve().parent.parent)
@@ -236,6 +249,10 @@ class _Child:
         start = {"path": path, "requests": requests, "answers": answers, "parent": os.getpid()}
         environment = {name: value for name, value in os.environ.items() if name != "FITTER_DEVICES"}
         environment["GGML_NO_BACKTRACE"] = "1"
+        if variables:
+            # The only backend that is loaded then is the library.
+            environment.pop("GGML_BACKEND_PATH", None)
+            environment.update(variables)
         try:
             return subprocess.Popen(
                 [sys.executable, "-I", "-c", _BOOT, json.dumps(start)],

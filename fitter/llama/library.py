@@ -22,6 +22,7 @@ LLAMA_CPP_PYTHON_VERSION = "0.3.36"
 
 _LIBFITTER = "libfitter.so"
 _BACKEND = "libggml-fitter.so"
+_CUDART = "libfitter-cudart.so"
 _HEADER = "fitter.h"
 
 
@@ -94,6 +95,11 @@ def _same_commit(a: str, b: str) -> bool:
 def backend_path() -> Path:
     """Path of the virtual-device backend, as ``GGML_BACKEND_PATH`` wants it. Raises ``LibraryError``."""
     return _find(_BACKEND)
+
+
+def cudart_path() -> Path:
+    """Path of the CUDA runtime without a GPU. Raises ``LibraryError``."""
+    return _find(_CUDART)
 
 
 def _find(name: str) -> Path:

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fitter.errors import FitterError, LlamaCppError
+from fitter.errors import FitterError, LibraryError, LlamaCppError
 from fitter.llama import binding, wire
 from fitter.llama import library as native
 from fitter.llama.types import Breakdown, DeviceInfo, Header, Layout, ModelInfo, Params
@@ -31,6 +31,7 @@ class Session:
     def __init__(self) -> None:
         self._loader: binding.Loader | None = None
         self._virtual = False
+        self._adopted = False
 
     @property
     def loads(self) -> int:
@@ -47,6 +48,14 @@ class Session:
             binding.register_virtual(description)
         self._virtual = bool(description)
         self._open().loads = loads
+
+    def adopt(self, path: str, plugin: bool, count: int) -> None:
+        """Take the cards of a CUDA backend that runs without a GPU: ``count`` of them."""
+        binding.load_cuda_backend(path, plugin)
+        self._adopted = True
+        found = len(self._open().devices.default)
+        if found != count:
+            raise LibraryError(f"{path} has {found} devices where {count} are described: unset GGML_CUDA_DEVICES")
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return tuple(device.info for device in self._open().devices.default)
@@ -71,7 +80,7 @@ class Session:
 
     def _open(self) -> binding.Loader:
         if self._loader is None:
-            self._loader = binding.Loader(binding.registry(self._virtual))
+            self._loader = binding.Loader(binding.cuda_registry() if self._adopted else binding.registry(self._virtual))
         return self._loader
 
 

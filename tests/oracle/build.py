@@ -1,4 +1,4 @@
-"""Build the oracle: ggml-cuda's own host code on a CUDA runtime without a GPU (see runtime.cpp).
+"""Build the oracle: ggml-cuda's own host code on a CUDA runtime without a GPU (bindings/cudart.cpp).
 
 Needs a CUDA toolkit's ``cudafe++`` and headers, and a C++ compiler; no GPU, no driver, no cuBLAS. ``cudafe++``
 splits each source, and only the host's side is compiled.
@@ -18,10 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 NAME = "libggml-cuda.so"
 
 # What ggml-cuda runs while memory is planned. All else becomes a trap that names itself.
 SOURCES = ("ggml-cuda", "fattn", "fwht", "lightning-indexer", "topk-moe")
+
+_OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra")
 
 
 class MissingError(Exception):
@@ -39,10 +42,11 @@ def build(source: Path, directory: Path, ggml_base: Path, jobs: int = 2) -> Path
     compile_one = _Compiler(source, directory, cudafe, include).compile
     with ThreadPoolExecutor(jobs) as pool:
         objects = list(pool.map(compile_one, SOURCES))
-    objects.append(_compile_runtime(directory, include))
-    objects.append(_compile_traps(directory, objects, ggml_base))
+    objects.append(_compile_allreduce(directory))
+    runtime = _build_runtime(directory, _cuda_version(include)[0])
+    objects.append(_compile_traps(directory, objects, (ggml_base, runtime)))
     library = directory / NAME
-    _run(_compiler(), "-shared", "-o", library, *objects)
+    _run(_compiler(), "-shared", "-o", library, *objects, runtime, "-Wl,-rpath,$ORIGIN")
     return library
 
 
@@ -109,19 +113,25 @@ def _defines(source: Path) -> list[str]:
     ]
 
 
-def _compile_runtime(directory: Path, include: Path) -> Path:
-    out = directory / "runtime.o"
-    _run(
-        *(_compiler(), "-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra"),
-        *(f"-isystem{HERE / 'include'}", f"-isystem{include}", "-c", HERE / "runtime.cpp", "-o", out),
-    )
+def _compile_allreduce(directory: Path) -> Path:
+    out = directory / "allreduce.o"
+    _run(_compiler(), *_OPTIONS, "-c", HERE / "allreduce.cpp", "-o", out)
     return out
 
 
-def _compile_traps(directory: Path, objects: Sequence[Path], ggml_base: Path) -> Path:
+def _build_runtime(directory: Path, major: int) -> Path:
+    """The runtime under the name that a libggml-cuda.so of this toolkit asks for."""
+    name = f"libcudart.so.{'11.0' if major == 11 else major}"
+    version = f"-DFITTER_CUDART_DEFAULT_VERSION={major}"
+    source = ROOT / "bindings" / "cudart.cpp"
+    _run(_compiler(), *_OPTIONS, version, "-shared", f"-Wl,-soname,{name}", source, "-o", directory / name)
+    return directory / name
+
+
+def _compile_traps(directory: Path, objects: Sequence[Path], there: Sequence[Path]) -> Path:
     """Everything that is called but nowhere: a function that says its name and ends the process."""
-    # Symbols of ggml, and of the C and C++ libraries that it uses.
-    libraries = [ctypes.CDLL(str(ggml_base))]
+    # Symbols of ggml and the runtime, and of the C and C++ libraries that they use.
+    libraries = [ctypes.CDLL(str(library)) for library in there]
     linker = {"_GLOBAL_OFFSET_TABLE_", "__dso_handle"}
     defined = _symbols(objects, "--defined-only")
     missing = sorted(

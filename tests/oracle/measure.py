@@ -64,7 +64,7 @@ def _result(worker: Worker, models: Path, load: Load) -> Row:
 def _start(load: Load, oracle: Path | None) -> Worker:
     variables = dict(load.environment)
     if oracle is not None:
-        variables |= {"GGML_BACKEND_PATH": str(oracle), "ORACLE_DEVICES": describe(load.devices)}
+        variables |= {"GGML_BACKEND_PATH": str(oracle), "FITTER_CUDART_DEVICES": describe(load.devices)}
     worker = Worker(() if oracle is not None else load.devices)
     # A worker's process takes its environment from this one, which all threads share.
     with _starting:

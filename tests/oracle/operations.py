@@ -42,7 +42,7 @@ def disagreements(program: Path, one: Path, other: Path) -> str:
 def _run(program: Path, *backends: Path) -> str:
     cards = [VirtualDevice(f"CUDA{i}", "Card", "cuda", cc, 2**40, 2**40) for i, cc in enumerate(_CAPABILITIES)]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GGML_")}
-    variables |= {"ORACLE_DEVICES": describe(cards), "FITTER_DEVICES": describe(cards)}
+    variables |= {"FITTER_CUDART_DEVICES": describe(cards), "FITTER_DEVICES": describe(cards)}
     command = [str(program), str(_COUNT), str(_SEED), *map(str, backends)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):

@@ -2,7 +2,7 @@
 // strides and parameters. Prints for each operation how often it was asked about, how often the answer was yes, and a digest
 // of all answers; or, with another backend, each question that the two disagree about.
 //
-// usage: ops COUNT SEED BACKEND [OTHER], with ORACLE_DEVICES and FITTER_DEVICES describing the devices
+// usage: ops COUNT SEED BACKEND [OTHER], with FITTER_CUDART_DEVICES and FITTER_DEVICES describing the devices
 
 #include <cstdio>
 #include <cstdlib>

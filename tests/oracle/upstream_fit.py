@@ -39,7 +39,7 @@ def compare(models: Path, oracle: Path, jobs: int = 2) -> tuple[int, list[str]]:
         )
         command = fit_command(write_model(shape, models), devices)
         profile = environment(devices)
-        real = {**profile, "GGML_BACKEND_PATH": str(oracle), "ORACLE_DEVICES": describe(devices)}
+        real = {**profile, "GGML_BACKEND_PATH": str(oracle), "FITTER_CUDART_DEVICES": describe(devices)}
         said = [_run(command, variables) for variables in (real, profile)]
         return None if said[0] == said[1] else f"{shape} on {cards}: oracle {said[0]}, profile {said[1]}"
 

@@ -1,0 +1,363 @@
+// A CUDA runtime, driver and cuBLAS without a GPU: just enough for ggml-cuda's host code to list devices, answer
+// questions about them and plan on them. Nothing is launched and no memory is taken; whatever else is called ends the
+// process with one line that names it.
+//
+// It stands in for the libraries that a libggml-cuda.so was linked to (profile "library"), and for those of the oracle in
+// tests/oracle. It is made without CUDA's headers, since it must serve a library of any CUDA version.
+//
+// FITTER_CUDART_DEVICES describes the devices as FITTER_DEVICES does:
+// name,profile,compute capability (major*100 + minor*10),total bytes,free bytes,description; separated by semicolons.
+// FITTER_CUDART_VERSION is the major version of the CUDA runtime that is asked for.
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#ifndef FITTER_CUDART_DEFAULT_VERSION
+#define FITTER_CUDART_DEFAULT_VERSION 13
+#endif
+
+namespace {
+
+enum status { success = 0, invalid_value = 1, memory_allocation = 2, no_device = 100, invalid_device = 101 };
+
+struct card {
+    int         capability = 0;
+    size_t      total      = 0;
+    size_t      free       = 0;
+    std::string name       = {};
+};
+
+card parse(const std::string & text) {
+    std::stringstream fields(text);
+    std::string       name, profile, capability, total, free, description;
+    std::getline(fields, name, ',');
+    std::getline(fields, profile, ',');
+    std::getline(fields, capability, ',');
+    std::getline(fields, total, ',');
+    std::getline(fields, free, ',');
+    std::getline(fields, description);
+    return {std::stoi(capability), std::stoull(total), std::stoull(free), description};
+}
+
+std::vector<card> described() {
+    std::vector<card> cards;
+    const char *      text = std::getenv("FITTER_CUDART_DEVICES");
+    std::stringstream devices(text ? text : "");
+    for (std::string device; std::getline(devices, device, ';');) {
+        try {
+            cards.push_back(parse(device));
+        } catch (const std::exception &) {
+            std::fprintf(stderr, "fitter: error: FITTER_CUDART_DEVICES: '%s' is no device\n", device.c_str());
+            std::exit(2);
+        }
+    }
+    return cards;
+}
+
+const std::vector<card> & cards() {
+    static const std::vector<card> all = described();
+    return all;
+}
+
+thread_local int current = 0;
+
+bool is_card(int device) { return device >= 0 && static_cast<size_t>(device) < cards().size(); }
+
+// Where cudaDeviceProp has what ggml-cuda reads; the rest is left zero.
+struct layout {
+    size_t multiProcessorCount;
+    size_t integrated;
+    size_t pciBusID;
+    size_t maxThreadsPerMultiProcessor;
+    size_t sharedMemPerMultiprocessor;
+    size_t regsPerMultiprocessor;
+    size_t cooperativeLaunch;
+    size_t sharedMemPerBlockOptin;
+    size_t size;  // of the part that every minor version has
+};
+
+constexpr layout before_13 = {388, 396, 584, 624, 640, 648, 688, 696, 704};
+constexpr layout since_13  = {384, 388, 568, 604, 624, 632, 668, 672, 680};
+
+template <typename value> void put(void * properties, size_t offset, value what) {
+    std::memcpy(static_cast<char *>(properties) + offset, &what, sizeof(what));
+}
+
+int fill_properties(void * properties, int device, const layout & where) {
+    if (!is_card(device)) {
+        return invalid_device;
+    }
+    const card & self = cards()[static_cast<size_t>(device)];
+    std::memset(properties, 0, where.size);
+    std::snprintf(static_cast<char *>(properties), 256, "%s", self.name.c_str());
+    // These are where they have always been.
+    put<size_t>(properties, 288, self.total);  // totalGlobalMem
+    put<size_t>(properties, 296, 48 << 10);    // sharedMemPerBlock
+    put<int>(properties, 304, 65536);          // regsPerBlock
+    put<int>(properties, 308, 32);             // warpSize
+    put<int>(properties, 320, 1024);           // maxThreadsPerBlock
+    put<int>(properties, 360, self.capability / 100);
+    put<int>(properties, 364, self.capability % 100 / 10);
+    put<int>(properties, where.multiProcessorCount, 128);
+    put<int>(properties, where.integrated, 0);
+    put<int>(properties, where.pciBusID, device + 1);
+    put<int>(properties, where.maxThreadsPerMultiProcessor, 1536);
+    put<size_t>(properties, where.sharedMemPerMultiprocessor, 100 << 10);
+    put<int>(properties, where.regsPerMultiprocessor, 65536);
+    put<int>(properties, where.cooperativeLaunch, 1);
+    put<size_t>(properties, where.sharedMemPerBlockOptin, 99 << 10);
+    return success;
+}
+
+// Address ranges by their start: sizes are needed to give them back.
+std::mutex                 mutex;
+std::map<void *, size_t> & ranges() {
+    static auto * all = new std::map<void *, size_t>;
+    return *all;
+}
+
+int reserve(void ** pointer, size_t size, int protection) {
+    void * base = mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) {
+        return memory_allocation;
+    }
+    std::lock_guard<std::mutex> lock(mutex);
+    ranges()[base] = size;
+    *pointer       = base;
+    return success;
+}
+
+int release(void * pointer) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto                  found = ranges().find(pointer);
+    if (found != ranges().end()) {
+        munmap(pointer, found->second);
+        ranges().erase(found);
+    }
+    return success;
+}
+
+// Streams and events only have to differ from nothing.
+int make(void ** out) {
+    static uintptr_t next = 1;
+    *out                  = reinterpret_cast<void *>(next++);
+    return success;
+}
+
+[[noreturn]] void trap(const char * name) {
+    std::fprintf(stderr, "fitter: error: %s was called, but a virtual GPU computes nothing\n", name);
+    std::abort();
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+
+extern "C" {
+
+// ---- runtime: devices
+
+int cudaGetDeviceCount(int * count) {
+    *count = static_cast<int>(cards().size());
+    return *count == 0 ? no_device : success;
+}
+
+int cudaGetDevice(int * device) {
+    *device = current;
+    return success;
+}
+
+int cudaSetDevice(int device) {
+    if (!is_card(device)) {
+        return invalid_device;
+    }
+    current = device;
+    return success;
+}
+
+int cudaSetDeviceFlags(unsigned int) { return success; }
+
+int cudaDeviceReset(void) { return success; }
+
+// CUDA 12 calls it by this name, 11 and 13 by the one below.
+int cudaGetDeviceProperties_v2(void * properties, int device) { return fill_properties(properties, device, before_13); }
+
+int cudaGetDeviceProperties(void * properties, int device) {
+    static const char * const version = std::getenv("FITTER_CUDART_VERSION");
+    const int                 major   = version ? std::atoi(version) : FITTER_CUDART_DEFAULT_VERSION;
+    return fill_properties(properties, device, major < 13 ? before_13 : since_13);
+}
+
+int cudaDeviceGetAttribute(int * value, int, int) {
+    *value = 1;
+    return success;
+}
+
+int cudaDeviceGetPCIBusId(char * out, int size, int device) {
+    std::snprintf(out, static_cast<size_t>(size), "0000:%02x:00.0", device + 1);
+    return success;
+}
+
+int cudaMemGetInfo(size_t * free, size_t * total) {
+    if (!is_card(current)) {
+        return no_device;
+    }
+    *free  = cards()[static_cast<size_t>(current)].free;
+    *total = cards()[static_cast<size_t>(current)].total;
+    return success;
+}
+
+int cudaDeviceCanAccessPeer(int * can, int, int) {
+    *can = 0;
+    return success;
+}
+
+int cudaDriverGetVersion(int * version) {
+    *version = FITTER_CUDART_DEFAULT_VERSION * 1000;
+    return success;
+}
+
+int cudaRuntimeGetVersion(int * version) { return cudaDriverGetVersion(version); }
+
+// ---- runtime: errors
+
+int cudaGetLastError(void) { return success; }
+
+int cudaPeekAtLastError(void) { return success; }
+
+const char * cudaGetErrorString(int error) {
+    switch (error) {
+        case memory_allocation: return "out of memory";
+        case no_device: return "no CUDA-capable device is detected";
+        case invalid_device: return "invalid device ordinal";
+        default: return "unknown error";
+    }
+}
+
+const char * cudaGetErrorName(int error) { return cudaGetErrorString(error); }
+
+// ---- runtime: memory
+
+int cudaMalloc(void ** pointer, size_t size) { return reserve(pointer, size, PROT_NONE); }
+
+int cudaMallocManaged(void ** pointer, size_t size, unsigned int) { return reserve(pointer, size, PROT_NONE); }
+
+int cudaFree(void * pointer) { return release(pointer); }
+
+int cudaMallocHost(void ** pointer, size_t size) { return reserve(pointer, size, PROT_READ | PROT_WRITE); }
+
+int cudaHostAlloc(void ** pointer, size_t size, unsigned int) { return cudaMallocHost(pointer, size); }
+
+int cudaFreeHost(void * pointer) { return release(pointer); }
+
+int cudaHostRegister(void *, size_t, unsigned int) { return success; }
+
+int cudaHostUnregister(void *) { return success; }
+
+// Its fourth argument was a device until CUDA 13 and is a structure since.
+int cudaMemAdvise(const void *, size_t, int, ...) { return success; }
+
+int cudaMemset(void *, int, size_t) { return success; }
+
+int cudaMemsetAsync(void *, int, size_t, void *) { return success; }
+
+// ---- runtime: streams and events
+
+int cudaStreamCreate(void ** stream) { return make(stream); }
+
+int cudaStreamCreateWithFlags(void ** stream, unsigned int) { return make(stream); }
+
+int cudaStreamCreateWithPriority(void ** stream, unsigned int, int) { return make(stream); }
+
+int cudaStreamDestroy(void *) { return success; }
+
+int cudaStreamSynchronize(void *) { return success; }
+
+int cudaStreamWaitEvent(void *, void *, unsigned int) { return success; }
+
+int cudaDeviceSynchronize(void) { return success; }
+
+int cudaEventCreate(void ** event) { return make(event); }
+
+int cudaEventCreateWithFlags(void ** event, unsigned int) { return make(event); }
+
+int cudaEventDestroy(void *) { return success; }
+
+int cudaEventRecord(void *, void *) { return success; }
+
+int cudaEventSynchronize(void *) { return success; }
+
+// ---- driver: asked whether it has virtual memory, for a pool that nothing is taken from
+
+int cuDeviceGet(int * device, int ordinal) {
+    *device = ordinal;
+    return success;
+}
+
+int cuDeviceGetAttribute(int * value, int, int) {
+    *value = 1;
+    return success;
+}
+
+int cuMemGetAllocationGranularity(size_t * granularity, const void *, int) {
+    *granularity = 2 << 20;
+    return success;
+}
+
+int cuGetErrorString(int, const char ** text) {
+    *text = "unknown error";
+    return success;
+}
+
+// ---- cuBLAS and NCCL
+
+int cublasDestroy_v2(void *) { return success; }
+
+const char * cublasGetStatusString(int) { return "unknown error"; }
+
+const char * ncclGetErrorString(int) { return "unknown error"; }
+
+// ---- what code that holds kernels calls when it is loaded
+
+void ** __cudaRegisterFatBinary(void *) {
+    static void * handle = nullptr;
+    return &handle;
+}
+
+void __cudaRegisterFatBinaryEnd(void **) {}
+
+void __cudaUnregisterFatBinary(void **) {}
+
+char __cudaInitModule(void **) { return 1; }
+
+// The arguments of these differ between versions, and none of them matters.
+void __cudaRegisterFunction(...) {}
+
+void __cudaRegisterVar(...) {}
+
+void __cudaRegisterManagedVar(...) {}
+
+void __cudaRegisterHostVar(...) {}
+
+void __cudaRegisterUnifiedTable(...) {}
+
+// ---- all else
+
+#define FITTER_TRAP(name) \
+    void name(void) { trap(#name); }
+#include "cudart_traps.inc"
+
+}  // extern "C"
+
+#pragma GCC visibility pop
