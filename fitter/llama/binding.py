@@ -579,9 +579,10 @@ def load_cuda_backend(path: str, plugin: bool) -> None:
     """
     library = native.load()
     if any(device.info.backend == _CUDA for device in _devices(library)):
+        # Wheels hold copies under several names.
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            mapped = any(line.rstrip("\n").endswith(path) for line in maps)
-        if not mapped:
+            directories = {os.path.dirname(file) for file in re.findall(r"(/.*)$", maps.read(), re.M) if _is_cuda(file)}
+        if os.path.dirname(path) not in directories:
             raise LibraryError(
                 f"libllama brings a CUDA backend of its own: leave {path} out, or set LLAMA_CPP_LIB_PATH to the "
                 "libraries that it belongs to"
@@ -596,6 +597,10 @@ def load_cuda_backend(path: str, plugin: bool) -> None:
         why = library.text(backend.fitter_virtual_error()) or ""
     if not loaded:
         raise LibraryError(f"{path} is of no use to the libllama that is loaded: {reason(captured_log()) or why}")
+
+
+def _is_cuda(file: str) -> bool:
+    return os.path.basename(file).startswith("libggml-cuda.")
 
 
 # --- headers
