@@ -109,7 +109,7 @@ def _title(plan: PlanData) -> Text:
 
 def _use_table(plan: PlanData) -> Table:
     table = _table("MiB", "total", "free", "model", "context", "compute", "used", "left", "margin")
-    table.add_column("", overflow="ellipsis", no_wrap=True, style="dim")
+    table.add_column("", overflow="fold", style="dim")
     for device in plan.devices:
         _add_use(table, device.name, device, device.description)
     _add_use(table, "host", plan.host, _host_note(plan))

@@ -46,6 +46,14 @@ def test_plan_on_virtual_devices() -> None:
     )
 
 
+def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = Terminal()
+    table.print_to(out, table.plan_table(make_plan()))
+    assert "…" not in out.getvalue()
+    assert "8192  8192   2048      256      100  2404  5788    1024" in out.getvalue()
+
+
 def test_plan_that_does_not_fit_a_real_host() -> None:
     plan = make_plan(devices=[], host_free=GIB, problems=(Problem("host", 320 * MIB, "too little"),), virtual=False)
     assert rendered(plan) == (
