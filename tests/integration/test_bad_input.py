@@ -105,7 +105,7 @@ def missing_tensors(path: Path) -> None:
         (cut_tensors, "bytes of its tensors are missing"),
         (unknown_architecture, "perceptron"),
         (vocabulary_only, "no tensors"),
-        (missing_tensors, "missing tensor"),
+        (missing_tensors, "tensor 'blk.31.ffn_gate.weight' not found"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
