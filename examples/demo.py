@@ -44,8 +44,8 @@ def main(folder: Path) -> int:
 
     _heading(
         "2. Two GPUs that are not here",
-        "Together they are too small for it. Attention and KV cache get their place first, then as many experts as there",
-        "is room for; the other experts stay in host memory. The last line is for llama-server or any such program.",
+        "Together they are too small for it. Attention and KV cache get their place first, then as many experts as",
+        "there is room for; the other experts stay in host memory. The last line is for llama-server and the like.",
     )
     _run(["-m", "fitter", _relative(path), *TWO_GPUS])
 
