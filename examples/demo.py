@@ -54,7 +54,7 @@ def main(folder: Path) -> int:
 
     _heading("4. The proof", "The plan is loaded for real, and llama.cpp is asked how much it allocated.")
     real = _load(plan)
-    return _compare(_bytes(plan.breakdown), _bytes(real))
+    return compare(_bytes(plan.breakdown), _bytes(real))
 
 
 def _fit_here(path: Path) -> fitter.Plan:
@@ -89,7 +89,8 @@ def _bytes(breakdown: Breakdown) -> Bytes:
     return +found
 
 
-def _compare(predicted: Bytes, real: Bytes) -> int:
+def compare(predicted: Bytes, real: Bytes) -> int:
+    """Print both side by side and say what differs; returns 0 if nothing does, else 1."""
     places = list(dict.fromkeys([*predicted, *real]))
     width = max(len("buffer type"), *(len(buffer_type) for buffer_type, _ in places))
     print(f"{'buffer type':{width}}  {'holds':8}{'predicted bytes':>17}{'real bytes':>17}")
@@ -126,7 +127,11 @@ if __name__ == "__main__":
     try:
         sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "demo"))
     except FitterError as error:
-        sys.exit(f"demo: error: {error}")
+        print(f"demo: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        print(f"demo: error: {error.strerror}: {error.filename}", file=sys.stderr)
+        sys.exit(3)
     except subprocess.CalledProcessError as error:
         # it has said why
         sys.exit(error.returncode)
