@@ -63,9 +63,7 @@ def device_limits(devices: Sequence[DeviceInfo], margin: int | Sequence[int] | N
                 "nothing could be placed there"
             )
     return tuple(
-        DeviceLimit(
-            device.name, device.description, device.total, device.free, size, device.buffer_type or device.name
-        )
+        DeviceLimit(device.name, device.description, device.total, device.free, size, device.buffer_type or device.name)
         for device, size in zip(devices, margins, strict=True)
     )
 

@@ -223,16 +223,12 @@ def _partial_counts(units: Sequence[Unit], budgets: Sequence[int]) -> tuple[int,
     return best[1] if sum(best[1]) else None
 
 
-def _move(
-    units: Sequence[Unit], budgets: Sequence[int], placement: Placement, spilled: Sequence[Item]
-) -> Placement:
+def _move(units: Sequence[Unit], budgets: Sequence[int], placement: Placement, spilled: Sequence[Item]) -> Placement:
     """Give every spilled item to a device that has room for it, nearest in size first, else to the host."""
     at_home = Placement(placement.first, placement.counts, tuple((item, HOST) for item in spilled))
     gaps = [
         budget - weights - cache
-        for budget, weights, cache in zip(
-            budgets, weights_on(units, at_home), caches_on(units, placement), strict=True
-        )
+        for budget, weights, cache in zip(budgets, weights_on(units, at_home), caches_on(units, placement), strict=True)
     ]
     moved = []
     for item in sorted(spilled, key=lambda item: (-item.bytes, item.layer, item.stem)):

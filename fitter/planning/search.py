@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from fitter.llama.types import Breakdown, Params
+from fitter.llama.types import MAX_USED_DEVICES, Breakdown, Params
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import Unit, between, units_of
 from fitter.planning.packing import pack, pack_whole
@@ -50,7 +50,7 @@ def search(request: Request, measure: Measure, record: Record) -> Trial:
 
     Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters is an answer too.
     """
-    attempt = _Attempt(request, request.devices, measure, record)
+    attempt = _Attempt(request, _largest(request), measure, record)
     best = attempt.run()
     trial = best
     while attempt.devices and not request.fixed & {"devices", "tensor_split"}:
@@ -65,11 +65,21 @@ def search(request: Request, measure: Measure, record: Record) -> Trial:
             # where nothing is gained by all of them, fewer may still do
             useless = [min(useless, key=lambda device: device.target)]
         kept = tuple(device for device in attempt.devices if device not in useless)
+        if not kept and "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0:
+            break
         attempt = _Attempt(request, kept, measure, record, attempt)
         trial = attempt.run()
         if _rank(trial) >= _rank(best):
             best = trial
     return best
+
+
+def _largest(request: Request) -> tuple[DeviceLimit, ...]:
+    """The devices, without the smallest where there are more than llama.cpp can run a model on."""
+    if request.fixed & {"devices", "tensor_split"}:
+        return request.devices
+    by_size = sorted(request.devices, key=lambda device: -device.target)
+    return tuple(device for device in request.devices if device in by_size[:MAX_USED_DEVICES])
 
 
 def _rank(trial: Trial) -> tuple[bool, int, int, int]:
@@ -156,9 +166,7 @@ class _Attempt:
         params = self._params(placement, n_ctx)
         if params not in self._trials:
             breakdown = self._measure(params)
-            trial = Trial(
-                placement, self.devices, params, breakdown, missing_of(self.request, breakdown, self.devices)
-            )
+            trial = Trial(placement, self.devices, params, breakdown, missing_of(self.request, breakdown, self.devices))
             self._trials[params] = trial
             whole = self._is_whole(placement)
             for d, device in enumerate(self.devices):

@@ -187,3 +187,15 @@ def test_never_over_a_margin_and_never_worse_than_the_simple_plan(
                 assert trial.weights >= weights - max(model.ffn)
             break
     assert len(llama.asked) < 120
+
+
+def test_more_devices_than_a_model_can_be_on() -> None:
+    trial, _ = run(DENSE, limits(*([200] * 7), 100, *([200] * 8)))
+    assert trial.fits and trial.params.devices is not None
+    assert len(trial.params.devices) <= 15 and "CUDA7" not in trial.params.devices
+
+
+def test_layers_that_the_user_wants_on_devices_do_not_end_on_the_host() -> None:
+    trial, _ = run(DENSE, limits(10), params=Params(n_gpu_layers=5), fixed=("n_gpu_layers",))
+    assert not trial.fits and trial.missing[0][0] == "CUDA0"
+    assert trial.params.devices == ("CUDA0",)
