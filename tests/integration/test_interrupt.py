@@ -55,7 +55,7 @@ def worker_of(process: subprocess.Popen[str]) -> psutil.Process:
         for child in parent.children():
             if "fitter.llama.worker" in " ".join(child.cmdline()):
                 return child
-        time.sleep(0.005)
+        time.sleep(0.02)
     raise AssertionError(f"it ended before: {process.communicate()}")
 
 

@@ -24,7 +24,7 @@ FITS: dict[str, tuple[str, dict[str, Any]]] = {
     "large dense, two": ("llama-3.1-8b", {"gpus": ["2x 4GiB"], "n_seq_max": 2}),
     "the same file, one of another size": ("llama-3.1-8b", {"gpus": ["7GiB"], "type_k": "q8_0", "type_v": "q8_0"}),
     "this machine": ("tiny moe", {"host_memory": "8GiB", "devices": ()}),
-    "does not fit": ("tiny dense", {"gpus": ["2GiB"], "n_ctx": 10**8, "host_memory": "2GiB"}),
+    "does not fit": ("tiny dense", {"gpus": ["2GiB"], "n_ctx": 4_000_000, "host_memory": "2GiB"}),
     "overrides": ("tiny moe", {"gpus": ["2GiB"], "override_tensor": ["ffn_down_exps=CPU"], "n_gpu_layers": 3}),
 }
 
