@@ -2,8 +2,8 @@
 
     python benchmarks/compare.py [--runs N] [--only TEXT] [--output FILE]
 
-Both run as whole processes, one after the other, with the model's header in the page cache. Times are medians; what counts is the
-ratio, since both were measured in the same run. Needs ``make tools``.
+Both run as whole processes, one after the other, with the model's header in the page cache. Times are medians; what
+counts is the ratio, since both were measured in the same run. Needs ``make tools``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pairs of a model's shape and a machine, for the comparison with upstream's own fit: tests and benchmark share them."""
+"""Pairs of a model's shape and a machine, for the comparison with upstream's own fit (tests and benchmark)."""
 
 from __future__ import annotations
 

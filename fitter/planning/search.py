@@ -269,7 +269,7 @@ class _Attempt:
         return trial if trial.fits else None
 
     def _default(self) -> Placement:
-        """What llama.cpp would do: all layers (or as many as the user says), split by free memory (or as the user says)."""
+        """What llama.cpp would do: all layers, split by free memory, or as the user says."""
         n_units = self.request.n_layer + 1
         n_gpu_layers = self._n_gpu_layers() if self.devices else 0
         return Placement(n_units - n_gpu_layers, self._counts(n_gpu_layers))
@@ -350,8 +350,8 @@ class _Attempt:
     def _context_in_total(self, top: Trial, bottom: Trial) -> int:
         """The context that the devices' memory holds in total, packing aside; on one device packing is all there is.
 
-        Upstream's fit (``common_params_fit_impl``) settles on that context before it places a layer, and leaves half a layer
-        per device (a sixth of one with experts) for what packing wastes. A fitted context is never below it.
+        Upstream's fit (``common_params_fit_impl``) settles on that context before it places a layer, and leaves half a
+        layer per device (a sixth of one with experts) for what packing wastes. A fitted context is never below it.
         """
         request = self.request
         low, high = request.n_ctx_min, request.n_ctx_max

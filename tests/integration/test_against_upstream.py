@@ -1,4 +1,4 @@
-"""The arguments that fitter prints, given to upstream's own program on the same virtual devices; and upstream's own fit."""
+"""What fitter prints, given to upstream's own program on the same virtual devices; and upstream's own fit."""
 
 from __future__ import annotations
 
