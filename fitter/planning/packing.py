@@ -120,25 +120,39 @@ def _spill_spread(units: Sequence[Unit], gap: int) -> tuple[Item, ...]:
     Late layers are the ones to lose theirs: llama.cpp's compute buffer on the first device was never larger so, and on
     some architectures it was nearly half (486 instead of 864 MiB on Qwen3-Next).
     """
-    rest: list[tuple[Item, ...]] = []
+    whole: list[Unit] = []
+    rest: list[Unit] = []
     for unit in units:
         if unit.movable <= gap:
             gap -= unit.movable
+            whole.append(unit)
         else:
-            rest.append(unit.items)
+            rest.append(unit)
     spilled: list[Item] = []
     while rest:
-        best = max(
-            ((kept, items) for items in dict.fromkeys(rest) for kept in _subsets(items) if _bytes(kept) <= gap),
+        alike = {tuple(item.bytes for item in unit.items): unit for unit in reversed(rest)}
+        kept, unit = max(
+            ((kept, unit) for unit in alike.values() for kept in _subsets(unit.items) if _bytes(kept) <= gap),
             key=lambda choice: _bytes(choice[0]),
         )
-        kept, items = best
         if not kept:
             break
         gap -= _bytes(kept)
-        rest.remove(items)
-        spilled += [item for item in items if item not in kept]
-    return tuple(spilled) + tuple(item for items in rest for item in items)
+        rest.remove(unit)
+        spilled += [item for item in unit.items if item not in kept]
+    while exchange := _exchange(whole, rest, gap):
+        leaving, entering = exchange
+        gap -= entering.movable - leaving.movable
+        whole[whole.index(leaving)], rest[rest.index(entering)] = entering, leaving
+    return (*spilled, *(item for unit in rest for item in unit.items))
+
+
+def _exchange(whole: Sequence[Unit], rest: Sequence[Unit], gap: int) -> tuple[Unit, Unit] | None:
+    """A whole layer to give up for a larger one that uses the most of ``gap``; ``None`` where nothing is gained."""
+    smaller = {unit.movable: unit for unit in whole}
+    larger = {unit.movable: unit for unit in reversed(rest)}
+    pairs = [(a, b) for a in smaller.values() for b in larger.values() if 0 < b.movable - a.movable <= gap]
+    return max(pairs, key=lambda pair: pair[1].movable - pair[0].movable, default=None)
 
 
 def _subsets(items: Sequence[Item]) -> Iterable[tuple[Item, ...]]:

@@ -53,7 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "n_ctx": {"n_ctx": 1000},
     "cache in q8_0": {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"},
-    "cache K in q4_0": {"type_k": "q4_0", "flash_attn": "off"},
+    "cache K in q8_0": {"type_k": "q8_0", "flash_attn": "off"},
     "no flash attention": {"flash_attn": "off"},
     "four sequences": {"n_seq_max": 4},
     "four sequences, one cache": {"n_seq_max": 4, "kv_unified": True},
@@ -183,7 +183,8 @@ def test_sliding_windows_take_the_predicted_bytes(models: Mapping[str, Path], op
     ("larger", "smaller", "kind"),
     [
         ("defaults", "n_ctx", "context"),
-        ("defaults", "cache in q8_0", "context"),
+        ("defaults", "cache K in q8_0", "context"),
+        ("cache K in q8_0", "cache in q8_0", "context"),
         ("four sequences", "defaults", "context"),
         ("no flash attention", "defaults", "compute"),
         ("defaults", "n_ubatch", "compute"),
