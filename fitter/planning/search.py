@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 from fitter.llama.types import MAX_USED_DEVICES, Breakdown, Params
 from fitter.planning.learned import LearnedCompute
-from fitter.planning.memory import Unit, between, units_of
+from fitter.planning.memory import HOST, Unit, between, units_of
 from fitter.planning.packing import pack, pack_whole
 from fitter.planning.placement import Placement, caches_on, counts_for_split, overrides_of, weights_on
 from fitter.planning.request import DeviceLimit, Measure, Record, Request
 
 _MAX_CORRECTIONS = 12
 _MAX_CONTEXTS = 40
+_MAX_FILLS = 8
 
 
 @dataclass(frozen=True)
@@ -302,7 +303,34 @@ class _Attempt:
 
     def _partial(self, n_ctx: int) -> Trial | None:
         """The most weights on devices where they cannot all be there."""
-        return self.settle(n_ctx, False, lambda budgets: self._propose_partial(n_ctx, budgets))
+        trial = self.settle(n_ctx, False, lambda budgets: self._propose_partial(n_ctx, budgets))
+        return trial and self._fill(trial)
+
+    def _fill(self, trial: Trial) -> Trial:
+        """Bring items back from the host one by one while the measurement says that there is room.
+
+        A compute buffer depends on which items are where, so the estimate can end with room that it could not use.
+        """
+        for _ in range(_MAX_FILLS):
+            placement = trial.placement
+            room = [device.target - trial.breakdown.on(device.name).used for device in self.devices]
+            spilled = [item for item, target in placement.moved if target == HOST]
+            # from the last layer back: the first ones are what the estimate has tried
+            choices = [
+                (item, d)
+                for d, (start, stop) in enumerate(placement.ranges())
+                for item in reversed(spilled)
+                if start <= item.layer < stop and item.bytes <= room[d]
+            ]
+            if not choices:
+                break
+            item, _ = max(choices, key=lambda choice: choice[0].bytes)
+            moved = tuple(pair for pair in placement.moved if pair[0] != item)
+            filled = self.trial(replace(placement, moved=moved), trial.params.n_ctx)
+            if not filled.fits:
+                break
+            trial = filled
+        return trial
 
     def _propose_partial(self, n_ctx: int, budgets: list[int]) -> Placement | None:
         request, units = self.request, self.units(n_ctx)
