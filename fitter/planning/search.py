@@ -12,7 +12,7 @@ from fitter.llama.types import MAX_USED_DEVICES, Breakdown, Params
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import HOST, Unit, between, units_of
 from fitter.planning.packing import pack, pack_whole
-from fitter.planning.placement import Placement, caches_on, counts_for_split, overrides_of, weights_on
+from fitter.planning.placement import Placement, caches_on, counts_for_split, merged, overrides_of, weights_on
 from fitter.planning.request import DeviceLimit, Measure, Record, Request
 
 _MAX_CORRECTIONS = 12
@@ -192,7 +192,7 @@ class _Attempt:
             several = len(names) > 1 and placement.n_gpu_layers > 0
             params = replace(params, tensor_split=tuple(map(float, placement.counts)) if several else None)
         overrides = overrides_of(placement, [device.buffer_type for device in self.devices])
-        return replace(params, tensor_buft_overrides=(*request.params.tensor_buft_overrides, *overrides))
+        return replace(params, tensor_buft_overrides=merged((*request.params.tensor_buft_overrides, *overrides)))
 
     def settle(self, n_ctx: int, whole: bool, propose: Callable[[list[int]], Placement | None]) -> Trial | None:
         """Propose, measure and correct at one context until the measurement agrees; the best that fits."""
