@@ -15,6 +15,7 @@ VENV ?= .venv
 CMAKE_ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
+CHECK_ARGS ?=
 
 PY := $(VENV)/bin/python
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip
@@ -96,6 +97,21 @@ test: install tools lint ## everything but the slow tests: under 30 minutes on t
 .PHONY: test-slow
 test-slow: install tools ## the slow tests
 	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
+
+# The real backend, to compare with. Of the shaders nothing is run, but they are part of it.
+VULKAN := build/vulkan
+.PHONY: test-vulkan
+test-vulkan: install ## the vulkan profile and the real ggml-vulkan, on Mesa's software device: 15 minutes on two cores, the first time
+	@$(PY) -m tests.vulkan.check --needs
+	@mkdir -p $(VULKAN)
+	@$(CMAKE) -S . -B $(VULKAN) -DFITTER_BUILD_LLAMA=ON -DGGML_VULKAN=ON -DGGML_RPC=OFF -DPython3_EXECUTABLE=$(abspath $(PY)) \
+	  -DCMAKE_CXX_FLAGS=-I$(CURDIR)/tests/vulkan/include >$(VULKAN)/configure.log 2>&1 || { cat $(VULKAN)/configure.log >&2; exit 1; }
+	@[ -f $(VULKAN)/bin/libggml-vulkan.so ] || echo "building ggml-vulkan in $(VULKAN)/bin: some ten minutes on two cores"
+	@$(CMAKE) --build $(VULKAN) --target ggml-vulkan llama --parallel $(JOBS) >$(VULKAN)/build.log 2>&1 \
+	  || { tail -n 40 $(VULKAN)/build.log >&2; exit 1; }
+	@$${CXX:-c++} -std=c++17 -O2 -Wall -Wextra -shared -fPIC -Ibindings tests/vulkan/driver.cpp \
+	  -o $(VULKAN)/bin/libfitter-vulkan-driver.so -lvulkan
+	@$(PY) -m tests.vulkan.check $(CHECK_ARGS)
 
 .PHONY: bench
 bench: install tools ## fitter and upstream's llama-fit-params side by side

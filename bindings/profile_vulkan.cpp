@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <string>
 
 #include "vulkan.h"
@@ -11,78 +10,7 @@ namespace fitter::vulkan {
 
 namespace {
 
-constexpr size_t gib    = size_t{1} << 30;
-constexpr size_t uint32 = std::numeric_limits<uint32_t>::max();
-
-// AMD with Mesa's RADV: radv_physical_device.c of Mesa 23 to 25, RADV_MAX_MEMORY_ALLOCATION_SIZE in radv_constants.h.
-constexpr limits radv = {
-    /* .minStorageBufferOffsetAlignment = */ 4,
-    /* .minMemoryMapAlignment           = */ 4096,
-    /* .maxStorageBufferRange           = */ uint32,
-    /* .maxMemoryAllocationSize         = */ 0xFFFFFFFC,
-    /* .maxBufferSize                   = */ 0xFFFFFFFC,
-    /* .maxComputeSharedMemorySize      = */ 65536,
-    /* .maxComputeWorkGroupInvocations  = */ 1024,
-    /* .subgroupSize                    = */ 64,
-    /* .subgroup_operations             = */ true,
-    /* .computeFullSubgroups            = */ true,
-    /* .vulkanMemoryModel               = */ true,
-    /* .shaderFloat16                   = */ true,
-    /* .bufferDeviceAddress             = */ true,
-};
-
-// NVIDIA's own driver from Turing on, as vulkaninfo shows it in bug reports and gpuinfo.org collects it. Its buffers may
-// be larger than an allocation is sure to be (ggml-org/llama.cpp pull request 16354).
-constexpr limits nvidia = {
-    /* .minStorageBufferOffsetAlignment = */ 16,
-    /* .minMemoryMapAlignment           = */ 64,
-    /* .maxStorageBufferRange           = */ uint32,
-    /* .maxMemoryAllocationSize         = */ 0xFFE00000,
-    /* .maxBufferSize                   = */ 1024 * gib,
-    /* .maxComputeSharedMemorySize      = */ 49152,
-    /* .maxComputeWorkGroupInvocations  = */ 1024,
-    /* .subgroupSize                    = */ 32,
-    /* .subgroup_operations             = */ true,
-    /* .computeFullSubgroups            = */ true,
-    /* .vulkanMemoryModel               = */ true,
-    /* .shaderFloat16                   = */ true,
-    /* .bufferDeviceAddress             = */ true,
-};
-
-// Intel with Mesa's ANV: ANV_SSBO_ALIGNMENT in anv_constants.h, max_buffer_size of isl.c since Skylake,
-// MAX_MEMORY_ALLOCATION_SIZE of anv_private.h.
-constexpr limits anv = {
-    /* .minStorageBufferOffsetAlignment = */ 4,
-    /* .minMemoryMapAlignment           = */ 4096,
-    /* .maxStorageBufferRange           = */ uint32,
-    /* .maxMemoryAllocationSize         = */ 2 * gib,
-    /* .maxBufferSize                   = */ 4 * gib,
-    /* .maxComputeSharedMemorySize      = */ 65536,
-    /* .maxComputeWorkGroupInvocations  = */ 1024,
-    /* .subgroupSize                    = */ 32,
-    /* .subgroup_operations             = */ true,
-    /* .computeFullSubgroups            = */ true,
-    /* .vulkanMemoryModel               = */ true,
-    /* .shaderFloat16                   = */ true,
-    /* .bufferDeviceAddress             = */ true,
-};
-
-// Mesa's software device, as vulkaninfo shows it with Mesa 22.3.6: what tests/vulkan compares with.
-constexpr limits lavapipe = {
-    /* .minStorageBufferOffsetAlignment = */ 16,
-    /* .minMemoryMapAlignment           = */ 64,
-    /* .maxStorageBufferRange           = */ size_t{1} << 27,
-    /* .maxMemoryAllocationSize         = */ 2 * gib,
-    /* .maxBufferSize                   = */ uint32,
-    /* .maxComputeSharedMemorySize      = */ 32768,
-    /* .maxComputeWorkGroupInvocations  = */ 1024,
-    /* .subgroupSize                    = */ 8,
-    /* .subgroup_operations             = */ true,
-    /* .computeFullSubgroups            = */ true,
-    /* .vulkanMemoryModel               = */ true,
-    /* .shaderFloat16                   = */ true,
-    /* .bufferDeviceAddress             = */ true,
-};
+constexpr size_t gib = size_t{1} << 30;
 
 // The number that an environment variable holds, or what there is without it.
 size_t size_from(const char * variable, size_t otherwise) {

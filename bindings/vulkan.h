@@ -9,25 +9,9 @@
 #include <cstdint>
 
 #include "profile.h"
+#include "vulkan_limits.h"
 
 namespace fitter::vulkan {
-
-// What ggml-vulkan asks a driver for and lets decide, named as in Vulkan.
-struct limits {
-    size_t   minStorageBufferOffsetAlignment;
-    size_t   minMemoryMapAlignment;
-    size_t   maxStorageBufferRange;
-    size_t   maxMemoryAllocationSize;
-    size_t   maxBufferSize;
-    size_t   maxComputeSharedMemorySize;
-    uint32_t maxComputeWorkGroupInvocations;
-    uint32_t subgroupSize;
-    bool     subgroup_operations;   // basic, vote, arithmetic, shuffle and ballot
-    bool     computeFullSubgroups;
-    bool     vulkanMemoryModel;
-    bool     shaderFloat16;         // and 16-bit storage
-    bool     bufferDeviceAddress;   // and 64-bit integers
-};
 
 // The limits of a device after the environment variables that change them, as ggml_vk_get_device settles them.
 size_t max_memory_allocation_size(const limits & limits);

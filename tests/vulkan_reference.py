@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import io
 import random
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -58,9 +59,9 @@ class Load:
     params: Params
 
     @property
-    def session(self) -> tuple[str, int, str]:
-        """What loads of one worker process have in common."""
-        return self.driver, self.n_devices, self.environment
+    def session(self) -> tuple[str, str, int]:
+        """What loads on the same devices in one process have in common."""
+        return self.environment, self.driver, self.n_devices
 
     @property
     def devices(self) -> tuple[VirtualDevice, ...]:
@@ -75,13 +76,13 @@ class Load:
         return " ".join(word for word in words if word)
 
 
-def answer(worker: Worker, directory: Path, load: Load) -> str:
+def answer(worker: Worker, model: Path, params: Params) -> str:
     """What a worker says to a load: ``buffer type=model/context/compute`` and the graph splits, or ``FAIL`` and why."""
-    model = shapes.write(load.model, directory, vocab=False)
     try:
-        breakdown = worker.measure(model, load.params)
+        breakdown = worker.measure(model, params)
     except LlamaCppError as error:
-        return "FAIL " + str(error).removeprefix(f"{model}: ")
+        # Where llama.cpp was compiled is none of the answer.
+        return "FAIL " + re.sub(r"/\S*/(\S+:\d+: )", r"\1", str(error).removeprefix(f"{model}: "))
     rows = sorted(f"{row.buffer_type}={row.model}/{row.context}/{row.compute}" for row in breakdown.rows)
     assert breakdown.n_splits is not None
     return " ".join([*rows, "splits={}/{}".format(*breakdown.n_splits)])
@@ -158,9 +159,7 @@ def store(answers: Iterable[tuple[Load, str]]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for load, result in answers:
-        writer.writerow(
-            (load.model, load.driver, load.n_devices, load.environment, params_text(load.params), result)
-        )
+        writer.writerow((load.model, load.driver, load.n_devices, load.environment, params_text(load.params), result))
     TABLE.parent.mkdir(parents=True, exist_ok=True)
     TABLE.write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
 

@@ -77,8 +77,9 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     """The virtual devices that ``specs`` describe, named ``CUDA0``, ``CUDA1``, … or ``Vulkan0``, … over the whole list.
 
     A spec is a GPU of the catalogue (``rtx-4090``), a size (``24GiB``), profile, compute capability and memory
-    (``cuda:8.9:24564MiB``), or profile, optional driver and memory (``vulkan:24GiB``, ``vulkan:nvidia:24GiB``); before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the latter,
-    a GPU of the catalogue has free what an idle one leaves, and any other all of its memory.
+    (``cuda:8.9:24564MiB``), or profile and memory, with a driver between them or without (``vulkan:24GiB``,
+    ``vulkan:nvidia:24GiB``); before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the
+    latter, a GPU of the catalogue has free what an idle one leaves, and any other all of its memory.
 
     Raises ``UsageError`` for anything else, and for more than 16 devices.
     """
@@ -180,7 +181,7 @@ def _parse_profile(body: str) -> _Kind:
 def _parse_vulkan(parts: list[str]) -> _Kind:
     *drivers, text = parts
     if len(drivers) > 1:
-        raise UsageError("write profile and memory, such as vulkan:24GiB, or a driver between them: vulkan:nvidia:24GiB")
+        raise UsageError("write profile and memory, such as vulkan:24GiB, or with a driver: vulkan:nvidia:24GiB")
     size = parse_size(text)
     if not drivers:
         return _Kind("virtual Vulkan GPU", "vulkan", 0, size, size)
