@@ -76,6 +76,34 @@ class Load:
         return " ".join(word for word in words if word)
 
 
+def corners() -> Iterator[Load]:
+    """Loads at the limits: of caches, buffers and chunks of buffers, of devices, of models; on each driver."""
+    experts_on_host = (TensorBuftOverride("exps", "CPU"),)
+    large = Params(n_ctx=131072, flash_attn="off", n_batch=4096, n_ubatch=2048)
+    for driver in DRIVERS:
+        # K of a layer takes 2 KiB per token: just below 4 GiB, and as much.
+        yield Load("llama-3.1-8b", driver, 1, "", Params(n_ctx=2**21 - 256))
+        yield Load("llama-3.1-8b", driver, 1, "", Params(n_ctx=2**21))
+        yield Load("qwen3-30b-a3b", driver, 1, "", large)
+        yield Load("qwen3-30b-a3b", driver, 2, "GGML_VK_SUBALLOCATION_BLOCK_SIZE=17179869184", large)
+        yield Load(
+            "qwen3-next-80b-a3b", driver, 1, "GGML_VK_FORCE_MAX_BUFFER_SIZE=100000000", Params(n_ctx=2048, n_seq_max=2)
+        )
+        yield Load(
+            "nemotron-h-9b", driver, 1, "GGML_VK_FORCE_MAX_BUFFER_SIZE=300000000", Params(n_ctx=2048, n_seq_max=8)
+        )
+        yield Load("nemotron-h-9b", driver, 1, "", Params(n_ctx=2048, n_seq_max=8))
+        yield Load(
+            "deepseek-v3.1", driver, 4, "", replace(large, flash_attn="on", tensor_buft_overrides=experts_on_host)
+        )
+        yield Load("kimi-k2", driver, 3, "", Params(n_ctx=65536, flash_attn="off"))
+        yield Load("gpt-oss-120b", driver, 4, "GGML_VK_DISABLE_GRAPH_OPTIMIZE=1", Params(n_ctx=65536))
+        yield Load(
+            "qwen3-235b-a22b", driver, 5, "", Params(n_ctx=65536, n_gpu_layers=20, split_mode="none", main_gpu=1)
+        )
+        yield Load("llama-3.1-70b", driver, 8, "", Params(n_ctx=8192))
+
+
 def answer(worker: Worker, model: Path, params: Params) -> str:
     """What a worker says to a load: ``buffer type=model/context/compute`` and the graph splits, or ``FAIL`` and why."""
     try:

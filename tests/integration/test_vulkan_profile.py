@@ -39,8 +39,8 @@ def different(known: Iterable[tuple[Load, str]], directory: Path, monkeypatch: p
 def test_a_sample_is_that_of_real_vulkan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = vulkan_reference.known()[::SAMPLE]
     assert {load.driver for load, _ in known} == set(VULKAN_DRIVERS)
-    assert {load.model for load, _ in known} == set(vulkan_reference.MODELS)
-    assert {load.environment for load, _ in known} == {"", *vulkan_reference.ENVIRONMENTS}
+    assert {load.model for load, _ in known} >= set(vulkan_reference.MODELS)
+    assert {load.environment for load, _ in known} >= {"", *vulkan_reference.ENVIRONMENTS}
     assert not different(known, tmp_path, monkeypatch)
 
 
@@ -63,18 +63,6 @@ def test_without_a_driver_it_is_radv(tmp_path: Path) -> None:
     assert answers[0] == answers[1]
     assert "Vulkan0=" in answers[0]
     assert "Vulkan_Host=" in answers[0]
-
-
-CACHES = {
-    "as large as a shader can be given": (2**21 - 1024, "Vulkan0="),
-    "larger": (2**21, "FAIL llama.cpp was ended by SIGABRT"),
-}
-
-
-@pytest.mark.parametrize(("n_ctx", "answer"), CACHES.values(), ids=CACHES.keys())
-def test_a_cache_of_four_gib_per_layer_is_more_than_vulkan_can_use(tmp_path: Path, n_ctx: int, answer: str) -> None:
-    # K of one layer: 8 heads of 128 in f16, 2 KiB per token.
-    assert answer in measure(parse_gpus(["vulkan:2000GiB"]), tmp_path, "llama-3.1-8b", Params(n_ctx=n_ctx))
 
 
 def test_what_the_devices_say_of_themselves() -> None:

@@ -46,7 +46,8 @@ def main(arguments: Sequence[str]) -> int:
     if missing or options.needs:
         return 1 if missing else 0
 
-    loads = sorted(vulkan_reference.draw(options.count, options.seed), key=lambda load: load.session)
+    drawn = vulkan_reference.draw(options.count, options.seed)
+    loads = sorted([*drawn, *vulkan_reference.corners()], key=lambda load: load.session)
     with tempfile.TemporaryDirectory(prefix="fitter-vulkan-") as directory:
 
         def model(load: Load) -> Path:
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.write:
             vulkan_reference.store(zip(loads, real, strict=True))
             print(f"wrote {vulkan_reference.TABLE.relative_to(ROOT)}")
-        different = _compare("drawn loads", loads, real, _virtual(loads, model))
+        different = _compare("loads", loads, real, _virtual(loads, model))
     if options.models is not None:
         files = {path.stem: path for path in sorted(options.models.glob("*.gguf"))}
         loads = list(_settings_of(files))
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         def file(load: Load) -> Path:
             return files[load.model]
 
-        different += _compare(f"loads of {options.models}", loads, _real(loads, file), _virtual(loads, file))
+        different += _compare(str(options.models), loads, _real(loads, file), _virtual(loads, file))
     return 1 if different else 0
 
 
