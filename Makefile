@@ -16,6 +16,7 @@ CMAKE_ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 ORACLE_ARGS ?=
+CHECK_ARGS ?=
 
 PY := $(VENV)/bin/python
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip
@@ -53,12 +54,12 @@ $(STAMPS)/venv:
 llama-cpp-python: $(STAMPS)/venv
 	@stamp=$(STAMPS)/llama-cpp-python; wanted='$(VERSION) $(LLAMA_ARGS)'; \
 	  has_rpc() { $(PY) -c 'import importlib.metadata as m, sys; d = m.distribution("llama-cpp-python"); sys.exit(d.version != "$(VERSION)" or not d.locate_file("llama_cpp/lib/libggml-rpc.so").exists())' 2>/dev/null; }; \
-	  build() { CMAKE_ARGS='$(LLAMA_ARGS)' CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q --no-binary llama-cpp-python "$$@" llama-cpp-python==$(VERSION); }; \
+	  build() { CMAKE_ARGS='$(LLAMA_ARGS)' CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q "$$@" llama-cpp-python==$(VERSION); }; \
 	  if [ -f $$stamp ] && [ "$$(cat $$stamp)" = "$$wanted" ] && has_rpc; then exit 0; fi; \
 	  if [ ! -f $$stamp ] && [ -z '$(CMAKE_ARGS)' ] && has_rpc; then echo "$$wanted" >$$stamp; exit 0; fi; \
 	  echo "installing llama-cpp-python $(VERSION) with $(LLAMA_ARGS): some four minutes on two cores"; \
 	  if [ -z '$(CMAKE_ARGS)' ]; then build; fi; \
-	  if [ -n '$(CMAKE_ARGS)' ] || ! has_rpc; then build --no-cache-dir --force-reinstall; fi; \
+	  if [ -n '$(CMAKE_ARGS)' ] || ! has_rpc; then build --no-binary llama-cpp-python --no-cache-dir --force-reinstall; fi; \
 	  echo "$$wanted" >$$stamp
 
 # Editable: the tests and the demo run this tree. Built again when the native side changes.
@@ -103,6 +104,21 @@ test-slow: install tools ## the slow tests
 .PHONY: oracle
 oracle: install ## the real ggml-cuda on a CUDA runtime without a GPU: make tests/data/cuda anew (three minutes)
 	@$(PY) -m tests.oracle --source "$$($(PY) vendor/llama.cpp/fetch.py)" --jobs $(JOBS) $(ORACLE_ARGS)
+
+# The real backend, to compare with. Of the shaders nothing is run, but they are part of it.
+VULKAN := build/vulkan
+.PHONY: test-vulkan
+test-vulkan: install ## the vulkan profile and the real ggml-vulkan, on Mesa's software device: 15 minutes on two cores, the first time
+	@$(PY) -m tests.vulkan.check --needs
+	@mkdir -p $(VULKAN)
+	@$(CMAKE) -S . -B $(VULKAN) -DFITTER_BUILD_LLAMA=ON -DGGML_VULKAN=ON -DGGML_RPC=OFF -DPython3_EXECUTABLE=$(abspath $(PY)) \
+	  -DCMAKE_CXX_FLAGS=-I$(CURDIR)/tests/vulkan/include >$(VULKAN)/configure.log 2>&1 || { cat $(VULKAN)/configure.log >&2; exit 1; }
+	@[ -f $(VULKAN)/bin/libggml-vulkan.so ] || echo "building ggml-vulkan in $(VULKAN)/bin: some ten minutes on two cores"
+	@$(CMAKE) --build $(VULKAN) --target ggml-vulkan llama --parallel $(JOBS) >$(VULKAN)/build.log 2>&1 \
+	  || { tail -n 40 $(VULKAN)/build.log >&2; exit 1; }
+	@$${CXX:-c++} -std=c++17 -O2 -Wall -Wextra -shared -fPIC -Ibindings tests/vulkan/driver.cpp \
+	  -o $(VULKAN)/bin/libfitter-vulkan-driver.so -lvulkan
+	@$(PY) -m tests.vulkan.check $(CHECK_ARGS)
 
 .PHONY: bench
 bench: install tools ## fitter and upstream's llama-fit-params side by side

@@ -1,6 +1,5 @@
 #include "describe.h"
 
-#include <array>
 #include <cctype>
 #include <charconv>
 #include <stdexcept>
@@ -9,7 +8,13 @@ namespace fitter {
 
 namespace {
 
-const std::array<const profile *, 1> profiles = {&cuda_profile};
+std::vector<const profile *> profiles() {
+    std::vector<const profile *> all = {&cuda_profile};
+    for (const profile & driver : vulkan_profiles()) {
+        all.push_back(&driver);
+    }
+    return all;
+}
 
 std::vector<std::string> split(const std::string & text, char separator, size_t max_parts) {
     std::vector<std::string> parts;
@@ -39,7 +44,7 @@ Number parse_number(const std::string & text, const char * field) {
 
 const profile * find_profile(const std::string & name) {
     std::string known;
-    for (const profile * candidate : profiles) {
+    for (const profile * candidate : profiles()) {
         if (name == candidate->name) {
             return candidate;
         }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -12,6 +13,10 @@
 namespace fitter {
 
 struct profile;
+
+namespace vulkan {
+struct limits;
+}
 
 // A device as it is described.
 struct description {
@@ -42,8 +47,21 @@ struct profile {
     void (*graph_optimize)(const description & device, ggml_cgraph * graph, const keep_alive & keep);
     // Whether host memory can be pinned; where it cannot, the host buffer type's buffers are the CPU's.
     bool (*pins_host_memory)();
+
+    // Bytes that llama.cpp puts into one buffer at most, and those of the largest buffer there can be; nullptr: no limit.
+    size_t (*max_size)(const description & device)       = nullptr;
+    size_t (*largest_buffer)(const description & device) = nullptr;
+    // Alignment of the pinned host buffer type; 0: the CPU's.
+    size_t host_alignment = 0;
+    // Whether an operation is refused because a source is in another device's memory.
+    bool own_sources_only = true;
+    // What a profile of ggml-vulkan goes by.
+    const vulkan::limits * vulkan = nullptr;
 };
 
 extern const profile cuda_profile;
+
+// ggml-vulkan on each driver that is known; the first one stands for all.
+const std::vector<profile> & vulkan_profiles();
 
 }  // namespace fitter

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -151,6 +152,10 @@ const char * buffer_type_get_name(ggml_backend_buffer_type_t buffer_type) {
 bool is_virtual(ggml_backend_buffer_type_t buffer_type) { return buffer_type->iface.get_name == buffer_type_get_name; }
 
 ggml_backend_buffer_t buffer_type_alloc(ggml_backend_buffer_type_t buffer_type, size_t size) {
+    const description & owner = slot_of(buffer_type->device).described;
+    if (owner.profile->largest_buffer != nullptr && size > owner.profile->largest_buffer(owner)) {
+        return nullptr;
+    }
     void * base = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
         const std::string text = "fitter: cannot reserve " + std::to_string(size) + " bytes of addresses for " +
@@ -165,6 +170,11 @@ size_t buffer_type_get_alignment(ggml_backend_buffer_type_t buffer_type) {
     return slot_of(buffer_type->device).described.profile->alignment;
 }
 
+size_t buffer_type_get_max_size(ggml_backend_buffer_type_t buffer_type) {
+    const description & owner = slot_of(buffer_type->device).described;
+    return owner.profile->max_size == nullptr ? SIZE_MAX : owner.profile->max_size(owner);
+}
+
 size_t buffer_type_get_alloc_size(ggml_backend_buffer_type_t buffer_type, const ggml_tensor * tensor) {
     const slot & owner = slot_of(buffer_type->device);
     const size_t size  = owner.described.profile->alloc_size(owner.described, tensor);
@@ -176,7 +186,7 @@ const ggml_backend_buffer_type_i buffer_type_interface = {
     /* .get_name       = */ buffer_type_get_name,
     /* .alloc_buffer   = */ buffer_type_alloc,
     /* .get_alignment  = */ buffer_type_get_alignment,
-    /* .get_max_size   = */ nullptr,
+    /* .get_max_size   = */ buffer_type_get_max_size,
     /* .get_alloc_size = */ buffer_type_get_alloc_size,
     /* .is_host        = */ nullptr,
 };
@@ -195,8 +205,18 @@ ggml_backend_buffer_t host_alloc(ggml_backend_buffer_type_t buffer_type, size_t 
     return buffer;
 }
 
-size_t host_get_alignment(ggml_backend_buffer_type_t) {
-    return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
+const profile & profile_of_host(ggml_backend_buffer_type_t buffer_type) {
+    return *static_cast<host_buffer_type *>(buffer_type->context)->kind;
+}
+
+size_t host_get_alignment(ggml_backend_buffer_type_t buffer_type) {
+    const size_t own = profile_of_host(buffer_type).host_alignment;
+    return own != 0 ? own : ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
+}
+
+size_t host_get_max_size(ggml_backend_buffer_type_t buffer_type) {
+    const profile & kind = profile_of_host(buffer_type);
+    return kind.max_size == nullptr ? SIZE_MAX : kind.max_size(slot_of(buffer_type->device).described);
 }
 
 size_t host_get_alloc_size(ggml_backend_buffer_type_t buffer_type, const ggml_tensor * tensor) {
@@ -211,7 +231,7 @@ const ggml_backend_buffer_type_i host_buffer_type_interface = {
     /* .get_name       = */ host_get_name,
     /* .alloc_buffer   = */ host_alloc,
     /* .get_alignment  = */ host_get_alignment,
-    /* .get_max_size   = */ nullptr,
+    /* .get_max_size   = */ host_get_max_size,
     /* .get_alloc_size = */ host_get_alloc_size,
     /* .is_host        = */ host_is_host,
 };
@@ -311,13 +331,13 @@ ggml_backend_buffer_type_t device_get_host_buffer_type(ggml_backend_dev_t device
 }
 
 bool device_supports_op(ggml_backend_dev_t device, const ggml_tensor * op) {
+    const description & self = slot_of(device).described;
     for (const ggml_tensor * source : op->src) {
-        if (source != nullptr && source->buffer != nullptr && is_virtual(source->buffer->buft) &&
-            source->buffer->buft->device != device) {
+        if (self.profile->own_sources_only && source != nullptr && source->buffer != nullptr &&
+            is_virtual(source->buffer->buft) && source->buffer->buft->device != device) {
             return false;
         }
     }
-    const description & self = slot_of(device).described;
     return self.profile->supports_op(self, op);
 }
 

@@ -52,7 +52,7 @@ class Plan(PlanData):
         return to_dict(self)
 
     def llama_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for ``llama_cpp.Llama``. Raises ``PlanError`` where ``Llama`` has none for what it takes."""
+        """Keyword arguments for ``llama_cpp.Llama``. Raises ``PlanError`` where it has none for what the plan needs."""
         from fitter.output.llama_cpp import llama_kwargs
 
         return llama_kwargs(self)
@@ -102,13 +102,14 @@ def fit(
 ) -> Plan:
     """Find the parameters that use the devices best, every one of them confirmed by a dummy load of ``model``.
 
-    What is ``None`` is fitted; what is set is kept, and the rest is fitted around it. ``n_ctx`` in tokens (0: the model's
-    own), ``fit_ctx`` the smallest that fitting may choose per sequence. ``margin``: bytes that must stay free, one
-    for all devices or one for each; ``host_margin`` the same for the host. ``gpus`` describes virtual devices
-    (``rtx-4090``, ``2x 24GiB``) that take the place of this machine's; the host is then unlimited unless ``host_memory``
-    (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama-cpp-python's own CUDA backend about them
-    (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``devices`` chooses among them by name. ``allow``: ``paging`` lets weights on the
-    host exceed its memory. ``timeout``: seconds for one dummy load. ``on_log`` gets every line of llama.cpp's log.
+    What is ``None`` is fitted; what is set is kept, and the rest is fitted around it. ``n_ctx`` in tokens (0: the
+    model's own), ``fit_ctx`` the smallest that fitting may choose per sequence. ``margin``: bytes that must stay free,
+    one for all devices or one for each; ``host_margin`` the same for the host. ``gpus`` describes virtual devices
+    (``rtx-4090``, ``2x 24GiB``) that take the place of this machine's; the host is then unlimited unless
+    ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama-cpp-python's own CUDA backend
+    about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``devices`` chooses among them by
+    name. ``allow``: ``paging`` lets weights on the host exceed its memory. ``timeout``: seconds for one dummy load.
+    ``on_log`` gets every line of llama.cpp's log.
 
     The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
 
@@ -257,8 +258,8 @@ def devices(
 def inspect(model: Path, *, n_ctx: int | None = None, timeout: float = DEFAULT_TIMEOUT) -> Inspection:
     """What a model is made of: tensors by role, each layer's weights and its part of the KV cache at ``n_ctx``.
 
-    ``n_ctx`` ``None`` or 0 is the model's own context. Weights are the bytes in the file; caches and compute buffers are
-    what llama.cpp asks for with everything on the host. Raises what ``fit`` raises.
+    ``n_ctx`` ``None`` or 0 is the model's own context. Weights are the bytes in the file; caches and compute buffers
+    are what llama.cpp asks for with everything on the host. Raises what ``fit`` raises.
     """
     if n_ctx is not None and n_ctx < 0:
         raise UsageError(f"a context of {n_ctx} tokens is too small: give 1 or more, or 0 for the model's own")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,8 +12,16 @@ from fitter.errors import UsageError
 from fitter.llama.types import MAX_DEVICES, VirtualDevice
 from fitter.machine import catalogue
 
-PROFILES = ("cuda",)
+PROFILES = ("cuda", "vulkan")
 """Profiles that a GPU without a name can have."""
+
+VULKAN_DRIVERS = {
+    "radv": "AMD with Mesa's RADV",
+    "anv": "Intel with Mesa's ANV",
+    "nvidia": "NVIDIA's driver",
+    "lavapipe": "Mesa's software device",
+}
+"""Drivers whose limits the Vulkan profile knows; without one, the first."""
 
 OLDEST_CUDA = 500
 """The oldest compute capability that ggml-cuda can be compiled for."""
@@ -31,7 +40,7 @@ _UNITS = {
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 _MOST = 2**60
 _COUNT = re.compile(r"([0-9]{1,6})\s*[x×*]\s*(.*)", re.IGNORECASE | re.DOTALL)
-_FORMS = "name a GPU (rtx-4090), a size (24GiB) or cuda:8.9:24GiB"
+_FORMS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB or vulkan:24GiB"
 
 
 @dataclass(frozen=True)
@@ -65,11 +74,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
-    """The virtual devices that ``specs`` describe, named ``CUDA0``, ``CUDA1``, … over the whole list.
+    """The virtual devices that ``specs`` describe, named ``CUDA0``, ``CUDA1``, … or ``Vulkan0``, … over the whole list.
 
-    A spec is a GPU of the catalogue (``rtx-4090``), a size (``24GiB``), or profile, compute capability and memory
-    (``cuda:8.9:24564MiB``); before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the latter,
-    a GPU of the catalogue has free what an idle one leaves, and any other all of its memory.
+    A spec is a GPU of the catalogue (``rtx-4090``), a size (``24GiB``), profile, compute capability and memory
+    (``cuda:8.9:24564MiB``), or profile and memory, with a driver between them or without (``vulkan:24GiB``,
+    ``vulkan:nvidia:24GiB``); before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the
+    latter, a GPU of the catalogue has free what an idle one leaves, and any other all of its memory.
 
     Raises ``UsageError`` for anything else, and for more than 16 devices.
     """
@@ -79,17 +89,22 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
         if len(kinds) + count > MAX_DEVICES:
             raise UsageError(f"--gpu {spec!r}: llama.cpp has room for {MAX_DEVICES} devices at most")
         kinds += [kind] * count
-    return tuple(
-        VirtualDevice(
-            f"{kind.profile.upper()}{index}",
-            kind.description,
-            kind.profile,
-            kind.compute_capability,
-            kind.total,
-            kind.free,
+    numbers: Counter[str] = Counter()
+    devices = []
+    for kind in kinds:
+        prefix = "Vulkan" if kind.profile.startswith("vulkan") else kind.profile.upper()
+        devices.append(
+            VirtualDevice(
+                f"{prefix}{numbers[prefix]}",
+                kind.description,
+                kind.profile,
+                kind.compute_capability,
+                kind.total,
+                kind.free,
+            )
         )
-        for index, kind in enumerate(kinds)
-    )
+        numbers[prefix] += 1
+    return tuple(devices)
 
 
 def _parse(spec: str) -> tuple[int, _Kind]:
@@ -149,6 +164,8 @@ def _parse_profile(body: str) -> _Kind:
     parts = [part.strip() for part in body.split(":")]
     if parts[0].lower() not in PROFILES:
         raise UsageError(f"unknown profile {parts[0]!r}; there is {', '.join(PROFILES)}")
+    if parts[0].lower() == "vulkan":
+        return _parse_vulkan(parts[1:])
     if len(parts) != 3:
         raise UsageError("write profile, compute capability and memory, such as cuda:8.9:24GiB")
     profile, text, size = parts[0].lower(), parts[1], parse_size(parts[2])
@@ -159,3 +176,16 @@ def _parse_profile(body: str) -> _Kind:
     if compute_capability < OLDEST_CUDA:
         raise UsageError(f"compute capability {text} is older than llama.cpp's CUDA backend supports (5.0)")
     return _Kind(f"virtual {profile.upper()} GPU {text}", profile, compute_capability, size, size)
+
+
+def _parse_vulkan(parts: list[str]) -> _Kind:
+    *drivers, text = parts
+    if len(drivers) > 1:
+        raise UsageError("write profile and memory, such as vulkan:24GiB, or with a driver: vulkan:nvidia:24GiB")
+    size = parse_size(text)
+    if not drivers:
+        return _Kind("virtual Vulkan GPU", "vulkan", 0, size, size)
+    driver = drivers[0].lower()
+    if driver not in VULKAN_DRIVERS:
+        raise UsageError(f"unknown Vulkan driver {drivers[0]!r}; there is {', '.join(VULKAN_DRIVERS)}")
+    return _Kind(f"virtual Vulkan GPU ({VULKAN_DRIVERS[driver]})", f"vulkan-{driver}", 0, size, size)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
-from fitter.output.units import human, mib
+from fitter.output.units import dummy_loads, human, mib
 from fitter.planning.inspection import Inspection
 from fitter.planning.plan import DeviceUse, HostUse, PlanData
 
@@ -34,8 +34,11 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
     parts: list[RenderableType] = [_title(plan), _use_table(plan)]
     if verbose:
         parts.append(rows_table(plan.breakdown.rows))
+    if plan.virtual and plan.host.free is None:
+        need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"
+        parts.append(Text(need))
     parts.append(Text("\n".join(_parameters(plan))))
-    loads = "1 dummy load" if plan.search.dummy_loads == 1 else f"{plan.search.dummy_loads} dummy loads"
+    loads = dummy_loads(plan.search.dummy_loads)
     parts.append(Text(f"measured with {loads} in {plan.search.seconds:.1f} s", style="dim"))
     return Group(*parts)
 
@@ -109,10 +112,10 @@ def _title(plan: PlanData) -> Text:
 
 def _use_table(plan: PlanData) -> Table:
     table = _table("MiB", "total", "free", "model", "context", "compute", "used", "left", "margin")
-    table.add_column("", overflow="ellipsis", no_wrap=True, style="dim")
+    table.add_column("", overflow="fold", style="dim")
     for device in plan.devices:
         _add_use(table, device.name, device, device.description)
-    _add_use(table, "host", plan.host, _host_note(plan))
+    _add_use(table, "host", plan.host, "")
     return table
 
 
@@ -121,10 +124,6 @@ def _add_use(table: Table, name: str, use: DeviceUse | HostUse, note: str) -> No
     left = Text(mib(use.left), style="" if use.fits else "bold red")
     used = (mib(use.model), mib(use.context), mib(use.compute), mib(use.used))
     table.add_row(name, mib(use.total), mib(use.free), *used, left, margin, note)
-
-
-def _host_note(plan: PlanData) -> str:
-    return "what a machine with these devices needs" if plan.virtual and plan.host.free is None else ""
 
 
 def _parameters(plan: PlanData) -> list[str]:

@@ -15,6 +15,11 @@ def mib(size: int | None) -> str:
     return "-" if size is None else str(size // MIB)
 
 
+def dummy_loads(count: int) -> str:
+    """``1 dummy load``, ``2 dummy loads``."""
+    return "1 dummy load" if count == 1 else f"{count} dummy loads"
+
+
 def human(size: int) -> str:
     """``size`` bytes in the unit that reads best: ``0 B``, ``12.3 MiB``, ``4.1 GiB``."""
     value = float(size)

@@ -42,7 +42,8 @@ def expert_overrides(cpu_moe: bool, n_cpu_moe: int | None) -> tuple[TensorBuftOv
 def device_limits(devices: Sequence[DeviceInfo], margin: int | Sequence[int] | None) -> tuple[DeviceLimit, ...]:
     """Devices with the margin of each: one for all, or one per device.
 
-    Raises ``UsageError`` for a negative margin, one that the user set larger than the device, or a list of the wrong length.
+    Raises ``UsageError`` for a negative margin, one that the user set larger than the device, or a list of the wrong
+    length.
     """
     if margin is None:
         margins = [DEFAULT_MARGIN] * len(devices)
@@ -63,9 +64,7 @@ def device_limits(devices: Sequence[DeviceInfo], margin: int | Sequence[int] | N
                 "nothing could be placed there"
             )
     return tuple(
-        DeviceLimit(
-            device.name, device.description, device.total, device.free, size, device.buffer_type or device.name
-        )
+        DeviceLimit(device.name, device.description, device.total, device.free, size, device.buffer_type or device.name)
         for device, size in zip(devices, margins, strict=True)
     )
 

@@ -113,6 +113,35 @@ def test_gpus(specs: list[str], devices: list[tuple[str, int, int, int]]) -> Non
     assert parse_gpus(specs) == tuple(_device(f"CUDA{i}", *device) for i, device in enumerate(devices))
 
 
+VULKAN = {
+    "memory": (["vulkan:24GiB"], [("Vulkan0", "virtual Vulkan GPU", "vulkan", 24 * GIB, 24 * GIB)]),
+    "a driver": (
+        ["2x vulkan:nvidia:24GiB:free=20GiB"],
+        [
+            (f"Vulkan{i}", "virtual Vulkan GPU (NVIDIA's driver)", "vulkan-nvidia", 24 * GIB, 20 * GIB)
+            for i in range(2)
+        ],
+    ),
+    "in capitals": (
+        ["Vulkan:RADV:1GiB"],
+        [("Vulkan0", "virtual Vulkan GPU (AMD with Mesa's RADV)", "vulkan-radv", GIB, GIB)],
+    ),
+    "beside CUDA, each numbered on its own": (
+        ["24GiB", "vulkan:1GiB", "24GiB"],
+        [
+            ("CUDA0", "virtual CUDA GPU", "cuda", 24 * GIB, 24 * GIB),
+            ("Vulkan0", "virtual Vulkan GPU", "vulkan", GIB, GIB),
+            ("CUDA1", "virtual CUDA GPU", "cuda", 24 * GIB, 24 * GIB),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("specs", "devices"), VULKAN.values(), ids=VULKAN.keys())
+def test_vulkan_gpus(specs: list[str], devices: list[tuple[str, str, str, int, int]]) -> None:
+    assert [(d.name, d.description, d.profile, d.total, d.free) for d in parse_gpus(specs)] == devices
+
+
 @pytest.mark.parametrize(
     ("specs", "says"),
     [
@@ -136,6 +165,9 @@ def test_gpus(specs: list[str], devices: list[tuple[str, int, int, int]]) -> Non
         pytest.param(["cuda:89:24GiB"], "'89' is no compute capability", id="no point"),
         pytest.param(["cuda:4.9:24GiB"], "older than llama.cpp", id="too old"),
         pytest.param(["abacus:1.0:24GiB"], "unknown profile 'abacus'", id="unknown profile"),
+        pytest.param(["vulkan:24"], "has no unit", id="Vulkan without a unit"),
+        pytest.param(["vulkan:voodoo:24GiB"], "unknown Vulkan driver 'voodoo'; there is", id="unknown driver"),
+        pytest.param(["vulkan:radv:24GiB:x"], "write profile and memory", id="too much for Vulkan"),
         pytest.param(["0x rtx-4090"], "at least 1", id="none of them"),
         pytest.param(["17x 1GiB"], "16 devices at most", id="too many at once"),
         pytest.param(["16x 1GiB", "1GiB"], "16 devices at most", id="too many together"),

@@ -38,12 +38,21 @@ def test_plan_on_virtual_devices() -> None:
         "MiB    total  free  model  context  compute  used  left  margin\n"
         "CUDA0   8192  8192   2048      256      100  2404  5788    1024  Card of CUDA0\n"
         "CUDA1   8192  8192   2048      256      100  2404  5788    1024  Card of CUDA1\n"
-        "host       -     -    300        0       20   320     -       -  what a machine with these devices needs\n"
+        "host       -     -    300        0       20   320     -       -\n"
+        "a machine with these devices needs 320.0 MiB of host memory for llama.cpp\n"
         "context 4096 · 33 of 33 layers on devices · split 20,13\n"
         "batch 2048/512 · KV cache f16/f16 · flash attention on\n"
         "^blk.1. in CPU\n"
         "measured with 5 dummy loads in 1.2 s\n"
     )
+
+
+def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = Terminal()
+    table.print_to(out, table.plan_table(make_plan()))
+    assert "…" not in out.getvalue()
+    assert "8192  8192   2048      256      100  2404  5788    1024" in out.getvalue()
 
 
 def test_plan_that_does_not_fit_a_real_host() -> None:
