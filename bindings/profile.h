@@ -60,6 +60,7 @@ struct profile {
 };
 
 extern const profile cuda_profile;
+extern const profile metal_profile;
 
 // ggml-vulkan on each driver that is known; the first one stands for all.
 const std::vector<profile> & vulkan_profiles();

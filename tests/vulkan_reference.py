@@ -127,11 +127,12 @@ def draw(count: int, seed: int) -> Iterator[Load]:
             driver,
             dice.choice((1, 1, 1, 2, 3)),
             dice.choice(ENVIRONMENTS) if dice.random() < 0.25 else "",
-            _draw_params(dice, model),
+            draw_params(dice, model),
         )
 
 
-def _draw_params(dice: random.Random, model: str) -> Params:
+def draw_params(dice: random.Random, model: str) -> Params:
+    """Parameters of a load that use what changes bytes."""
     n_layer = int(shapes.SHAPES[model].metadata[".block_count"])  # type: ignore[arg-type]
     pattern, _, buffer_type = dice.choice(_OVERRIDES).rpartition("=")
     type_k = dice.choice(_CACHE_TYPES) if dice.random() < 0.4 else "f16"

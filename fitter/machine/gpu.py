@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from fitter.errors import UsageError
 from fitter.llama.types import MAX_DEVICES, VirtualDevice
 from fitter.machine import catalogue
 
-PROFILES = ("cuda", "vulkan")
+PROFILES = ("cuda", "vulkan", "metal")
 """Profiles that a GPU without a name can have."""
 
 VULKAN_DRIVERS = {
@@ -22,6 +22,19 @@ VULKAN_DRIVERS = {
     "lavapipe": "Mesa's software device",
 }
 """Drivers whose limits the Vulkan profile knows; without one, the first."""
+
+NO_GPU = "none"
+"""The spec of a machine without a GPU."""
+
+_PREFIXES = {"cuda": "CUDA", "vulkan": "Vulkan", "metal": "MTL"}
+
+# What macOS lets Metal use of a Mac's memory (recommendedMaxWorkingSetSize) before it is told otherwise: two thirds of
+# less than 36 GiB, three quarters of more. Seen in logs of ggml-metal: 21845 MiB of 32 GiB
+# (github.com/ollama/ollama/issues/434), 49152 MiB of 64 GiB. Since macOS 15 it may be more: 107.5 GiB of 128 GiB
+# (github.com/antirez/ds4/pull/893); free= says so.
+_METAL_LARGE = 36 * 2**30
+_METAL_SHARES = Fraction(2, 3), Fraction(3, 4)
+_METAL_STEP = 2**14
 
 OLDEST_CUDA = 500
 """The oldest compute capability that ggml-cuda can be compiled for."""
@@ -40,7 +53,7 @@ _UNITS = {
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 _MOST = 2**60
 _COUNT = re.compile(r"([0-9]{1,6})\s*[x×*]\s*(.*)", re.IGNORECASE | re.DOTALL)
-_FORMS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB or vulkan:24GiB"
+_FORMS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, vulkan:24GiB or metal:64GiB"
 
 
 @dataclass(frozen=True)
@@ -76,13 +89,18 @@ def parse_size(text: str) -> int:
 def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     """The virtual devices that ``specs`` describe, named ``CUDA0``, ``CUDA1``, … or ``Vulkan0``, … over the whole list.
 
-    A spec is a GPU of the catalogue (``rtx-4090``), a size (``24GiB``), profile, compute capability and memory
+    ``none``, alone, is a machine without a GPU. Any other spec is a GPU of the catalogue (``rtx-4090``), a size (``24GiB``), profile, compute capability and memory
     (``cuda:8.9:24564MiB``), or profile and memory, with a driver between them or without (``vulkan:24GiB``,
-    ``vulkan:nvidia:24GiB``); before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the
+    ``vulkan:nvidia:24GiB``), or a Mac with all of its memory (``metal:64GiB``), of which Metal can use what macOS lets
+    it use unless ``free=`` says otherwise; before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the
     latter, a GPU of the catalogue has free what an idle one leaves, and any other all of its memory.
 
     Raises ``UsageError`` for anything else, and for more than 16 devices.
     """
+    if any(spec.strip().lower() == NO_GPU for spec in specs):
+        if len(specs) > 1:
+            raise UsageError(f"--gpu {NO_GPU} is a machine without a GPU: name no other beside it")
+        return ()
     kinds: list[_Kind] = []
     for spec in specs:
         count, kind = _parse(spec)
@@ -92,7 +110,7 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     numbers: Counter[str] = Counter()
     devices = []
     for kind in kinds:
-        prefix = "Vulkan" if kind.profile.startswith("vulkan") else kind.profile.upper()
+        prefix = _PREFIXES[kind.profile.partition("-")[0]]
         devices.append(
             VirtualDevice(
                 f"{prefix}{numbers[prefix]}",
@@ -120,6 +138,9 @@ def _parse(spec: str) -> tuple[int, _Kind]:
     except UsageError as error:
         raise UsageError(f"--gpu {spec!r}: {error}") from None
     free = kind.free if free is None else free
+    if kind.profile == "metal" and free > kind.total:
+        # The share is a default that a Mac's owner can raise.
+        kind = replace(kind, total=free)
     if kind.total == 0 or free == 0:
         raise UsageError(f"--gpu {spec!r}: a device without memory is none")
     if free > kind.total:
@@ -166,6 +187,8 @@ def _parse_profile(body: str) -> _Kind:
         raise UsageError(f"unknown profile {parts[0]!r}; there is {', '.join(PROFILES)}")
     if parts[0].lower() == "vulkan":
         return _parse_vulkan(parts[1:])
+    if parts[0].lower() == "metal":
+        return _parse_metal(parts[1:])
     if len(parts) != 3:
         raise UsageError("write profile, compute capability and memory, such as cuda:8.9:24GiB")
     profile, text, size = parts[0].lower(), parts[1], parse_size(parts[2])
@@ -189,3 +212,11 @@ def _parse_vulkan(parts: list[str]) -> _Kind:
     if driver not in VULKAN_DRIVERS:
         raise UsageError(f"unknown Vulkan driver {drivers[0]!r}; there is {', '.join(VULKAN_DRIVERS)}")
     return _Kind(f"virtual Vulkan GPU ({VULKAN_DRIVERS[driver]})", f"vulkan-{driver}", 0, size, size)
+
+
+def _parse_metal(parts: list[str]) -> _Kind:
+    if len(parts) != 1:
+        raise UsageError("write profile and the Mac's memory, such as metal:64GiB")
+    memory = parse_size(parts[0])
+    usable = int(memory * _METAL_SHARES[memory >= _METAL_LARGE]) // _METAL_STEP * _METAL_STEP
+    return _Kind("virtual Apple GPU", "metal", 0, usable, usable)
