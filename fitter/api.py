@@ -105,7 +105,7 @@ def fit(
     What is ``None`` is fitted; what is set is kept, and the rest is fitted around it. ``n_ctx`` in tokens (0: the
     model's own), ``fit_ctx`` the smallest that fitting may choose per sequence. ``margin``: bytes that must stay free,
     one for all devices or one for each; ``host_margin`` the same for the host. ``gpus`` describes virtual devices
-    (``rtx-4090``, ``2x 24GiB``) that take the place of this machine's; the host is then unlimited unless
+    (``rtx-4090``, ``2x 24GiB``), or ``none``, that take the place of this machine's; the host is then unlimited unless
     ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama-cpp-python's own CUDA backend
     about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``devices`` chooses among them by
     name. ``allow``: ``paging`` lets weights on the host exceed its memory. ``timeout``: seconds for one dummy load.
@@ -121,9 +121,11 @@ def fit(
     overrides = (*parse_overrides(override_tensor), *expert_overrides(cpu_moe, n_cpu_moe))
     virtual = _virtual(gpus)
     library = _library(profile, virtual)
+    if gpus and not virtual:
+        devices = _no_devices(devices)
     with Worker(virtual, library=library, timeout=timeout, on_log=on_log) as worker:
         opened = open_model(model, worker.header)
-        machine = _machine(worker, virtual, host_memory)
+        machine = _machine(worker, virtual, host_memory) if virtual or not gpus else _machine_without_gpu(host_memory)
         chosen = _choose(machine, devices, split_mode, main_gpu)
         limits = device_limits(chosen, margin)
         worker.check_patterns([override.pattern for override in overrides])
@@ -171,7 +173,7 @@ def fit(
             lambda params: worker.measure(path, params),
             lambda params: worker.layout(path, params),
             on_progress or (lambda _: None),
-            bool(virtual),
+            bool(gpus),
         )
     return Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
 
@@ -215,6 +217,8 @@ def measure(
     virtual = _virtual(gpus)
     overrides = (*parse_overrides(override_tensor), *expert_overrides(cpu_moe, n_cpu_moe))
     library = _library(profile, virtual)
+    if gpus and not virtual:
+        devices = _no_devices(devices)
     if worker is not None:
         worker.configure(virtual, library)
     own = Worker(virtual, library=library, timeout=timeout, on_log=on_log) if worker is None else nullcontext(worker)
@@ -252,7 +256,8 @@ def devices(
     virtual = _virtual(gpus)
     with Worker(virtual, timeout=timeout) as worker:
         memory = measure_host_memory()
-        return worker.devices(), replace(worker.host(), total=memory.total, free=memory.available)
+        found = worker.devices() if virtual or not gpus else ()
+        return found, replace(worker.host(), total=memory.total, free=memory.available)
 
 
 def inspect(model: Path, *, n_ctx: int | None = None, timeout: float = DEFAULT_TIMEOUT) -> Inspection:
@@ -355,14 +360,29 @@ def _library(profile: str | None, virtual: tuple[VirtualDevice, ...]) -> CudaLib
     return find_cuda_library(place or None)
 
 
+def _no_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
+    """The devices of a machine without a GPU: this one's are none of them."""
+    if devices and [name.lower() for name in devices] != ["none"]:
+        raise UsageError(f"unknown device '{devices[0]}': --gpu none is a machine without a GPU")
+    return ()
+
+
 def _machine(worker: Worker, virtual: tuple[VirtualDevice, ...], host_memory: int | str | None) -> Machine:
+    host = _host_bytes(host_memory)
+    if virtual:
+        return replace(virtual_machine(virtual, host), devices=worker.devices())
+    return real_machine(worker.devices(), measure_host_memory(), host)
+
+
+def _machine_without_gpu(host_memory: int | str | None) -> Machine:
+    return virtual_machine((), _host_bytes(host_memory))
+
+
+def _host_bytes(host_memory: int | str | None) -> int | None:
     host = parse_size(host_memory) if isinstance(host_memory, str) else host_memory
     if host is not None and host < 1:
         raise UsageError(f"host memory of {host} bytes is too little")
-    if virtual:
-        machine = virtual_machine(virtual, host)
-        return replace(machine, devices=worker.devices())
-    return real_machine(worker.devices(), measure_host_memory(), host)
+    return host
 
 
 def _choose(
