@@ -120,6 +120,11 @@ test-vulkan: install ## the vulkan profile and the real ggml-vulkan, on Mesa's s
 	  -o $(VULKAN)/bin/libfitter-vulkan-driver.so -lvulkan
 	@$(PY) -m tests.vulkan.check $(CHECK_ARGS)
 
+# CHECK_ARGS="--count 2000 --seed 7" compares other loads; --write stores what the real code answers.
+.PHONY: test-metal
+test-metal: install ## the metal profile and ggml-metal's own C++, on a GPU that is not there: one minute
+	@$(PY) -m tests.metal.check --source "$$($(PY) vendor/llama.cpp/fetch.py)" $(CHECK_ARGS)
+
 .PHONY: bench
 bench: install tools ## fitter and upstream's llama-fit-params side by side
 	@$(PY) benchmarks/compare.py

@@ -173,7 +173,7 @@ def known() -> tuple[tuple[Load, str], ...]:
                     row["driver"],
                     int(row["n_devices"]),
                     row["environment"],
-                    _params(row["params"]),
+                    params_of(row["params"]),
                 ),
                 row["result"],
             )
@@ -205,7 +205,7 @@ def params_text(params: Params) -> str:
     return " ".join(words)
 
 
-def _params(text: str) -> Params:
+def params_of(text: str) -> Params:
     defaults = Params()
     values: dict[str, Any] = {}
     overrides = []

@@ -12,9 +12,19 @@ from tests.oracle import build as oracle
 
 HERE = Path(__file__).resolve().parent
 NAME = "libggml-metal.so"
-SOURCES = ("ggml-metal", "ggml-metal-common", "ggml-metal-device", "ggml-metal-fusion", "ggml-metal-ops", "ggml-metal-tuning")
+SOURCES = (
+    "ggml-metal",
+    "ggml-metal-common",
+    "ggml-metal-device",
+    "ggml-metal-fusion",
+    "ggml-metal-ops",
+    "ggml-metal-tuning",
+)
 
-_DEFINES = ("-DNDEBUG", "-D_GNU_SOURCE", "-DGGML_SHARED", "-DGGML_BACKEND_SHARED", "-DGGML_BACKEND_BUILD", "-DGGML_BACKEND_DL")
+_DEFINES = (
+    *("-DNDEBUG", "-D_GNU_SOURCE", "-DGGML_SHARED", "-DGGML_BACKEND_SHARED", "-DGGML_BACKEND_BUILD"),
+    "-DGGML_BACKEND_DL",
+)
 # What Apple's headers bring along.
 _ASSUMED = ("-include", "memory", "-include", "vector")
 _CUT = re.compile(
@@ -38,12 +48,12 @@ def build(source: Path, directory: Path, ggml_base: Path) -> Path:
     for path in (*(metal / f"{name}.cpp" for name in SOURCES), HERE / "device.cpp"):
         out = directory / f"{path.stem}.o"
         warnings = ("-Wall", "-Wextra") if path.parent == HERE else ("-w",)
-        oracle._run(
-            *(oracle._compiler(), "-std=c++17", "-O1", "-fPIC", *warnings, *_DEFINES, *includes, *_ASSUMED),
+        oracle.run(
+            *(oracle.compiler(), "-std=c++17", "-O1", "-fPIC", *warnings, *_DEFINES, *includes, *_ASSUMED),
             *("-c", path, "-o", out),
         )
         objects.append(out)
-    objects.append(oracle._compile_traps(directory, objects, (ggml_base,)))
+    objects.append(oracle.compile_traps(directory, objects, (ggml_base,)))
     library = directory / NAME
-    oracle._run(oracle._compiler(), "-shared", "-o", library, *objects)
+    oracle.run(oracle.compiler(), "-shared", "-o", library, *objects)
     return library

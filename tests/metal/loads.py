@@ -1,18 +1,24 @@
-"""Loads to compare the metal profile with ggml-metal's own C++, as many and as random as one likes."""
+"""Loads that ggml-metal's own C++ has answered (see data/metal/README.md), and new ones to compare the profile on."""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from fitter.llama.client import Worker, describe
 from fitter.llama.types import Params, VirtualDevice
 from tests import shapes
-from tests.vulkan_reference import MODELS, answer, draw_params, params_text
+from tests.vulkan_reference import MODELS, answer, draw_params, params_of, params_text
 
+TABLE = Path(__file__).resolve().parents[1] / "data" / "metal" / "bytes.csv.gz"
+COLUMNS = ("model", "n_devices", "environment", "params", "result")
 MEMORY = 2_000_000 * 2**20
 ENVIRONMENTS = (
     "GGML_METAL_GRAPH_OPTIMIZE_DISABLE=1",
@@ -61,7 +67,7 @@ def draw(count: int, seed: int) -> list[Load]:
     return sorted(loads, key=lambda load: load.session)
 
 
-def answers(loads: list[Load], directory: Path, library: Path | None) -> Iterator[str]:
+def answers(loads: Sequence[Load], directory: Path, library: Path | None) -> Iterator[str]:
     """What ggml-metal's own C++ (``library``, see build.py) says to each load; without it, the profile."""
     worker: Worker | None = None
     session = None
@@ -71,10 +77,37 @@ def answers(loads: list[Load], directory: Path, library: Path | None) -> Iterato
                 if worker is not None:
                     worker.close()
                 worker, session = _start(load, library), load.session
-            yield answer(worker, shapes.write(load.model, directory, vocab=False), load.params)
+            said = answer(worker, shapes.write(load.model, directory, vocab=False), load.params)
+            if said.startswith("FAIL llama.cpp"):
+                # It would start again without the environment.
+                worker.close()
+                worker = None
+            yield said
     finally:
         if worker is not None:
             worker.close()
+
+
+@cache
+def known() -> tuple[tuple[Load, str], ...]:
+    """Every load of the table with its answer, those of one session next to each other."""
+    with gzip.open(TABLE, "rt", newline="") as file:
+        rows = [
+            (Load(row["model"], int(row["n_devices"]), row["environment"], params_of(row["params"])), row["result"])
+            for row in csv.DictReader(file)
+        ]
+    return tuple(sorted(rows, key=lambda row: row[0].session))
+
+
+def store(answers: Iterable[tuple[Load, str]]) -> None:
+    """Write the table; the same answers make the same file."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for load, result in answers:
+        writer.writerow((load.model, load.n_devices, load.environment, params_text(load.params), result))
+    TABLE.parent.mkdir(parents=True, exist_ok=True)
+    TABLE.write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
 
 
 def _start(load: Load, library: Path | None) -> Worker:

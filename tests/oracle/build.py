@@ -44,9 +44,9 @@ def build(source: Path, directory: Path, ggml_base: Path, jobs: int = 2) -> Path
         objects = list(pool.map(compile_one, SOURCES))
     objects.append(_compile_allreduce(directory))
     runtime = _build_runtime(directory, _cuda_version(include)[0])
-    objects.append(_compile_traps(directory, objects, (ggml_base, runtime)))
+    objects.append(compile_traps(directory, objects, (ggml_base, runtime)))
     library = directory / NAME
-    _run(_compiler(), "-shared", "-o", library, *objects, runtime, "-Wl,-rpath,$ORIGIN")
+    run(compiler(), "-shared", "-o", library, *objects, runtime, "-Wl,-rpath,$ORIGIN")
     return library
 
 
@@ -79,18 +79,18 @@ class _Compiler:
         # Where nvcc would put the code that launches kernels.
         stub.write_text("")
         cuda = ["-D__CUDACC__", "-D__NVCC__", "-D__CUDACC_EXTENDED_LAMBDA__", "-D__NVCC_DIAG_PRAGMA_SUPPORT__=1"]
-        _run(
-            *(_compiler(), "-std=c++17", "-E", "-x", "c++", *cuda, *self._versions, *self._defines, *self._includes),
+        run(
+            *(compiler(), "-std=c++17", "-E", "-x", "c++", *cuda, *self._versions, *self._defines, *self._includes),
             *("-include", "cuda_runtime.h", "-w", source, "-o", preprocessed),
         )
-        _run(
+        run(
             *(self._cudafe, "--c++17", f"--gnu_version={_gnu_version()}", "--m64", "--parse_templates"),
             *("--allow_managed", "--extended-lambda", "--orig_src_file_name", source, "--orig_src_path_name", source),
             *("--gen_c_file_name", host, "--stub_file_name", stub.name),
             *("--gen_module_id_file", "--module_id_file_name", stem.with_suffix(".id"), preprocessed),
         )
-        _run(
-            *(_compiler(), "-std=c++17", "-O1", "-fPIC", "-w", f"-I{self._directory}", *self._includes),
+        run(
+            *(compiler(), "-std=c++17", "-O1", "-fPIC", "-w", f"-I{self._directory}", *self._includes),
             *("-c", host, "-o", out),
         )
         return out
@@ -115,7 +115,7 @@ def _defines(source: Path) -> list[str]:
 
 def _compile_allreduce(directory: Path) -> Path:
     out = directory / "allreduce.o"
-    _run(_compiler(), *_OPTIONS, "-c", HERE / "allreduce.cpp", "-o", out)
+    run(compiler(), *_OPTIONS, "-c", HERE / "allreduce.cpp", "-o", out)
     return out
 
 
@@ -124,11 +124,11 @@ def _build_runtime(directory: Path, major: int) -> Path:
     name = f"libcudart.so.{'11.0' if major == 11 else major}"
     version = f"-DFITTER_CUDART_DEFAULT_VERSION={major}"
     source = ROOT / "bindings" / "cudart.cpp"
-    _run(_compiler(), *_OPTIONS, version, "-shared", f"-Wl,-soname,{name}", source, "-o", directory / name)
+    run(compiler(), *_OPTIONS, version, "-shared", f"-Wl,-soname,{name}", source, "-o", directory / name)
     return directory / name
 
 
-def _compile_traps(directory: Path, objects: Sequence[Path], there: Sequence[Path]) -> Path:
+def compile_traps(directory: Path, objects: Sequence[Path], there: Sequence[Path]) -> Path:
     """Everything that is called but nowhere: a function that says its name and ends the process."""
     # Symbols of ggml and the runtime, and of the C and C++ libraries that they use.
     libraries = [ctypes.CDLL(str(library)) for library in there]
@@ -144,12 +144,12 @@ def _compile_traps(directory: Path, objects: Sequence[Path], there: Sequence[Pat
         lines.append(f'void {symbol}(void) {{ fputs("oracle: {symbol} is not there\\n", stderr); abort(); }}')
     code, out = directory / "traps.c", directory / "traps.o"
     code.write_text("\n".join(lines) + "\n")
-    _run(os.environ.get("CC", "cc"), "-O1", "-fPIC", "-w", "-c", code, "-o", out)
+    run(os.environ.get("CC", "cc"), "-O1", "-fPIC", "-w", "-c", code, "-o", out)
     return out
 
 
 def _symbols(objects: Iterable[Path], kind: str) -> set[str]:
-    listed = _run("nm", kind, "--format=posix", *objects)
+    listed = run("nm", kind, "--format=posix", *objects)
     return {line.split()[0] for line in listed.splitlines() if len(line.split()) > 1}
 
 
@@ -183,7 +183,8 @@ def _cuda_version(include: Path) -> tuple[int, int]:
     return int(found[1]) // 1000, int(found[1]) % 1000 // 10
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """The C++ compiler. Raises ``MissingError``."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         raise MissingError(f"no C++ compiler ({compiler}): install one (Debian: g++) or set CXX")
@@ -191,12 +192,13 @@ def _compiler() -> str:
 
 
 def _gnu_version() -> str:
-    parts = _run(_compiler(), "-dumpfullversion", "-dumpversion").split()[0].split(".")
+    parts = run(compiler(), "-dumpfullversion", "-dumpversion").split()[0].split(".")
     major, minor, patch = ([*map(int, parts), 0, 0])[:3]
     return str(major * 10000 + minor * 100 + patch)
 
 
-def _run(*command: str | Path) -> str:
+def run(*command: str | Path) -> str:
+    """The output of a command; one that fails is shown with all that it said."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:

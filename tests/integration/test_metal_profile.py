@@ -1,0 +1,90 @@
+"""The metal profile answers what ggml-metal's own C++ answered (tests/data/metal); ``make test-metal`` asks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fitter.llama.client import Worker
+from fitter.llama.types import Params
+from fitter.machine.gpu import parse_gpus
+from tests import shapes
+from tests.metal import check, loads
+from tests.metal.build import build
+from tests.oracle import operations
+from tests.vulkan_reference import MODELS
+
+SAMPLE = 5
+"""One row of so many is compared in the quick test."""
+
+
+def different(known: Sequence[tuple[loads.Load, str]], directory: Path) -> list[str]:
+    """The loads whose answer is another one, with both."""
+    found = loads.answers([load for load, _ in known], directory, None)
+    return [
+        f"{load}\n  expected {expected}\n  found    {answer}"
+        for (load, expected), answer in zip(known, found, strict=True)
+        if answer != expected
+    ]
+
+
+def test_a_sample_is_that_of_real_metal(tmp_path: Path) -> None:
+    known = loads.known()[::SAMPLE]
+    assert {load.model for load, _ in known} == set(MODELS)
+    assert {load.environment for load, _ in known} == {"", *loads.ENVIRONMENTS}
+    assert not different(known, tmp_path)
+
+
+@pytest.mark.slow
+def test_every_answer_is_that_of_real_metal(tmp_path: Path) -> None:
+    assert len(loads.known()) >= 400
+    assert not different(loads.known(), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_real_code_gives_the_stored_answers(tmp_path: Path) -> None:
+    fetch = Path(__file__).parents[2] / "vendor" / "llama.cpp" / "fetch.py"
+    source = Path(subprocess.run([sys.executable, str(fetch)], capture_output=True, text=True, check=True).stdout.strip())
+    library = build(source, tmp_path, operations.LIBRARIES / "libggml-base.so.0")
+    ops = operations.build_ops(source / "ggml" / "include", tmp_path)
+    assert check.compare_operations(ops, library, 200_000) == "different: 0"
+    known = loads.known()[::SAMPLE]
+    assert list(loads.answers([load for load, _ in known], tmp_path, library)) == [answer for _, answer in known]
+
+
+def test_what_a_mac_says_of_itself() -> None:
+    with Worker(parse_gpus(["metal:64GiB"])) as worker:
+        (device,) = worker.devices()
+    assert (device.name, device.buffer_type, device.type) == ("MTL0", "MTL0", "gpu")
+    assert device.total == device.free == 48 * 2**30
+
+
+def rows(directory: Path, params: Params) -> dict[str, tuple[int, int, int]]:
+    with Worker(parse_gpus(["metal:64GiB"])) as worker:
+        breakdown = worker.measure(shapes.write("llama-3.1-8b", directory, vocab=False), params)
+    return {row.buffer_type: (row.model, row.context, row.compute) for row in breakdown.rows}
+
+
+def test_no_host_memory_is_pinned(tmp_path: Path) -> None:
+    assert set(rows(tmp_path, Params(n_ctx=4096))) == {"CPU", "MTL0"}
+
+
+# K and V of a layer are 8 heads of 128 numbers. What attention adds to its result is, of a quantized cache, f16 copies of
+# both; of any cache it is reserved. (The result itself and its other scratch memory do not depend on the cache's length
+# but for a byte per 64 rows of the cache and 8 queries.)
+@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+def test_attention_reserves_its_cache_in_f16(tmp_path: Path, cache: str) -> None:
+    def compute(n_ctx: int) -> int:
+        params = Params(n_ctx=n_ctx, n_ubatch=512, type_k=cache, type_v=cache, flash_attn="on")
+        return rows(tmp_path, params)["MTL0"][2]
+
+    short, long = 65536, 131072
+    copies = 2 * 2 * 8 * 128 * (long - short)
+    blocks = (long - short) // 64 * (512 // 8)
+    # f32 and f16 masks of 512 queries are the rest of what grows.
+    masks = 512 * (4 + 2) * (long - short)
+    assert compute(long) - compute(short) in (copies + blocks + masks, copies + blocks + masks // 3 * 2, copies + blocks + masks // 3)
