@@ -105,11 +105,11 @@ def fit(
     What is ``None`` is fitted; what is set is kept, and the rest is fitted around it. ``n_ctx`` in tokens (0: the
     model's own), ``fit_ctx`` the smallest that fitting may choose per sequence. ``margin``: bytes that must stay free,
     one for all devices or one for each; ``host_margin`` the same for the host. ``gpus`` describes virtual devices
-    (``rtx-4090``, ``2x 24GiB``), or ``none``, that take the place of this machine's; the host is then unlimited unless
-    ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama-cpp-python's own CUDA backend
-    about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``devices`` chooses among them by
-    name. ``allow``: ``paging`` lets weights on the host exceed its memory. ``timeout``: seconds for one dummy load.
-    ``on_log`` gets every line of llama.cpp's log.
+    (``rtx-4090``, ``2x 24GiB``), or ``none``, that take the place of this machine's; the host is then unlimited
+    unless ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama-cpp-python's own
+    CUDA backend about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``devices`` chooses
+    among them by name. ``allow``: ``paging`` lets weights on the host exceed its memory. ``timeout``: seconds for one
+    dummy load. ``on_log`` gets every line of llama.cpp's log.
 
     The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
 

@@ -30,7 +30,10 @@ def backend(gpus: tuple[str, ...] | None, **_: Any) -> int:
     from fitter.llama import client, library
     from fitter.machine import gpu
 
-    description = client.describe(gpu.parse_gpus(gpus))
+    cards = gpu.parse_gpus(gpus)
+    if not cards:
+        raise UsageError("no GPU to show: leave --gpu none out")
+    description = client.describe(cards)
     path = library.backend_path()
     click.echo(f"export GGML_BACKEND_PATH={shlex.quote(str(path))}\nexport FITTER_DEVICES={shlex.quote(description)}")
     return EXIT_FITS

@@ -359,8 +359,8 @@ gpu_option = _option(
     callback=_repeated,
     metavar="SPEC",
     help="A GPU that need not be here, instead of this machine's devices: rtx-4090, 2x rtx-3090, 24GiB, "
-    "rtx-4090:free=20GiB, cuda:8.9:24564MiB, vulkan:24GiB, metal:64GiB (a Mac with all of its memory). Repeatable; none "
-    "for a machine without a GPU.",
+    "rtx-4090:free=20GiB, cuda:8.9:24564MiB, vulkan:24GiB, metal:64GiB (all of a Mac's memory). Repeatable. "
+    "none: a machine without a GPU.",
 )
 
 profile_option = _option(

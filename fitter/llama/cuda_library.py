@@ -1,7 +1,8 @@
 """The profile ``library``: virtual NVIDIA cards on the user's own ``libggml-cuda.so``.
 
-The worker's process gets ``libfitter-cudart.so`` in place of the CUDA libraries that ``libggml-cuda.so`` is linked to. It
-describes the cards and computes nothing, so the very backend that will run says what it takes, without a GPU or a driver.
+The worker's process gets ``libfitter-cudart.so`` in place of the CUDA libraries that ``libggml-cuda.so`` is linked to.
+It describes the cards and computes nothing, so the very backend that will run says what it takes, without a GPU or a
+driver.
 """
 
 from __future__ import annotations
@@ -74,14 +75,14 @@ def find_cuda_library(place: str | os.PathLike[str] | None = None) -> CudaLibrar
         raise LibraryError(f"{path} is no CUDA backend of ggml: {_FIX}")
     if not runtime:
         raise LibraryError(
-            f"{path} holds the CUDA runtime itself (GGML_STATIC), which cannot be replaced: build it without GGML_STATIC"
+            f"{path} holds the CUDA runtime itself (GGML_STATIC), which cannot be replaced: build it without that"
         )
     asked = {symbol for symbol in library.undefined if _CUDA_SYMBOL.match(symbol)}
     missing = sorted(asked - elf.read(cudart_path()).defined)
     if missing:
         raise LibraryError(
-            f"{path} asks CUDA for what fitter does not know ({', '.join(missing[:5])}): build it with CUDA 12 or 13, or "
-            "plan without --profile library"
+            f"{path} asks CUDA for what fitter does not know ({', '.join(missing[:5])}): build it with CUDA 12 or 13, "
+            "or plan without --profile library"
         )
     return CudaLibrary(
         path,

@@ -87,19 +87,19 @@ def parse_size(text: str) -> int:
 
 
 def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
-    """The virtual devices that ``specs`` describe, named ``CUDA0``, ``CUDA1``, … or ``Vulkan0``, … over the whole list.
+    """The virtual devices that ``specs`` describe, named ``CUDA0``, ``CUDA1``, …, ``Vulkan0``, … or ``MTL0``, ….
 
-    ``none``, alone, is a machine without a GPU. Any other spec is a GPU of the catalogue (``rtx-4090``), a size (``24GiB``), profile, compute capability and memory
-    (``cuda:8.9:24564MiB``), or profile and memory, with a driver between them or without (``vulkan:24GiB``,
-    ``vulkan:nvidia:24GiB``), or a Mac with all of its memory (``metal:64GiB``), of which Metal can use what macOS lets
-    it use unless ``free=`` says otherwise; before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the
-    latter, a GPU of the catalogue has free what an idle one leaves, and any other all of its memory.
+    A spec is a GPU of the catalogue (``rtx-4090``), a size (``24GiB``), profile, compute capability and memory
+    (``cuda:8.9:24564MiB``), profile and memory, with a driver between them or without (``vulkan:24GiB``,
+    ``vulkan:nvidia:24GiB``), or the memory of a Mac (``metal:64GiB``), of which its GPU has what macOS lets it use.
+    Before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the latter, a GPU of the catalogue
+    has free what an idle one leaves, and any other all of its memory. ``none``, alone, is a machine without a GPU.
 
     Raises ``UsageError`` for anything else, and for more than 16 devices.
     """
     if any(spec.strip().lower() == NO_GPU for spec in specs):
         if len(specs) > 1:
-            raise UsageError(f"--gpu {NO_GPU} is a machine without a GPU: name no other beside it")
+            raise UsageError(f"--gpu {specs[-1]!r}: {NO_GPU} is a machine without a GPU, so name no other beside it")
         return ()
     kinds: list[_Kind] = []
     for spec in specs:

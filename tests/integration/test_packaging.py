@@ -69,6 +69,7 @@ def test_wheel_holds_the_package_and_its_libraries(wheel: Path) -> None:
     assert {name for name in names if name.endswith(".so")} == {
         "fitter/llama/libfitter.so",
         "fitter/llama/libggml-fitter.so",
+        "fitter/llama/libfitter-cudart.so",
     }
     # No Python ABI in the libraries: one wheel for every Python.
     assert wheel.name.startswith("llama_fitter-0.1.0-py3-none-")

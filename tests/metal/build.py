@@ -1,4 +1,4 @@
-"""Build ggml-metal's own C++ (buffer types, sizes, what it supports, fusion, order of a graph) on a GPU that is not there.
+"""Build ggml-metal's own C++ (sizes, what is supported, fusion, order of a graph) on a GPU that is not there.
 
 Needs a C++ compiler, and no Mac: the Objective-C part, which talks to the GPU, is replaced by device.cpp.
 """

@@ -72,6 +72,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         ("--fit-target 512", {"margin": 512 * MIB}),
         ("-fitt 512,0", {"margin": (512 * MIB, 0)}),
         ("--gpu rtx-4090 --gpu 24GiB", {"gpus": ("rtx-4090", "24GiB")}),
+        ("--gpu none", {"gpus": ("none",)}),
+        ("--gpu rtx-4090 --profile library:/d", {"gpus": ("rtx-4090",), "profile": "library:/d"}),
         ("--host-memory 64GiB --host-margin 2048", {"host_memory": "64GiB", "host_margin": 2 * GIB}),
         ("--allow paging", {"allow": ("paging",)}),
     ],

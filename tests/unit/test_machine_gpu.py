@@ -137,6 +137,28 @@ VULKAN = {
 }
 
 
+# What ggml-metal logs as recommendedMaxWorkingSetSize, in whole pages: 10922.67 of 16, 21845.34 of 32, 49152 of 64 GiB.
+METAL = {
+    "two thirds of a small one": ("metal:16GiB", 16 * GIB * 2 // 3 // 16384 * 16384, None),
+    "as its log says": ("metal:32GiB", 22906486784, None),
+    "just below": ("metal:36863MiB", 36863 * MIB * 2 // 3 // 16384 * 16384, None),
+    "three quarters of a large one": ("metal:36GiB", 27 * GIB, None),
+    "Macs are written in GB": ("Metal: 64 GB", 64 * 10**9 * 3 // 4 // 16384 * 16384, None),
+    "partly in use": ("metal:64GiB:free=40GiB", 48 * GIB, 40 * GIB),
+    "more than by default": ("metal:64GiB:free=56GiB", 56 * GIB, 56 * GIB),
+}
+
+
+@pytest.mark.parametrize(("spec", "total", "free"), METAL.values(), ids=METAL.keys())
+def test_a_mac(spec: str, total: int, free: int | None) -> None:
+    assert parse_gpus([spec]) == (VirtualDevice("MTL0", "virtual Apple GPU", "metal", 0, total, free or total),)
+
+
+@pytest.mark.parametrize("spec", ["none", " None "])
+def test_a_machine_without_a_gpu(spec: str) -> None:
+    assert parse_gpus([spec]) == ()
+
+
 @pytest.mark.parametrize(("specs", "devices"), VULKAN.values(), ids=VULKAN.keys())
 def test_vulkan_gpus(specs: list[str], devices: list[tuple[str, str, str, int, int]]) -> None:
     assert [(d.name, d.description, d.profile, d.total, d.free) for d in parse_gpus(specs)] == devices
@@ -168,6 +190,10 @@ def test_vulkan_gpus(specs: list[str], devices: list[tuple[str, str, str, int, i
         pytest.param(["vulkan:24"], "has no unit", id="Vulkan without a unit"),
         pytest.param(["vulkan:voodoo:24GiB"], "unknown Vulkan driver 'voodoo'; there is", id="unknown driver"),
         pytest.param(["vulkan:radv:24GiB:x"], "write profile and memory", id="too much for Vulkan"),
+        pytest.param(["metal:m3:64GiB"], "write profile and the Mac's memory", id="too much for Metal"),
+        pytest.param(["metal:64"], "has no unit", id="Metal without a unit"),
+        pytest.param(["none", "rtx-4090"], "name no other beside it", id="none and one"),
+        pytest.param(["2x none"], "unknown GPU", id="two of none"),
         pytest.param(["0x rtx-4090"], "at least 1", id="none of them"),
         pytest.param(["17x 1GiB"], "16 devices at most", id="too many at once"),
         pytest.param(["16x 1GiB", "1GiB"], "16 devices at most", id="too many together"),
