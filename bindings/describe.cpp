@@ -9,10 +9,11 @@ namespace fitter {
 namespace {
 
 std::vector<const profile *> profiles() {
-    std::vector<const profile *> all = {&cuda_profile, &metal_profile};
+    std::vector<const profile *> all = {&cuda_profile};
     for (const profile & driver : vulkan_profiles()) {
         all.push_back(&driver);
     }
+    all.push_back(&metal_profile);
     return all;
 }
 

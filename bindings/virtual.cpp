@@ -98,12 +98,15 @@ void record(int mode, ggml_backend_buffer_type_t buffer_type, const ggml_tensor 
 struct reserved_range {
     void * base;
     size_t size;
+    bool   is_owned = true;
 };
 
 reserved_range & range_of(ggml_backend_buffer_t buffer) { return *static_cast<reserved_range *>(buffer->context); }
 
 void buffer_free(ggml_backend_buffer_t buffer) {
-    munmap(range_of(buffer).base, range_of(buffer).size);
+    if (range_of(buffer).is_owned) {
+        munmap(range_of(buffer).base, range_of(buffer).size);
+    }
     delete &range_of(buffer);
 }
 
@@ -163,7 +166,7 @@ ggml_backend_buffer_t buffer_type_alloc(ggml_backend_buffer_type_t buffer_type, 
         log_error(text.c_str());
         return nullptr;
     }
-    return ggml_backend_buffer_init(buffer_type, buffer_interface, new reserved_range{base, size}, size);
+    return ggml_backend_buffer_init(buffer_type, buffer_interface, new reserved_range{base, size, true}, size);
 }
 
 size_t buffer_type_get_alignment(ggml_backend_buffer_type_t buffer_type) {
@@ -330,6 +333,12 @@ ggml_backend_buffer_type_t device_get_host_buffer_type(ggml_backend_dev_t device
     return found == state().hosts.end() ? nullptr : &found->second.buffer_type;
 }
 
+// A model's file in the device's own memory, where the profile's caps promise that.
+ggml_backend_buffer_t device_buffer_from_host_ptr(ggml_backend_dev_t device, void * data, size_t size, size_t) {
+    return ggml_backend_buffer_init(&slot_of(device).buffer_type, buffer_interface, new reserved_range{data, size, false},
+                                    size);
+}
+
 bool device_supports_op(ggml_backend_dev_t device, const ggml_tensor * op) {
     const description & self = slot_of(device).described;
     for (const ggml_tensor * source : op->src) {
@@ -365,7 +374,7 @@ const ggml_backend_device_i device_interface = {
     /* .init_backend         = */ device_init_backend,
     /* .get_buffer_type      = */ device_get_buffer_type,
     /* .get_host_buffer_type = */ device_get_host_buffer_type,
-    /* .buffer_from_host_ptr = */ nullptr,
+    /* .buffer_from_host_ptr = */ device_buffer_from_host_ptr,
     /* .supports_op          = */ device_supports_op,
     /* .supports_buft        = */ device_supports_buffer_type,
     /* .offload_op           = */ device_offload_op,

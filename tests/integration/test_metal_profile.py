@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama.client import Worker
+from fitter.llama.client import Worker, describe
 from fitter.llama.types import Params
 from fitter.machine.gpu import parse_gpus
 from tests import shapes
 from tests.metal import check, loads
 from tests.metal.build import build
 from tests.oracle import operations
+from tests.tiny import write_tiny
 from tests.vulkan_reference import MODELS
 
 SAMPLE = 5
@@ -83,3 +85,25 @@ def test_attention_reserves_its_cache_in_f16(tmp_path: Path, cache: str) -> None
     # What a row of the cache more costs: K and V of 8 heads of 128 in f16, whatever the cache's own type is; a byte for
     # each 64 rows of it and 8 queries; and its column of the f16 mask.
     assert compute(131072) - compute(65536) == 65536 * (2 * 8 * 128 * 2) + 65536 // 64 * (512 // 8) + 65536 * 512 * 2
+
+
+def test_a_mapped_file_is_in_a_macs_memory(tmp_path: Path) -> None:
+    # A real load, which maps the file: llama.cpp asks a device for that where it says that it can.
+    code = (
+        "import os, sys, llama_cpp\n"
+        "from fitter.llama import binding, library\n"
+        "from fitter.llama.types import Params\n"
+        "library.load(); binding.register_virtual(sys.argv[2])\n"
+        "model, context = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()\n"
+        "keep = binding.apply(Params(n_ctx=64), model, context, binding.registry(True))\n"
+        "model = llama_cpp.llama_model_load_from_file(os.fsencode(sys.argv[1]), model)\n"
+        "context = llama_cpp.llama_init_from_model(model, context)\n"
+        "print({row.buffer_type: row.model for row in binding.breakdown_of(context).rows})\n"
+        "llama_cpp.llama_free(context); llama_cpp.llama_model_free(model)\n"
+    )
+    path = write_tiny(tmp_path / "tiny.gguf")
+    device = describe(parse_gpus(["metal:16GiB"]))
+    done = subprocess.run([sys.executable, "-c", code, str(path), device], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert 0 < found["MTL0"] <= path.stat().st_size and set(found) == {"MTL0", "CPU", "CPU_Mapped"}
