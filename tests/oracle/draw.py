@@ -43,7 +43,11 @@ def draw(models: Sequence[str], count: int, seed: int) -> list[dict[str, str]]:
         capabilities = _capabilities(chance)
         environment = chance.choice(_ENVIRONMENTS) if chance.random() < 0.35 else ""
         for _ in range(min(_ON_EACH, count - len(rows))):
-            rows.append({"environment": environment} | _row(chance, models, capabilities))
+            row = {"environment": environment} | _row(chance, models, capabilities)
+            if "GRAPH_OPT" in environment and chance.random() < 0.8:
+                # It is about graphs of one token, which decide the bytes only where there are no others.
+                row |= {"n_ubatch": "1", "n_seq_max": "1"}
+            rows.append(row)
     return rows
 
 
