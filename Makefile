@@ -15,6 +15,7 @@ VENV ?= .venv
 CMAKE_ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
+ORACLE_ARGS ?=
 
 PY := $(VENV)/bin/python
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip
@@ -96,6 +97,12 @@ test: install tools lint ## everything but the slow tests: under 30 minutes on t
 .PHONY: test-slow
 test-slow: install tools ## the slow tests
 	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
+
+# ORACLE_ARGS="--check" changes no file; "--random 400 --seed 7" compares the profile on new loads as well, "--fit" what
+# upstream's fit chooses (after `make tools`).
+.PHONY: oracle
+oracle: install ## the real ggml-cuda on a CUDA runtime without a GPU: make tests/data/cuda anew (three minutes)
+	@$(PY) -m tests.oracle --source "$$($(PY) vendor/llama.cpp/fetch.py)" --jobs $(JOBS) $(ORACLE_ARGS)
 
 .PHONY: bench
 bench: install tools ## fitter and upstream's llama-fit-params side by side

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 
 #include "ggml-backend.h"
@@ -22,6 +23,9 @@ struct description {
     size_t                  free               = 0;
 };
 
+// Says that the memory of a tensor must not be given to another one before a later node of the graph is computed.
+using keep_alive = std::function<void(ggml_tensor * tensor, ggml_tensor * until)>;
+
 struct profile {
     const char *          name;
     const char *          host_buffer_type;  // name of the pinned host buffer type, or nullptr
@@ -34,6 +38,10 @@ struct profile {
     bool (*supports_op)(const description & device, const ggml_tensor * op);
     // Whether the device takes over an operation whose weights are in host memory.
     bool (*offload_op)(const description & device, const ggml_tensor * op);
+    // What the backend does to a graph before its memory is planned, or nullptr.
+    void (*graph_optimize)(const description & device, ggml_cgraph * graph, const keep_alive & keep);
+    // Whether host memory can be pinned; where it cannot, the host buffer type's buffers are the CPU's.
+    bool (*pins_host_memory)();
 };
 
 extern const profile cuda_profile;

@@ -2,23 +2,23 @@
 
 #include <cstdlib>
 
-#include "profile.h"
+#include "cuda.h"
 
 namespace {
 
 // Matrix multiplication kernels read quantized rows in steps of this many elements.
 constexpr int64_t row_padding = 512;
 
-size_t alloc_size(const fitter::description &, const ggml_tensor * tensor) {
-    size_t        size = ggml_nbytes(tensor);
+size_t alloc_size(const fitter::description & device, const ggml_tensor * tensor) {
+    size_t size = tensor->op == GGML_OP_FLASH_ATTN_EXT
+                      ? fitter::cuda::flash_attn_ext_get_alloc_size(device.compute_capability, tensor)
+                      : ggml_nbytes(tensor);
     const int64_t over = tensor->ne[0] % row_padding;
     if (ggml_is_quantized(tensor->type) && over != 0) {
         size += ggml_row_size(tensor->type, row_padding - over);
     }
     return size;
 }
-
-bool supports_op(const fitter::description &, const ggml_tensor *) { return true; }
 
 // Rows that an operation multiplies a weight with: below a certain number, fetching the weight costs more than it saves.
 int64_t batch_size(const ggml_tensor * op) {
@@ -40,12 +40,14 @@ bool offload_op(const fitter::description &, const ggml_tensor * op) {
     return batch_size(op) >= min_batch;
 }
 
+bool pins_host_memory() { return std::getenv("GGML_CUDA_NO_PINNED") == nullptr; }
+
 }  // namespace
 
 const fitter::profile fitter::cuda_profile = {
     /* .name             = */ "cuda",
     /* .host_buffer_type = */ "CUDA_Host",
-    /* .alignment        = */ 128,
+    /* .alignment        = */ fitter::cuda::alignment,
     /* .caps             = */
     {
         /* .async                = */ true,
@@ -55,6 +57,8 @@ const fitter::profile fitter::cuda_profile = {
         /* .mmap_support         = */ true,
     },
     /* .alloc_size       = */ alloc_size,
-    /* .supports_op      = */ supports_op,
+    /* .supports_op      = */ fitter::cuda::device_supports_op,
     /* .offload_op       = */ offload_op,
+    /* .graph_optimize   = */ fitter::cuda::graph_optimize,
+    /* .pins_host_memory = */ pins_host_memory,
 };

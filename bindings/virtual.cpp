@@ -188,7 +188,7 @@ const char * host_get_name(ggml_backend_buffer_type_t buffer_type) {
 
 ggml_backend_buffer_t host_alloc(ggml_backend_buffer_type_t buffer_type, size_t size) {
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
-    if (buffer != nullptr) {
+    if (buffer != nullptr && static_cast<host_buffer_type *>(buffer_type->context)->kind->pins_host_memory()) {
         buffer->buft = buffer_type;
     }
     return buffer;
@@ -240,6 +240,15 @@ void stream_event_record(ggml_backend_t, ggml_backend_event_t) {}
 
 void stream_event_wait(ggml_backend_t, ggml_backend_event_t) {}
 
+void stream_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
+    const description & self = slot_of(backend->device).described;
+    if (self.profile->graph_optimize != nullptr) {
+        self.profile->graph_optimize(self, graph, [params](ggml_tensor * tensor, ggml_tensor * until) {
+            params->add_alloc_dep(params->user_data, tensor, until);
+        });
+    }
+}
+
 const ggml_backend_i stream_interface = {
     /* .get_name            = */ stream_get_name,
     /* .free                = */ stream_free,
@@ -256,7 +265,7 @@ const ggml_backend_i stream_interface = {
     /* .graph_compute       = */ stream_graph_compute,
     /* .event_record        = */ stream_event_record,
     /* .event_wait          = */ stream_event_wait,
-    /* .graph_optimize      = */ nullptr,
+    /* .graph_optimize      = */ stream_graph_optimize,
 };
 
 ggml_guid_t backend_guid() {
@@ -284,6 +293,8 @@ void device_get_props(ggml_backend_dev_t device, ggml_backend_dev_props * props)
     props->type        = device_get_type(device);
     props->device_id   = self.id.c_str();
     props->caps        = self.described.profile->caps;
+
+    props->caps.host_buffer = props->caps.host_buffer && self.described.profile->pins_host_memory();
     device_get_memory(device, &props->memory_free, &props->memory_total);
 }
 
