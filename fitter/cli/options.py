@@ -362,6 +362,8 @@ gpu_option = _option(
     "rtx-4090:free=20GiB, cuda:8.9:24564MiB. Repeatable.",
 )
 
+catalogue_option = _flag(_DEVICES, "catalogue", "--catalogue", help="The GPUs that --gpu knows, with sources.")
+
 limit_options = stacked(
     gpu_option,
     _option(

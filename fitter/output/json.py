@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Params
+from fitter.machine.catalogue import CatalogueGpu
 from fitter.output.arguments import arguments
+from fitter.output.units import capability_text
 from fitter.planning.inspection import Inspection
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData
 
@@ -49,6 +52,31 @@ def devices_to_dict(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> dict[s
             for device in devices
         ],
         "host": {"description": host.description, "total": host.total, "free": host.free},
+    }
+
+
+def catalogue_to_dict(gpus: Iterable[CatalogueGpu]) -> dict[str, Any]:
+    """What ``fitter devices --catalogue`` shows; ``usable`` is ``null`` where nobody published it."""
+    return {
+        "schema": SCHEMA,
+        "gpus": [
+            {
+                "name": gpu.key,
+                "description": gpu.description,
+                "profile": gpu.profile,
+                "compute_capability": capability_text(gpu.compute_capability),
+                "total": gpu.total,
+                "usable": gpu.usable,
+                "free": gpu.free,
+                "sources": {
+                    "compute_capability": gpu.sources.compute_capability,
+                    "total": gpu.sources.total,
+                    "usable": gpu.sources.usable,
+                    "free": gpu.sources.free,
+                },
+            }
+            for gpu in gpus
+        ],
     }
 
 

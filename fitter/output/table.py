@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
-from fitter.output.units import dummy_loads, human, mib
+from fitter.machine.catalogue import CatalogueGpu
+from fitter.output.units import capability_text, dummy_loads, human, mib
 from fitter.planning.inspection import Inspection
 from fitter.planning.plan import DeviceUse, HostUse, PlanData
 
@@ -62,6 +63,33 @@ def devices_table(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> Renderab
         table.add_row(device.name, mib(device.total), mib(device.free), kind, device.backend, device.description)
     table.add_row("host", mib(host.total), mib(host.free), host.type, host.backend, host.description)
     return table
+
+
+def catalogue_table(gpus: Iterable[CatalogueGpu]) -> RenderableType:
+    """The GPUs that ``--gpu`` knows by name, and below them where each figure is from."""
+    gpus = tuple(gpus)
+    sources: dict[str, int] = {}
+    table = _table("GPU", "capability", "MiB: total", "usable", "free")
+    table.add_column("profile")
+    table.add_column("sources", no_wrap=True)
+    for gpu in gpus:
+        cited = (gpu.sources.compute_capability, gpu.sources.total, gpu.sources.usable, gpu.sources.free)
+        numbers = (sources.setdefault(source, len(sources) + 1) if source else "-" for source in cited)
+        table.add_row(
+            gpu.key,
+            capability_text(gpu.compute_capability),
+            mib(gpu.total),
+            mib(gpu.usable),
+            mib(gpu.free),
+            gpu.profile,
+            " ".join(map(str, numbers)),
+        )
+    notes = [
+        "total: the card's memory. usable: what the driver leaves of it. free: what an idle card leaves to llama.cpp.",
+        "sources: of capability, total, usable and free, by number:",
+    ]
+    listing = [Text(f"{number:>3}  {source}", overflow="fold") for source, number in sources.items()]
+    return Group(table, Text(), *map(Text, notes), *listing)
 
 
 def inspection_table(inspection: Inspection) -> RenderableType:

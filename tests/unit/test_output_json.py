@@ -6,8 +6,9 @@ from types import MappingProxyType
 from plans import GIB, MIB, make_plan
 
 from fitter.llama.types import Array, DeviceInfo, Params, Row, TensorBuftOverride
+from fitter.machine.catalogue import CatalogueGpu, Sources
 from fitter.output.arguments import arguments
-from fitter.output.json import devices_to_dict, dumps, inspection_to_dict, to_dict
+from fitter.output.json import catalogue_to_dict, devices_to_dict, dumps, inspection_to_dict, to_dict
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.plan import ModelSummary, Problem
 
@@ -109,6 +110,26 @@ def test_devices() -> None:
             }
         ],
         "host": {"description": "Processor", "total": 32 * GIB, "free": 30 * GIB},
+    }
+
+
+def test_catalogue() -> None:
+    sources = Sources("a page", "a log", None, "estimated")
+    card = CatalogueGpu("card-8gb", "Card", "cuda", 1210, 8 * GIB, None, 7 * GIB, sources)
+    assert catalogue_to_dict([card]) == {
+        "schema": 1,
+        "gpus": [
+            {
+                "name": "card-8gb",
+                "description": "Card",
+                "profile": "cuda",
+                "compute_capability": "12.1",
+                "total": 8 * GIB,
+                "usable": None,
+                "free": 7 * GIB,
+                "sources": {"compute_capability": "a page", "total": "a log", "usable": None, "free": "estimated"},
+            }
+        ],
     }
 
 
