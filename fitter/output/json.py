@@ -10,6 +10,7 @@ from fitter.llama.types import Array, DeviceInfo, MetadataValue, Params
 from fitter.machine.catalogue import CatalogueGpu
 from fitter.output.arguments import arguments
 from fitter.output.units import capability_text
+from fitter.planning.calibration import Calibration
 from fitter.planning.inspection import Inspection
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData
 
@@ -77,6 +78,54 @@ def catalogue_to_dict(gpus: Iterable[CatalogueGpu]) -> dict[str, Any]:
             }
             for gpu in gpus
         ],
+    }
+
+
+def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
+    """What ``fitter calibrate`` found; ``context`` and ``outside`` are ``null`` where the device cannot tell."""
+    return {
+        "schema": SCHEMA,
+        "exact": calibration.is_exact,
+        "devices": [
+            {
+                "name": device.info.name,
+                "description": device.info.description,
+                "backend": device.info.backend,
+                "total": device.info.total,
+                "free": device.info.free,
+                "twin": None
+                if device.twin is None
+                else {
+                    "profile": device.twin.profile,
+                    "compute_capability": capability_text(device.twin.compute_capability)
+                    if device.twin.compute_capability
+                    else None,
+                },
+                "context": device.context,
+                "outside": device.outside,
+                "margin": device.margin,
+            }
+            for device in calibration.devices
+        ],
+        "comparisons": [
+            {
+                "devices": list(comparison.devices),
+                "between": comparison.between,
+                "loads": comparison.loads,
+                "differences": [
+                    {
+                        "model": difference.model,
+                        "configuration": difference.configuration,
+                        "what": difference.what,
+                        "real": difference.real,
+                        "other": difference.other,
+                    }
+                    for difference in comparison.differences
+                ],
+            }
+            for comparison in calibration.comparisons
+        ],
+        "stored": None if calibration.stored is None else str(calibration.stored),
     }
 
 

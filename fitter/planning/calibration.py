@@ -179,15 +179,15 @@ def _data() -> dict[str, Any]:
 def twin_of(info: DeviceInfo, compute_capability: int | None, profile: str | None = None) -> VirtualDevice | None:
     """The virtual device that should answer as ``info`` does; ``None`` where nothing says which profile that has.
 
-    Without a ``compute_capability`` it is that of the catalogue's card of the same name; ``profile`` takes the place of
-    the backend's own.
+    Without a ``compute_capability`` it is that of the catalogue's card of the same name, which a CUDA device must have;
+    ``profile`` takes the place of the backend's own.
     """
     profile = profile or PROFILES.get(info.backend)
     if compute_capability is None and (card := catalogue.find(info.description)):
         compute_capability = card.compute_capability
-    if profile is None or compute_capability is None:
+    if profile is None or (profile == "cuda" and compute_capability is None):
         return None
-    return VirtualDevice(info.name, info.description, profile, compute_capability, info.total, info.free)
+    return VirtualDevice(info.name, info.description, profile, compute_capability or 0, info.total, info.free)
 
 
 def compare(
