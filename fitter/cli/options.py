@@ -392,7 +392,8 @@ limit_options = stacked(
         "--fit-target",
         type=Mib(many=True),
         metavar="MiB[,MiB...]",
-        help="Memory that must stay free on each device: one number, or one per device. [default: 1024]",
+        help="Memory that must stay free on each device: one number, or one per device. "
+        "[default: 1024, or what fitter calibrate measured]",
     ),
     _option(
         _DEVICES,

@@ -19,12 +19,17 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class Calibrated:
-    """One device. ``outside`` is what a loaded model takes beyond what llama.cpp counts and what was free before."""
+    """One device. ``outside`` is what a loaded model takes beyond what llama.cpp counts and what was free before.
+
+    ``context`` is what a process takes by using the device at all, ``None`` where the device cannot tell: it is gone from
+    what a fit finds free, so it needs no margin.
+    """
 
     backend: str
     description: str
     total: int
     outside: int
+    context: int | None = None
 
 
 def store_path() -> Path:
@@ -77,7 +82,7 @@ def _key(device: Calibrated) -> tuple[str, str, int]:
 
 
 def _device(entry: dict[str, Any]) -> Calibrated:
-    device = Calibrated(entry["backend"], entry["description"], entry["total"], entry["outside"])
+    device = Calibrated(entry["backend"], entry["description"], entry["total"], entry["outside"], entry["context"])
     if not isinstance(device.outside, int) or device.outside < 0:
         raise ValueError(device.outside)
     return device

@@ -297,7 +297,7 @@ def device_calibration(info: DeviceInfo, twin: VirtualDevice | None, loads: Sequ
 def records(devices: Iterable[DeviceCalibration]) -> tuple[Calibrated, ...]:
     """What there is to store of ``devices``."""
     return tuple(
-        Calibrated(device.info.backend, device.info.description, device.info.total, device.outside)
+        Calibrated(device.info.backend, device.info.description, device.info.total, device.outside, device.context)
         for device in devices
         if device.outside is not None
     )

@@ -4,7 +4,7 @@ import io
 
 import pytest
 from plans import GIB, MIB, make_plan
-from test_output_json import INSPECTION
+from test_output_json import CALIBRATION, INSPECTION
 
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.catalogue import CatalogueGpu, Sources
@@ -130,6 +130,28 @@ def test_catalogue() -> None:
         "  3  estimated\n"
         "  4  x\n"
         "  5  y\n"
+    )
+
+
+def test_calibration() -> None:
+    out = io.StringIO()
+    table.print_to(out, table.calibration_table(CALIBRATION))
+    assert out.getvalue() == (
+        "device  MiB: total  free  context  outside  margin  twin      description\n"
+        "CUDA0         8192  7168      400      600    1112  cuda 8.9  Card\n"
+        "RPC0          8192  7168        -        -    1024  -         Card\n"
+        "context: what a process takes by using the device at all. outside: what a loaded model takes beyond\n"
+        "llama.cpp's own bytes and what was free to it before. margin: what a fit leaves by default.\n"
+        "\n"
+        "CUDA0 and virtual twin: 96 loads, bytes differ in 2\n"
+        "CUDA0, loaded for real and as a dummy: 1 load, no byte differs\n"
+        "\n"
+        "devices  against  model  configuration  what             bytes: real      other  difference\n"
+        "CUDA0    twin     dense  defaults       CUDA0 compute              5          3          -2\n"
+        "CUDA0    twin     dense  defaults       CUDA_Host model            5          7          +2\n"
+        "CUDA0    twin     dense  long           load                   loads  no memory\n"
+        "\n"
+        "kept in kept.json\n"
     )
 
 
