@@ -21,8 +21,8 @@ _SCHEMA = 1
 class Calibrated:
     """One device. ``outside`` is what a loaded model takes beyond what llama.cpp counts and what was free before.
 
-    ``context`` is what a process takes by using the device at all, ``None`` where the device cannot tell: it is gone from
-    what a fit finds free, so it needs no margin.
+    ``context`` is what a process takes by using the device at all, ``None`` where the device cannot tell: it is gone
+    from what a fit finds free, so it needs no margin.
     """
 
     backend: str
