@@ -85,6 +85,11 @@ tools: $(STAMPS)/venv ## upstream's rpc-server and llama-fit-params, with their 
 demo: install ## write a small MoE model, fit it to two virtual GPUs and to this machine, load it, compare the bytes
 	@$(PY) examples/demo.py
 
+.PHONY: calibrate
+calibrate: install ## on a machine with a CUDA card: compare it with its virtual twin, and write rows for tests/data/cuda
+	@$(PY) -m fitter calibrate || [ $$? -eq 4 ]
+	@$(PY) -m tests.calibrate
+
 .PHONY: lint
 lint: install ## ruff and mypy --strict
 	@$(PY) -m ruff check .
