@@ -16,6 +16,7 @@ CMAKE_ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 CHECK_ARGS ?=
+ORACLE_ARGS ?=
 
 PY := $(VENV)/bin/python
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip
@@ -85,6 +86,11 @@ tools: $(STAMPS)/venv ## upstream's rpc-server and llama-fit-params, with their 
 demo: install ## write a small MoE model, fit it to two virtual GPUs and to this machine, load it, compare the bytes
 	@$(PY) examples/demo.py
 
+.PHONY: calibrate
+calibrate: install ## on a machine with a CUDA card: compare it with its virtual twin, and write rows for tests/data/cuda
+	@$(PY) -m fitter calibrate || [ $$? -eq 4 ]
+	@$(PY) -m tests.calibrate
+
 .PHONY: lint
 lint: install ## ruff and mypy --strict
 	@$(PY) -m ruff check .
@@ -112,6 +118,12 @@ test-vulkan: install ## the vulkan profile and the real ggml-vulkan, on Mesa's s
 	@$${CXX:-c++} -std=c++17 -O2 -Wall -Wextra -shared -fPIC -Ibindings tests/vulkan/driver.cpp \
 	  -o $(VULKAN)/bin/libfitter-vulkan-driver.so -lvulkan
 	@$(PY) -m tests.vulkan.check $(CHECK_ARGS)
+
+# ORACLE_ARGS="--check" changes no file; "--random 400 --seed 7" compares the profile on new loads as well, "--fit" what
+# upstream's fit chooses (after `make tools`).
+.PHONY: oracle
+oracle: install ## the real ggml-cuda on a CUDA runtime without a GPU: make tests/data/cuda anew (three minutes)
+	@$(PY) -m tests.oracle --source "$$($(PY) vendor/llama.cpp/fetch.py)" --jobs $(JOBS) $(ORACLE_ARGS)
 
 .PHONY: bench
 bench: install tools ## fitter and upstream's llama-fit-params side by side

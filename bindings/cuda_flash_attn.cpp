@@ -67,10 +67,7 @@ struct attention {
     const ggml_tensor * v    = op->src[2];
     const ggml_tensor * mask = op->src[3];
 
-    float   max_bias      = op_param_f32(op, 1);
-    float   logit_softcap = op_param_f32(op, 2);
-    int64_t n_kv_max      = op->op_params[4];
-
+    float   max_bias     = op_param_f32(op, 1);
     int64_t n_tokens     = q->ne[1];
     int64_t gqa_ratio    = q->ne[2] / k->ne[2];
     bool    is_quantized = ggml_is_quantized(k->type) || ggml_is_quantized(v->type);
@@ -100,16 +97,8 @@ bool head_size_supported(const attention & a, bool gqa_opt) {
     return false;
 }
 
-// Reading only the rows of K and V that the mask lets through, for a single column of 8 heads of Q.
-bool sparse_decode(const attention & a, int cc, bool gqa_opt) {
-    if (!gqa_opt || a.gqa_ratio <= 4 || a.k->ne[0] != 256 || a.v->ne[0] != 256) {
-        return false;
-    }
-    const int64_t n_gather = std::min<int64_t>(a.n_tokens, 64 / 8) * a.n_kv_max;
-    return cc >= cc_turing && a.n_kv_max > 0 && a.logit_softcap == 0.0f && a.mask->ne[0] == a.k->ne[1] &&
-           a.mask->ne[1] >= a.n_tokens && a.mask->ne[2] == 1 && a.k->ne[1] >= std::max<int64_t>(4096, 2 * n_gather);
-}
-
+// Not asked: whether attention is sparse. It only is with heads of 256 of which more than 4 share one of K, and for those
+// the vector kernel is not the best one anyway.
 bool vec_is_best_on_turing(const attention & a, int cc, bool gqa_opt) {
     const bool ada = cc >= cc_ada_lovelace;
     if (!gqa_opt && a.n_tokens == 1) {
@@ -119,7 +108,7 @@ bool vec_is_best_on_turing(const attention & a, int cc, bool gqa_opt) {
         return a.n_tokens <= (ada ? 2 : 1);
     }
     const bool many_heads = a.gqa_ratio > 4 && (a.q->ne[0] >= 256 || a.k->ne[1] >= 8192);
-    return ada && a.n_tokens == 1 && a.q->ne[3] == 1 && !many_heads && !sparse_decode(a, cc, gqa_opt);
+    return ada && a.n_tokens == 1 && a.q->ne[3] == 1 && !many_heads;
 }
 
 // Columns of work per token: the largest power of two, up to what a kernel has, that divides the heads sharing one of K.

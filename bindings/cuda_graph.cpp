@@ -390,10 +390,14 @@ void run_branches_concurrently(ggml_cgraph * graph) {
             continue;
         }
         for (ggml_tensor * source : node->src) {
-            if (source != nullptr && ++uses[source] == 1) {
+            if (++uses[source] == 1 && source != nullptr) {
                 used.push_back(source);
             }
         }
+    }
+    // ggml-cuda counts absent sources as one that is used, too, and asks for its name.
+    if (uses[nullptr] == n_branches) {
+        GGML_ABORT("ggml-cuda would crash on this graph with GGML_CUDA_GRAPH_OPT=1");
     }
 
     std::vector<std::pair<int, int>> done;

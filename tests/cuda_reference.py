@@ -4,51 +4,89 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
+from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice
+from tests import shapes
 
-_DATA = Path(__file__).parent / "data" / "cuda"
+DATA = Path(__file__).parent / "data" / "cuda"
+TABLES = {
+    "published": DATA / "published.csv.gz",
+    "drawn": DATA / "drawn.csv.gz",
+    **{path.stem: path for path in sorted(DATA.glob("real-*.csv"))},
+}
+MEMORY = 2_000_000 * 2**20
+"""Bytes that every device of the tables has."""
+
 _FLASH_ATTN = {"-1": "auto", "0": "off", "1": "on"}
 
 
 @dataclass(frozen=True)
 class Load:
-    """``rows`` maps a buffer type to its (model, context, compute) bytes; ``None`` where llama.cpp says ``failure``."""
+    """A row of a table. ``environment`` is what the process has beside the usual variables.
+
+    ``rows`` maps a buffer type to its (model, context, compute) bytes; ``None`` where llama.cpp says ``failure``,
+    which is empty where it crashes.
+    """
 
     name: str
     model: str
     devices: tuple[VirtualDevice, ...]
     params: Params
-    rows: dict[str, tuple[int, ...]] | None
+    environment: tuple[tuple[str, str], ...]
+    rows: dict[str, tuple[int, int, int]] | None
+    n_splits: tuple[int, int] | None
     failure: str
 
 
 def write_model(name: str, directory: Path) -> Path:
-    """A sparse GGUF file of the model's real size."""
+    """A sparse GGUF file of the model's real size; a file already there is kept."""
+    head = DATA / f"{name}.head.gz"
+    if not head.exists():
+        return shapes.write(name, directory, vocab=False)
     path = directory / f"{name}.gguf"
-    path.write_bytes(gzip.decompress((_DATA / f"{name}.head.gz").read_bytes()))
-    with path.open("r+b") as file:
-        file.truncate(json.loads((_DATA / "file_bytes.json").read_text())[name])
+    if not path.exists():
+        path.write_bytes(gzip.decompress(head.read_bytes()))
+        with path.open("r+b") as file:
+            file.truncate(json.loads((DATA / "file_bytes.json").read_text())[name])
     return path
 
 
 @cache
-def loads() -> tuple[Load, ...]:
-    with (_DATA / "bytes.csv").open(newline="") as file:
-        return tuple(_load(number, row) for number, row in enumerate(csv.DictReader(file), 2))
+def loads(table: str = "published") -> tuple[Load, ...]:
+    """All rows of a table, those of the same devices and model next to each other."""
+    rows = [load_of(f"{table}-{number}", row) for number, row in enumerate(read(TABLES[table]), 2)]
+    return tuple(sorted(rows, key=cheapest_order))
 
 
-def _load(number: int, row: dict[str, str]) -> Load:
+def read(path: Path) -> list[dict[str, str]]:
+    """A table as it is stored."""
+    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    """Store a table; the same rows make the same file."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    path.write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
+
+
+def load_of(name: str, row: dict[str, str]) -> Load:
+    """What a row of a table says."""
     layers, _, override = row["placement"].partition(";")
     pattern, _, buffer_type = override.rpartition("=")
     n_ubatch = int(row["n_ubatch"])
     failed = row["result"].startswith("FAIL ")
     return Load(
-        name=f"{row['model']}-line{number}",
+        name=f"{name}-{row['model']}",
         model=row["model"],
         devices=_devices(int(row["n_devices"]), row["compute_capability"].split("/")),
         params=Params(
@@ -66,19 +104,60 @@ def _load(number: int, row: dict[str, str]) -> Load:
             op_offload=row["op_offload"] == "1",
             swa_full=row["swa_full"] == "1",
         ),
+        environment=_environment(row.get("environment", "")),
         rows=None if failed else dict(_bytes(field) for field in row["result"].split()),
+        n_splits=_splits(row["splits"]) if row["splits"] else None,
         failure=row["result"].partition(": ")[2] if failed else "",
     )
 
 
+def result_of(breakdown: Breakdown) -> str:
+    """The column ``result`` for a load that succeeded."""
+    return " ".join(f"{name}={'/'.join(map(str, sizes))}" for name, sizes in sorted(bytes_of(breakdown).items()))
+
+
+def splits_of(breakdown: Breakdown) -> str:
+    """The column ``splits`` for a load that succeeded, as llama.cpp logs it."""
+    assert breakdown.n_splits is not None
+    prompt, generation = breakdown.n_splits
+    return str(prompt) if prompt == generation else f"{prompt} / {generation}"
+
+
+def bytes_of(breakdown: Breakdown) -> dict[str, tuple[int, int, int]]:
+    """A measurement as ``Load.rows`` has it."""
+    return {row.buffer_type: (row.model, row.context, row.compute) for row in breakdown.rows}
+
+
+def spread(loads: Iterable[Load], step: int) -> list[Load]:
+    """Every ``step``-th of them: some of every model, devices and placement."""
+    return list(loads)[::step]
+
+
+def cheapest_order(load: Load) -> tuple[object, ...]:
+    """By what another load costs: a process, a description of devices, a model, only a context."""
+    params = load.params
+    devices = [device.compute_capability for device in load.devices]
+    return load.environment, devices, load.model, str(params.tensor_buft_overrides), params.n_gpu_layers
+
+
 def _devices(count: int, capabilities: list[str]) -> tuple[VirtualDevice, ...]:
-    memory = 2_000_000 * 2**20
     return tuple(
-        VirtualDevice(f"CUDA{i}", "fake", "cuda", int(capabilities[i % len(capabilities)]) * 10, memory, memory)
+        VirtualDevice(f"CUDA{i}", "fake", "cuda", int(capabilities[i % len(capabilities)]) * 10, MEMORY, MEMORY)
         for i in range(count)
     )
 
 
-def _bytes(field: str) -> tuple[str, tuple[int, ...]]:
+def _environment(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = [variable.partition("=") for variable in text.split()]
+    return tuple((name, value) for name, _, value in pairs)
+
+
+def _splits(text: str) -> tuple[int, int]:
+    prompt, _, generation = text.partition(" / ")
+    return int(prompt), int(generation or prompt)
+
+
+def _bytes(field: str) -> tuple[str, tuple[int, int, int]]:
     name, _, numbers = field.rpartition("=")
-    return name, tuple(map(int, numbers.split("/")))
+    model, context, compute = map(int, numbers.split("/"))
+    return name, (model, context, compute)

@@ -62,8 +62,10 @@ def search(request: Request, measure: Measure, record: Record) -> Trial:
         useless = idle or [device for device in attempt.devices if device.name in lacking]
         if not useless:
             break
-        if not trial.fits or len(idle) == len(attempt.devices):
-            # where nothing is gained by all of them, fewer may still do
+        if len(idle) == len(attempt.devices):
+            # where nothing is gained by all of them, fewer may still do: they need smaller compute buffers
+            useless = sorted(idle, key=lambda device: device.target)[: (len(idle) + 1) // 2]
+        elif not trial.fits:
             useless = [min(useless, key=lambda device: device.target)]
         kept = tuple(device for device in attempt.devices if device not in useless)
         if not kept and "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0:

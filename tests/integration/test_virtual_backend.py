@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fitter.errors import LlamaCppError, UsageError
+from fitter.errors import UsageError
 from fitter.llama.client import Worker, describe
 from fitter.llama.library import backend_path
 from fitter.llama.types import LAYOUT_DEVICE, Params, TensorBuftOverride, VirtualDevice
-from tests.cuda_reference import Load, loads, write_model
+from tests.cuda_reference import write_model
 
 GIB = 2**30
 MODELS = ("llama31-8b", "qwen3-30b-a3b", "gemma3-12b", "dsv2lite", "nemotron-h-9b", "gptoss-20b")
@@ -38,26 +38,6 @@ def cards(*gib: float) -> tuple[VirtualDevice, ...]:
         VirtualDevice(f"CUDA{i}", f"Card {i}", "cuda", 890, int(size * GIB), int(size * GIB))
         for i, size in enumerate(gib)
     )
-
-
-@pytest.mark.parametrize("load", [load for load in loads() if load.rows is not None], ids=lambda load: load.name)
-def test_model_and_context_bytes_are_those_of_real_cuda(worker: Worker, models: dict[str, Path], load: Load) -> None:
-    worker.configure(load.devices)
-    breakdown = worker.measure(models[load.model], load.params)
-    found = {row.buffer_type: (row.model, row.context) for row in breakdown.rows}
-    assert load.rows is not None
-    assert found == {name: sizes[:2] for name, sizes in load.rows.items()}
-
-
-@pytest.mark.parametrize("load", [load for load in loads() if load.rows is None], ids=lambda load: load.name)
-def test_what_real_cuda_refuses_is_refused_in_the_same_words(
-    worker: Worker, models: dict[str, Path], load: Load
-) -> None:
-    worker.configure(load.devices)
-    with pytest.raises(LlamaCppError) as caught:
-        worker.measure(models[load.model], load.params)
-    assert str(caught.value) == f"{models[load.model]}: {load.failure}"
-    assert any(load.failure in line for line in caught.value.log)
 
 
 @pytest.mark.parametrize("params", [Params(n_ctx=8192), Params(n_ctx=1024, n_seq_max=3, flash_attn="off")], ids=str)

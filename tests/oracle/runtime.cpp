@@ -1,5 +1,5 @@
 // A CUDA runtime without a GPU: just enough for ggml-cuda's host code to list devices, answer questions about them and
-// plan on them. Nothing is launched and no memory is taken; whatever else is called ends the process (see traps.py).
+// plan on them. Nothing is launched and no memory is taken; whatever else is called ends the process (see build.py).
 //
 // ORACLE_DEVICES describes the devices as FITTER_DEVICES does:
 // name,profile,compute capability (major*100 + minor*10),total bytes,free bytes,description; separated by semicolons.
@@ -234,3 +234,11 @@ void __cudaRegisterFunction(void **, const char *, char *, const char *, int, ui
 void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
 
 }  // extern "C"
+
+// ggml-cuda's way of summing over devices (split mode tensor), set up with the context. It answers as on cards that cannot
+// do it; what is used instead takes no memory of its own.
+struct ggml_cuda_ar_pipeline;
+
+ggml_cuda_ar_pipeline * ggml_cuda_ar_pipeline_init(const int *, size_t) { return nullptr; }
+
+void ggml_cuda_ar_pipeline_free(ggml_cuda_ar_pipeline *) {}

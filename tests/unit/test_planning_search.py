@@ -223,3 +223,9 @@ def test_layers_that_the_user_wants_on_devices_do_not_end_on_the_host() -> None:
     trial, _ = run(DENSE, limits(10), params=Params(n_gpu_layers=5), fixed=("n_gpu_layers",))
     assert not trial.fits and trial.missing[0][0] == "CUDA0"
     assert trial.params.devices == ("CUDA0",)
+
+
+def test_many_devices_that_hold_nothing_are_given_up_quickly() -> None:
+    trial, llama = run(DENSE, limits(*([60] * 16)))
+    assert trial.fits and trial.params.devices == ()
+    assert len(llama.asked) < 25

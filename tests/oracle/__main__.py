@@ -1,0 +1,90 @@
+"""``python -m tests.oracle``: build the oracle, make what is in tests/data/cuda anew, compare the profile with it.
+
+The exit status is 1 if anything changed or differs."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from fitter.llama.library import backend_path
+from tests import cuda_reference, shapes
+from tests.oracle import operations
+from tests.oracle.build import MissingError, build
+from tests.oracle.draw import draw
+from tests.oracle.measure import Row, fill
+from tests.oracle.upstream_fit import compare
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.oracle", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--source", type=Path, required=True, help="the llama.cpp source tree")
+    parser.add_argument("--directory", type=Path, default=ROOT / "build" / "oracle", help="where to build")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--check", action="store_true", help="leave tests/data/cuda as it is")
+    parser.add_argument("--draw", type=int, metavar="N", help="first draw the second table's settings anew, N rows")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="compare the profile on N more random loads")
+    parser.add_argument("--fit", action="store_true", help="compare what upstream's llama-fit-params chooses on both")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
+    options = parser.parse_args()
+    try:
+        library = build(options.source, options.directory, operations.LIBRARIES / "libggml-base.so.0", options.jobs)
+        ops = operations.build_ops(options.source / "ggml" / "include", options.directory)
+    except MissingError as error:
+        print(f"oracle: {error}", file=sys.stderr)
+        return 2
+    except subprocess.CalledProcessError as error:
+        print(f"oracle: {error.cmd[0]} failed, see above", file=sys.stderr)
+        return 2
+    print(f"built {library}")
+
+    differences = 0
+    answers = operations.answers(ops, library)
+    if answers != operations.ANSWERS.read_text():
+        print(operations.disagreements(ops, library, backend_path()), end="")
+        differences += 1
+        if not options.check:
+            operations.ANSWERS.write_text(answers)
+    print(f"operations: {len(answers.splitlines())}, {'changed' if differences else 'as stored'}")
+
+    if options.draw:
+        cuda_reference.write(cuda_reference.TABLES["drawn"], draw(list(shapes.SHAPES), options.draw, options.seed))
+    with tempfile.TemporaryDirectory() as temporary:
+        models = Path(temporary)
+        for name, path in cuda_reference.TABLES.items():
+            rows = cuda_reference.read(path)
+            filled = fill(rows, models, library, options.jobs)
+            changed = _report(f"{name}: {len(rows)} rows, changed", "stored", rows, "now", filled)
+            if changed and not options.check:
+                cuda_reference.write(path, filled)
+            differences += changed
+        if options.random:
+            rows = draw(list(shapes.SHAPES), options.random, options.seed)
+            real = fill(rows, models, library, options.jobs)
+            ours = fill(rows, models, None, options.jobs)
+            differences += _report(f"random: {len(rows)} rows, different", "oracle", real, "profile", ours)
+        if options.fit:
+            count, lines = compare(models, library, options.jobs)
+            print(f"llama-fit-params: {count} pairs of shape and devices, different: {len(lines)}", *lines, sep="\n  ")
+            differences += len(lines)
+    return int(differences > 0)
+
+
+def _report(title: str, first: str, one: Sequence[Row], second: str, other: Sequence[Row]) -> int:
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
+    print(f"{title}: {len(pairs)}")
+    for a, b in pairs[:10]:
+        print(" ", {key: value for key, value in a.items() if key not in ("result", "splits")})
+        for label, row in ((first, a), (second, b)):
+            print(f"    {label:8}{row['result']} {row['splits']}")
+    return len(pairs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

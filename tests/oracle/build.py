@@ -1,0 +1,195 @@
+"""Build the oracle: ggml-cuda's own host code on a CUDA runtime without a GPU (see runtime.cpp).
+
+Needs a CUDA toolkit's ``cudafe++`` and headers, and a C++ compiler; no GPU, no driver, no cuBLAS. ``cudafe++``
+splits each source, and only the host's side is compiled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+NAME = "libggml-cuda.so"
+
+# What ggml-cuda runs while memory is planned. All else becomes a trap that names itself.
+SOURCES = ("ggml-cuda", "fattn", "fwht", "lightning-indexer", "topk-moe")
+
+
+class MissingError(Exception):
+    """Something that the oracle is made of is not on this machine."""
+
+
+def build(source: Path, directory: Path, ggml_base: Path, jobs: int = 2) -> Path:
+    """Compile the oracle from the llama.cpp tree ``source`` into ``directory``, against the given ``libggml-base``.
+
+    Raises ``MissingError``, and ``subprocess.CalledProcessError`` if a compiler fails.
+    """
+    cudafe = _find_cudafe()
+    include = _find_headers(cudafe)
+    directory.mkdir(parents=True, exist_ok=True)
+    compile_one = _Compiler(source, directory, cudafe, include).compile
+    with ThreadPoolExecutor(jobs) as pool:
+        objects = list(pool.map(compile_one, SOURCES))
+    objects.append(_compile_runtime(directory, include))
+    objects.append(_compile_traps(directory, objects, ggml_base))
+    library = directory / NAME
+    _run(_compiler(), "-shared", "-o", library, *objects)
+    return library
+
+
+class _Compiler:
+    def __init__(self, source: Path, directory: Path, cudafe: Path, include: Path) -> None:
+        self._cuda = source / "ggml" / "src" / "ggml-cuda"
+        if not (self._cuda / "ggml-cuda.cu").is_file():
+            raise MissingError(f"{source} is no llama.cpp source tree")
+        self._directory = directory
+        self._cudafe = cudafe
+        self._defines = _defines(source)
+        ggml = source / "ggml"
+        self._includes = [f"-I{path}" for path in (ggml / "include", ggml / "src", HERE / "include", include)]
+        if (include / "cccl").is_dir():
+            self._includes.append(f"-isystem{include / 'cccl'}")
+        major, minor = _cuda_version(include)
+        self._versions = [
+            f"-D__CUDACC_VER_MAJOR__={major}",
+            f"-D__CUDACC_VER_MINOR__={minor}",
+            "-D__CUDACC_VER_BUILD__=0",
+            f"-D__CUDA_API_VER_MAJOR__={major}",
+            f"-D__CUDA_API_VER_MINOR__={minor}",
+        ]
+
+    def compile(self, name: str) -> Path:
+        """Preprocess, keep the host's side, compile."""
+        source = self._cuda / f"{name}.cu"
+        stem = self._directory / name
+        preprocessed, host, stub, out = (stem.with_suffix(end) for end in (".ii", ".host.cpp", ".stub.c", ".o"))
+        # Where nvcc would put the code that launches kernels.
+        stub.write_text("")
+        cuda = ["-D__CUDACC__", "-D__NVCC__", "-D__CUDACC_EXTENDED_LAMBDA__", "-D__NVCC_DIAG_PRAGMA_SUPPORT__=1"]
+        _run(
+            *(_compiler(), "-std=c++17", "-E", "-x", "c++", *cuda, *self._versions, *self._defines, *self._includes),
+            *("-include", "cuda_runtime.h", "-w", source, "-o", preprocessed),
+        )
+        _run(
+            *(self._cudafe, "--c++17", f"--gnu_version={_gnu_version()}", "--m64", "--parse_templates"),
+            *("--allow_managed", "--extended-lambda", "--orig_src_file_name", source, "--orig_src_path_name", source),
+            *("--gen_c_file_name", host, "--stub_file_name", stub.name),
+            *("--gen_module_id_file", "--module_id_file_name", stem.with_suffix(".id"), preprocessed),
+        )
+        _run(
+            *(_compiler(), "-std=c++17", "-O1", "-fPIC", "-w", f"-I{self._directory}", *self._includes),
+            *("-c", host, "-o", out),
+        )
+        return out
+
+
+def _defines(source: Path) -> list[str]:
+    """The options of a default build."""
+    instances = source / "ggml" / "src" / "ggml-cuda" / "template-instances"
+    prefix = "fattn-vec-instance-"
+    pairs = [path.stem.removeprefix(prefix) for path in sorted(instances.glob(f"{prefix}*.cu"))]
+    text = (source / "ggml" / "CMakeLists.txt").read_text()
+    chosen = re.search(r'set\s*\(GGML_CUDA_FA_QUANTS\s+"([^"]+)"', text)
+    if chosen is None:
+        raise MissingError("ggml/CMakeLists.txt does not set GGML_CUDA_FA_QUANTS")
+    compiled = {"f16-f16", *chosen[1].split(";")}
+    return [
+        *("-DNDEBUG", "-D_GNU_SOURCE", "-DGGML_SHARED", "-DGGML_BACKEND_SHARED", "-DGGML_BACKEND_BUILD"),
+        *("-DGGML_BACKEND_DL", "-DGGML_CUDA_USE_GRAPHS"),
+        *(f"-DGGML_CUDA_FA_{pair.replace('-', '_').upper()}={int(pair in compiled)}" for pair in pairs),
+    ]
+
+
+def _compile_runtime(directory: Path, include: Path) -> Path:
+    out = directory / "runtime.o"
+    _run(
+        *(_compiler(), "-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra"),
+        *(f"-isystem{HERE / 'include'}", f"-isystem{include}", "-c", HERE / "runtime.cpp", "-o", out),
+    )
+    return out
+
+
+def _compile_traps(directory: Path, objects: Sequence[Path], ggml_base: Path) -> Path:
+    """Everything that is called but nowhere: a function that says its name and ends the process."""
+    # Symbols of ggml, and of the C and C++ libraries that it uses.
+    libraries = [ctypes.CDLL(str(ggml_base))]
+    linker = {"_GLOBAL_OFFSET_TABLE_", "__dso_handle"}
+    defined = _symbols(objects, "--defined-only")
+    missing = sorted(
+        symbol
+        for symbol in _symbols(objects, "--undefined-only") - defined - linker
+        if not any(hasattr(library, symbol) for library in libraries)
+    )
+    lines = ["#include <stdio.h>", "#include <stdlib.h>"]
+    for symbol in missing:
+        lines.append(f'void {symbol}(void) {{ fputs("oracle: {symbol} is not there\\n", stderr); abort(); }}')
+    code, out = directory / "traps.c", directory / "traps.o"
+    code.write_text("\n".join(lines) + "\n")
+    _run(os.environ.get("CC", "cc"), "-O1", "-fPIC", "-w", "-c", code, "-o", out)
+    return out
+
+
+def _symbols(objects: Iterable[Path], kind: str) -> set[str]:
+    listed = _run("nm", kind, "--format=posix", *objects)
+    return {line.split()[0] for line in listed.splitlines() if len(line.split()) > 1}
+
+
+def _toolkits() -> list[Path]:
+    named = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    return [*named, Path("/usr/local/cuda"), Path("/usr/lib/nvidia-cuda-toolkit"), Path("/usr")]
+
+
+def _find_cudafe() -> Path:
+    for root in _toolkits():
+        if (root / "bin" / "cudafe++").is_file():
+            return root / "bin" / "cudafe++"
+    if found := shutil.which("cudafe++"):
+        return Path(found)
+    raise MissingError("no cudafe++: install a CUDA toolkit (Debian: nvidia-cuda-toolkit) or set CUDA_HOME")
+
+
+def _find_headers(cudafe: Path) -> Path:
+    roots = [cudafe.resolve().parent.parent, *_toolkits()]
+    places = [place for root in roots for place in (root / "include", *sorted(root.glob("targets/*/include")))]
+    for place in places:
+        if (place / "cuda_runtime.h").is_file():
+            return place
+    raise MissingError("no cuda_runtime.h: install the headers of the CUDA runtime, or set CUDA_HOME")
+
+
+def _cuda_version(include: Path) -> tuple[int, int]:
+    found = re.search(r"#define CUDA_VERSION (\d+)", (include / "cuda.h").read_text())
+    if found is None:
+        raise MissingError(f"{include}/cuda.h names no version")
+    return int(found[1]) // 1000, int(found[1]) % 1000 // 10
+
+
+def _compiler() -> str:
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        raise MissingError(f"no C++ compiler ({compiler}): install one (Debian: g++) or set CXX")
+    return compiler
+
+
+def _gnu_version() -> str:
+    parts = _run(_compiler(), "-dumpfullversion", "-dumpversion").split()[0].split(".")
+    major, minor, patch = ([*map(int, parts), 0, 0])[:3]
+    return str(major * 10000 + minor * 100 + patch)
+
+
+def _run(*command: str | Path) -> str:
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode != 0:
+        print(shlex.join(words), done.stdout, done.stderr, sep="\n", file=sys.stderr)
+        done.check_returncode()
+    return done.stdout

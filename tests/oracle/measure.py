@@ -1,0 +1,80 @@
+"""Fill in the results of a table's rows, by the oracle or by the profile."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+from fitter.errors import LlamaCppError
+from fitter.llama.client import Worker, describe
+from tests.cuda_reference import Load, cheapest_order, load_of, result_of, splits_of, write_model
+
+Row = dict[str, str]
+
+_CRASH = {"result": "FAIL crash: ", "splits": ""}
+_starting = Lock()
+
+
+def fill(rows: Sequence[Row], models: Path, oracle: Path | None, jobs: int = 2) -> list[Row]:
+    """The rows with the results of the ``oracle`` (a built library), or of fitter's profile without one."""
+    loads = [load_of(str(index), row) for index, row in enumerate(rows)]
+    for model in sorted({load.model for load in loads}):
+        write_model(model, models)
+    order = sorted(range(len(rows)), key=lambda index: cheapest_order(loads[index]))
+    groups = [
+        list(group) for _, group in itertools.groupby(order, key=lambda i: (loads[i].environment, loads[i].devices))
+    ]
+
+    def measure(indices: Sequence[int]) -> list[tuple[int, Row]]:
+        filled = []
+        worker = _start(loads[indices[0]], oracle)
+        try:
+            for index in indices:
+                result = _result(worker, models, loads[index])
+                filled.append((index, {**rows[index], **result}))
+                if result == _CRASH:
+                    worker.close()
+                    worker = _start(loads[index], oracle)
+        finally:
+            worker.close()
+        return filled
+
+    with ThreadPoolExecutor(jobs) as pool:
+        filled = dict(itertools.chain.from_iterable(pool.map(measure, groups)))
+    return [filled[index] for index in range(len(rows))]
+
+
+def _result(worker: Worker, models: Path, load: Load) -> Row:
+    path = write_model(load.model, models)
+    try:
+        breakdown = worker.measure(path, load.params)
+    except LlamaCppError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        said = [line.strip() for line in error.log if line.strip().endswith(reason)]
+        # A crash says where in the source it is: not the same place for oracle and profile.
+        crashed = reason.startswith("llama.cpp was ended")
+        return _CRASH if crashed else {"result": f"FAIL {said[-1]}", "splits": ""}
+    return {"result": result_of(breakdown), "splits": splits_of(breakdown)}
+
+
+def _start(load: Load, oracle: Path | None) -> Worker:
+    variables = dict(load.environment)
+    if oracle is not None:
+        variables |= {"GGML_BACKEND_PATH": str(oracle), "ORACLE_DEVICES": describe(load.devices)}
+    worker = Worker(() if oracle is not None else load.devices)
+    # A worker's process takes its environment from this one, which all threads share.
+    with _starting:
+        before = dict(os.environ)
+        try:
+            for name in [name for name in before if name.startswith("GGML_")]:
+                del os.environ[name]
+            os.environ.update(variables)
+            worker.devices()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+    return worker
