@@ -18,7 +18,7 @@ from typing import IO, Any, TypeVar
 
 import fitter
 from fitter import errors
-from fitter.errors import FitterError, LlamaCppError, UsageError
+from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, UsageError
 from fitter.llama import wire
 from fitter.llama.types import (
     MAX_DEVICES,
@@ -194,7 +194,7 @@ class Worker:
             raise LlamaCppError(f"llama.cpp did not answer '{command}' within {self._timeout:g} seconds", log) from None
         except _EndedError as ended:
             log = self._kill()
-            raise LlamaCppError(_crash_message(command, ended.status, log), log) from None
+            raise LlamaCppCrashError(_crash_message(command, ended.status, log), log) from None
         self._loads += answer.get("loads", 0)
         log = tuple(answer.get("log", ()))
         if self._on_log is not None:

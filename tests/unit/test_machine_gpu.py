@@ -119,10 +119,7 @@ VULKAN = {
     "memory": (["vulkan:24GiB"], [("Vulkan0", "virtual Vulkan GPU", "vulkan", 24 * GIB, 24 * GIB)]),
     "a driver": (
         ["2x vulkan:nvidia:24GiB:free=20GiB"],
-        [
-            (f"Vulkan{i}", "virtual Vulkan GPU (NVIDIA's driver)", "vulkan-nvidia", 24 * GIB, 20 * GIB)
-            for i in range(2)
-        ],
+        [(f"Vulkan{i}", "virtual Vulkan GPU (NVIDIA's driver)", "vulkan-nvidia", 24 * GIB, 20 * GIB) for i in range(2)],
     ),
     "in capitals": (
         ["Vulkan:RADV:1GiB"],
