@@ -9,7 +9,7 @@ namespace fitter {
 
 namespace {
 
-const std::array<const profile *, 1> profiles = {&cuda_profile};
+const std::array<const profile *, 2> profiles = {&cuda_profile, &rocm_profile};
 
 std::vector<std::string> split(const std::string & text, char separator, size_t max_parts) {
     std::vector<std::string> parts;

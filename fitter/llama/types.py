@@ -60,8 +60,9 @@ class Params:
 class VirtualDevice:
     """A device that exists only as a description: llama.cpp plans on it as on the real one.
 
-    ``profile`` names the behaviour (``cuda``); ``compute_capability`` is major*100 + minor*10 (890 for 8.9), as
-    ggml-cuda counts it; ``total`` and ``free`` are bytes.
+    ``profile`` names the behaviour (``cuda`` or ``rocm``); ``compute_capability`` is as ggml-cuda counts it:
+    major*100 + minor*10 (890 for 8.9), or 0x1000000 plus an AMD card's architecture (0x1100 for gfx1100); ``total``
+    and ``free`` are bytes.
     """
 
     name: str

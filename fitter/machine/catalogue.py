@@ -20,7 +20,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class CatalogueGpu:
-    """A card: memory in bytes, ``compute_capability`` as ggml-cuda counts it (890 for 8.9).
+    """A card: memory in bytes, ``compute_capability`` as ggml-cuda counts it (890 for 8.9, see ``capability``).
 
     ``free`` is what an idle card leaves to llama.cpp; ``source`` says where the numbers are from.
     """
@@ -43,8 +43,14 @@ class Default:
     compute_capability: int
 
 
+AMD_OFFSET = 0x1000000
+"""What ggml adds to the architectures of AMD's cards, so that they are no compute capabilities."""
+
+
 def capability(text: str) -> int:
-    """``8.9`` as 890. Raises ``ValueError`` where it is no compute capability."""
+    """``8.9`` as 890, and ``gfx1100`` as ggml's number of it. Raises ``ValueError`` where it is neither."""
+    if match := re.fullmatch(r"gfx([0-9a-f]{3,4})", text):
+        return AMD_OFFSET + int(match[1], 16)
     match = re.fullmatch(r"([0-9]{1,2})\.([0-9])", text)
     if not match:
         raise ValueError(text)
