@@ -53,12 +53,12 @@ $(STAMPS)/venv:
 llama-cpp-python: $(STAMPS)/venv
 	@stamp=$(STAMPS)/llama-cpp-python; wanted='$(VERSION) $(LLAMA_ARGS)'; \
 	  has_rpc() { $(PY) -c 'import importlib.metadata as m, sys; d = m.distribution("llama-cpp-python"); sys.exit(d.version != "$(VERSION)" or not d.locate_file("llama_cpp/lib/libggml-rpc.so").exists())' 2>/dev/null; }; \
-	  build() { CMAKE_ARGS='$(LLAMA_ARGS)' CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q --no-binary llama-cpp-python "$$@" llama-cpp-python==$(VERSION); }; \
+	  build() { CMAKE_ARGS='$(LLAMA_ARGS)' CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q "$$@" llama-cpp-python==$(VERSION); }; \
 	  if [ -f $$stamp ] && [ "$$(cat $$stamp)" = "$$wanted" ] && has_rpc; then exit 0; fi; \
 	  if [ ! -f $$stamp ] && [ -z '$(CMAKE_ARGS)' ] && has_rpc; then echo "$$wanted" >$$stamp; exit 0; fi; \
 	  echo "installing llama-cpp-python $(VERSION) with $(LLAMA_ARGS): some four minutes on two cores"; \
 	  if [ -z '$(CMAKE_ARGS)' ]; then build; fi; \
-	  if [ -n '$(CMAKE_ARGS)' ] || ! has_rpc; then build --no-cache-dir --force-reinstall; fi; \
+	  if [ -n '$(CMAKE_ARGS)' ] || ! has_rpc; then build --no-binary llama-cpp-python --no-cache-dir --force-reinstall; fi; \
 	  echo "$$wanted" >$$stamp
 
 # Editable: the tests and the demo run this tree. Built again when the native side changes.
@@ -84,6 +84,11 @@ tools: $(STAMPS)/venv ## upstream's rpc-server and llama-fit-params, with their 
 .PHONY: demo
 demo: install ## write a small MoE model, fit it to two virtual GPUs and to this machine, load it, compare the bytes
 	@$(PY) examples/demo.py
+
+.PHONY: calibrate
+calibrate: install ## on a machine with a CUDA card: compare it with its virtual twin, and write rows for tests/data/cuda
+	@$(PY) -m fitter calibrate || [ $$? -eq 4 ]
+	@$(PY) -m tests.calibrate
 
 .PHONY: lint
 lint: install ## ruff and mypy --strict

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from fitter.errors import UsageError
+from fitter.errors import LibraryError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import LAYOUT_DEVICE, Breakdown, DeviceInfo, FlashAttn, Params, SplitMode, VirtualDevice
+from fitter.machine import calibrated
 from fitter.machine.devices import Machine, real_machine, virtual_machine
-from fitter.machine.gpu import parse_gpus, parse_size
+from fitter.machine.gpu import parse_gpus, parse_size, parse_twin
 from fitter.machine.host import host_memory as measure_host_memory
 from fitter.model.header import Model, open_model
 from fitter.model.tensors import Role, is_expert, layer_of, role_of
+from fitter.planning import calibration
 from fitter.planning import fit as planning
+from fitter.planning.calibration import Calibration, default_margin, twin_of
 from fitter.planning.constraints import device_limits, expert_overrides, levers, parse_overrides
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.memory import HOST, Unit, units_of
@@ -51,7 +56,7 @@ class Plan(PlanData):
         return to_dict(self)
 
     def llama_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for ``llama_cpp.Llama``. Raises ``PlanError`` where ``Llama`` has none for what it takes."""
+        """Keyword arguments for ``llama_cpp.Llama``. Raises ``PlanError`` where it has none for what the plan needs."""
         from fitter.output.llama_cpp import llama_kwargs
 
         return llama_kwargs(self)
@@ -100,12 +105,13 @@ def fit(
 ) -> Plan:
     """Find the parameters that use the devices best, every one of them confirmed by a dummy load of ``model``.
 
-    What is ``None`` is fitted; what is set is kept, and the rest is fitted around it. ``n_ctx`` in tokens (0: the model's
-    own), ``fit_ctx`` the smallest that fitting may choose per sequence. ``margin``: bytes that must stay free, one
-    for all devices or one for each; ``host_margin`` the same for the host. ``gpus`` describes virtual devices
-    (``rtx-4090``, ``2x 24GiB``) that take the place of this machine's; the host is then unlimited unless ``host_memory``
-    (bytes, or ``64GiB``) says otherwise. ``devices`` chooses among them by name. ``allow``: ``paging`` lets weights on the
-    host exceed its memory. ``timeout``: seconds for one dummy load. ``on_log`` gets every line of llama.cpp's log.
+    What is ``None`` is fitted; what is set is kept, and the rest is fitted around it. ``n_ctx`` in tokens (0: the
+    model's own), ``fit_ctx`` the smallest that fitting may choose per sequence. ``margin``: bytes that must stay free,
+    one for all devices or one for each; ``host_margin`` the same for the host. ``gpus`` describes virtual devices
+    (``rtx-4090``, ``2x 24GiB``) that take the place of this machine's; the host is then unlimited unless
+    ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``devices`` chooses among them by name. ``allow``: ``paging``
+    lets weights on the host exceed its memory. ``timeout``: seconds for one dummy load. ``on_log`` gets every line of
+    llama.cpp's log.
 
     The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
 
@@ -120,7 +126,9 @@ def fit(
         opened = open_model(model, worker.header)
         machine = _machine(worker, virtual, host_memory)
         chosen = _choose(machine, devices, split_mode, main_gpu)
-        limits = device_limits(chosen, margin)
+        known = calibrated.read()
+        defaults = [default_margin(calibrated.outside_of(device, known)) for device in chosen]
+        limits = device_limits(chosen, margin, defaults)
         worker.check_patterns([override.pattern for override in overrides])
         fixed = {
             "n_ctx": n_ctx,
@@ -247,11 +255,77 @@ def devices(
         return worker.devices(), replace(worker.host(), total=memory.total, free=memory.available)
 
 
+def calibrate(
+    model: Path | None = None,
+    *,
+    devices: Sequence[str] | None = None,
+    rpc: Sequence[str] = (),
+    twin: str | None = None,
+    store: bool = True,
+    timeout: float = DEFAULT_TIMEOUT,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_log: Callable[[str], None] | None = None,
+) -> Calibration:
+    """Compare this machine's devices with their virtual twins, and measure what llama.cpp does not count.
+
+    Dummy loads of ``model``, or of small models of several kinds, run on each device and on its twin, and on all of
+    them together where there are more. Small models are then loaded for real. What that takes beyond llama.cpp's own
+    bytes is kept for the default margin, unless ``store`` is false. ``rpc`` adds the devices of rpc-servers
+    (``host:port``); ``twin`` is a profile for all twins, such as ``cuda:8.6``, in place of the devices' own.
+
+    Raises ``LibraryError`` where there is no device, and what ``fit`` raises.
+    """
+    profile, capability = parse_twin(twin) if twin else (None, None)
+
+    def start(virtual: Sequence[VirtualDevice] = ()) -> Worker:
+        return Worker(virtual, timeout=timeout, on_log=on_log, rpc=() if virtual else rpc)
+
+    with start() as real, tempfile.TemporaryDirectory(prefix="fitter-") as directory:
+        chosen = _choose(Machine(real.devices(), (), None, None), devices, "layer", 0)
+        if not chosen:
+            raise LibraryError(
+                "llama.cpp has no GPU here to calibrate: run this where the card is, with a llama-cpp-python that was "
+                'installed with its backend, such as CMAKE_ARGS="-DGGML_CUDA=on"'
+            )
+
+        def report(text: str) -> None:
+            if on_progress:
+                on_progress(Progress(real.dummy_loads, text))
+
+        known = dict(real.compute_capabilities())
+        twins = {info.name: twin_of(info, capability or known.get(info.name), profile) for info in chosen}
+        small = calibration.write_models(FilePath(directory))
+        compared = small
+        if model is not None:
+            path = open_model(model, real.header).path
+            compared = (calibration.CalibrationModel(path.name, path, False),)
+        comparisons = []
+        for group in [*((info,) for info in chosen), *([chosen] if len(chosen) > 1 else [])]:
+            virtual = [device for info in group if (device := twins[info.name])]
+            if len(virtual) == len(group):
+                with start(virtual) as other:
+                    wanted = calibration.configurations()
+                    found = calibration.compare(real.measure, other.measure, group, compared, wanted, report)
+                    comparisons.append(found)
+        measured = []
+        for info in chosen:
+            loads = []
+            for candidate in (candidate for candidate in small if candidate.is_loaded):
+                report(f"{info.name}: loading {candidate.name}")
+                with start() as loader:
+                    loads.append(calibration.load(real, loader, info, candidate))
+            comparisons.append(calibration.compare_loads(real.measure, loads, info))
+            measured.append(calibration.device_calibration(info, twins[info.name], loads))
+    records = calibration.records(measured)
+    stored = calibrated.store(records) if store and records else None
+    return Calibration(tuple(measured), tuple(comparisons), stored)
+
+
 def inspect(model: Path, *, n_ctx: int | None = None, timeout: float = DEFAULT_TIMEOUT) -> Inspection:
     """What a model is made of: tensors by role, each layer's weights and its part of the KV cache at ``n_ctx``.
 
-    ``n_ctx`` ``None`` or 0 is the model's own context. Weights are the bytes in the file; caches and compute buffers are
-    what llama.cpp asks for with everything on the host. Raises what ``fit`` raises.
+    ``n_ctx`` ``None`` or 0 is the model's own context. Weights are the bytes in the file; caches and compute buffers
+    are what llama.cpp asks for with everything on the host. Raises what ``fit`` raises.
     """
     if n_ctx is not None and n_ctx < 0:
         raise UsageError(f"a context of {n_ctx} tokens is too small: give 1 or more, or 0 for the model's own")
@@ -380,4 +454,16 @@ def _summary(model: Model) -> ModelSummary:
     return ModelSummary(str(model.path), model.name, model.architecture, model.bytes)
 
 
-__all__ = ["Breakdown", "Inspection", "Plan", "Progress", "Unit", "devices", "fit", "inspect", "measure"]
+__all__ = [
+    "Breakdown",
+    "Calibration",
+    "Inspection",
+    "Plan",
+    "Progress",
+    "Unit",
+    "calibrate",
+    "devices",
+    "fit",
+    "inspect",
+    "measure",
+]

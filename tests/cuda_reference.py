@@ -16,7 +16,11 @@ from fitter.machine.catalogue import capability
 from tests import shapes
 
 DATA = Path(__file__).parent / "data" / "cuda"
-TABLES = {"published": DATA / "published.csv.gz", "drawn": DATA / "drawn.csv.gz"}
+TABLES = {
+    "published": DATA / "published.csv.gz",
+    "drawn": DATA / "drawn.csv.gz",
+    **{path.stem: path for path in sorted(DATA.glob("real-*.csv"))},
+}
 ROCM_TABLES = {"rocm": DATA.parent / "rocm" / "drawn.csv.gz"}
 MEMORY = 2_000_000 * 2**20
 """Bytes that every device of the tables has."""
@@ -64,7 +68,7 @@ def loads(table: str = "published") -> tuple[Load, ...]:
 
 def read(path: Path) -> list[dict[str, str]]:
     """A table as it is stored."""
-    with gzip.open(path, "rt", newline="") as file:
+    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 

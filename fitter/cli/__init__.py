@@ -10,10 +10,16 @@ from collections.abc import Sequence
 import click
 
 import fitter
-from fitter.cli import backend, devices, fit, inspect
+from fitter.cli import backend, calibrate, devices, fit, inspect
 from fitter.errors import EXIT_USAGE, FitterError
 
-_COMMANDS: tuple[click.Command, ...] = (fit.fit, devices.devices, inspect.inspect, backend.backend)
+_COMMANDS: tuple[click.Command, ...] = (
+    fit.fit,
+    devices.devices,
+    inspect.inspect,
+    backend.backend,
+    calibrate.calibrate,
+)
 
 _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
@@ -74,15 +80,19 @@ def main(args: Sequence[str] | None = None) -> int:
             # names of models and devices may hold what the terminal's encoding does not
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = cli.main(args, prog_name="fitter", standalone_mode=False)
+        # Not cli.main(): it ends with status 1, "does not fit", where nobody reads stdout any more.
+        with cli.make_context("fitter", list(sys.argv[1:] if args is None else args)) as ctx:
+            status: int = cli.invoke(ctx)
         sys.stdout.flush()
-        return int(status or 0)
+        return status
+    except click.exceptions.Exit as done:
+        return done.exit_code
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "fitter"
         return _fail(f"{error.format_message().rstrip('.')} (see {command} --help)", EXIT_USAGE)
     except FitterError as error:
         return _fail(str(error), error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
         # Whoever read stdout has gone: let nothing at exit try to write to it again.

@@ -20,7 +20,17 @@ import fitter
 from fitter import errors
 from fitter.errors import FitterError, LlamaCppError, UsageError
 from fitter.llama import wire
-from fitter.llama.types import MAX_DEVICES, Breakdown, DeviceInfo, Header, Layout, ModelInfo, Params, VirtualDevice
+from fitter.llama.types import (
+    MAX_DEVICES,
+    Breakdown,
+    DeviceInfo,
+    Header,
+    Layout,
+    Loaded,
+    ModelInfo,
+    Params,
+    VirtualDevice,
+)
 
 _T = TypeVar("_T")
 
@@ -50,7 +60,8 @@ class Worker:
 
     For one thread at a time; several workers may live at once. It starts with the first question, and again after a
     crash. Questions raise ``LlamaCppError`` if llama.cpp fails, crashes or takes longer than ``timeout`` seconds.
-    ``on_log`` is called with each line that llama.cpp logged, once a question is answered.
+    ``on_log`` is called with each line that llama.cpp logged, once a question is answered. ``rpc`` names rpc-servers
+    (``host:port``) whose devices are real ones too.
     """
 
     def __init__(
@@ -59,8 +70,10 @@ class Worker:
         *,
         timeout: float = 120.0,
         on_log: Callable[[str], None] | None = None,
+        rpc: Sequence[str] = (),
     ) -> None:
         self._description = describe(virtual_devices)
+        self._rpc = tuple(rpc)
         self._timeout = timeout
         self._on_log = on_log
         self._child: _Child | None = None
@@ -115,6 +128,22 @@ class Worker:
         """Size of every weight and cache tensor on a device. Only the context's side of ``params`` matters."""
         return self._ask(Layout, "layout", path=os.fspath(path), params=params)
 
+    def compute_capabilities(self) -> dict[str, int]:
+        """Compute capability (890 for 8.9) of the CUDA devices by name, where the driver tells."""
+        return dict(self._ask(tuple[tuple[str, int], ...], "compute_capabilities"))
+
+    def memory(self) -> tuple[DeviceInfo, ...]:
+        """``devices()``, with the memory that is free now."""
+        return self._ask(tuple[DeviceInfo, ...], "memory")
+
+    def load(self, path: str | os.PathLike[str], params: Params) -> Loaded:
+        """Really load ``path``, compute a full micro batch and single tokens, and keep it until ``unload``."""
+        return self._ask(Loaded, "load", path=os.fspath(path), params=params)
+
+    def unload(self) -> None:
+        """Free what ``load`` has kept."""
+        self._ask(type(None), "unload")
+
     def check_patterns(self, patterns: Sequence[str]) -> None:
         """Raise ``UsageError`` naming the first pattern that is no regular expression."""
         self.match(patterns, ())
@@ -146,12 +175,14 @@ class Worker:
 
     def _start(self) -> _Child:
         child = self._child = _Child()
-        if self._description:
-            try:
+        try:
+            for endpoint in self._rpc:
+                self._answer(child, "add_rpc_server", {"endpoint": endpoint})
+            if self._description:
                 self._answer(child, "configure", {"description": self._description})
-            except FitterError:
-                self._kill()
-                raise
+        except FitterError:
+            self._kill()
+            raise
         return child
 
     def _answer(self, child: _Child, command: str, arguments: dict[str, Any]) -> Any:

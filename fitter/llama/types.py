@@ -148,6 +148,14 @@ def _sum(name: str, device: str | None, is_host: bool, rows: list[Row]) -> Row:
     )
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is really loaded: what llama.cpp counts for it, and the devices with what is free beside it."""
+
+    breakdown: Breakdown
+    devices: tuple[DeviceInfo, ...]
+
+
 LAYOUT_DEVICE = "Recorder"
 """Buffer type of the entries of a ``Layout`` that are on its device; entries with another one stayed on the host."""
 

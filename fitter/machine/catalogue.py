@@ -19,10 +19,21 @@ MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
+class Sources:
+    """Where the figures of a card are from; ``usable`` is ``None`` where that figure is not known."""
+
+    compute_capability: str
+    total: str
+    usable: str | None
+    free: str
+
+
+@dataclass(frozen=True)
 class CatalogueGpu:
     """A card: memory in bytes, ``compute_capability`` as ggml-cuda counts it (890 for 8.9, see ``capability``).
 
-    ``free`` is what an idle card leaves to llama.cpp; ``source`` says where the numbers are from.
+    ``total`` is the card's memory, ``usable`` what the driver leaves of it (``None``: not known), ``free`` what an idle
+    card leaves to llama.cpp.
     """
 
     key: str
@@ -30,8 +41,9 @@ class CatalogueGpu:
     profile: str
     compute_capability: int
     total: int
+    usable: int | None
     free: int
-    source: str
+    sources: Sources
 
 
 @dataclass(frozen=True)
@@ -97,17 +109,28 @@ def _normal(name: str) -> str:
 
 
 def _gpu(key: str, entry: dict[str, Any]) -> CatalogueGpu:
-    total = entry["total_mib"] * MIB
-    free = entry["free_mib"] * MIB if "free_mib" in entry else int(entry["total_mib"] * default().free_fraction) * MIB
+    total, usable, free = entry["total"], entry.get("usable"), entry.get("free")
+    share = default().free_fraction
     return CatalogueGpu(
         key,
         entry["description"],
         entry["profile"],
-        capability(entry["compute_capability"]),
-        total,
-        free,
-        entry["source"],
+        capability(entry["compute_capability"]["value"]),
+        total["mib"] * MIB,
+        usable["mib"] * MIB if usable else None,
+        (free["mib"] if free else int(total["mib"] * share)) * MIB,
+        Sources(
+            _source(entry["compute_capability"]),
+            _source(total),
+            _source(usable) if usable else None,
+            _source(free) if free else f"estimated: {share:.0%} of the total, the smallest share among known cards",
+        ),
     )
+
+
+def _source(figure: dict[str, Any]) -> str:
+    text: str = _data()["source"][figure["source"]]
+    return text
 
 
 @functools.cache

@@ -105,6 +105,12 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     return tuple(devices)
 
 
+def parse_twin(text: str) -> tuple[str, int]:
+    """Profile and compute capability of ``cuda:8.9``. Raises ``UsageError``."""
+    kind = _parse_profile(f"{text}:1MiB")
+    return kind.profile, kind.compute_capability
+
+
 def _parse(spec: str) -> tuple[int, _Kind]:
     count, rest = 1, spec.strip()
     if match := _COUNT.fullmatch(rest):

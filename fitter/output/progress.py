@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
+from fitter.output.units import dummy_loads
 from fitter.planning.request import Progress
 
 
@@ -27,4 +28,4 @@ def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[
 
 
 def _text(step: Progress) -> str:
-    return f"[{step.dummy_loads} dummy loads] {step.text}"
+    return f"[{dummy_loads(step.dummy_loads)}] {step.text}"

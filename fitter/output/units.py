@@ -15,6 +15,16 @@ def mib(size: int | None) -> str:
     return "-" if size is None else str(size // MIB)
 
 
+def capability_text(compute_capability: int) -> str:
+    """890 as ``8.9``."""
+    return f"{compute_capability // 100}.{compute_capability % 100 // 10}"
+
+
+def dummy_loads(count: int) -> str:
+    """``1 dummy load``, ``2 dummy loads``."""
+    return "1 dummy load" if count == 1 else f"{count} dummy loads"
+
+
 def human(size: int) -> str:
     """``size`` bytes in the unit that reads best: ``0 B``, ``12.3 MiB``, ``4.1 GiB``."""
     value = float(size)

@@ -48,9 +48,10 @@ def fit(
 
 
 def _attempt(params: Params, request: Request) -> str:
+    if not params.devices:
+        return f"context {params.n_ctx}, all on the host"
     n_gpu_layers = params.n_gpu_layers if params.n_gpu_layers >= 0 else request.n_layer + 1
-    where = f"on {', '.join(params.devices)}" if params.devices else "on the host"
-    return f"context {params.n_ctx}, {n_gpu_layers} of {request.n_layer + 1} layers {where}"
+    return f"context {params.n_ctx}, {n_gpu_layers} of {request.n_layer + 1} layers on {', '.join(params.devices)}"
 
 
 def _device_uses(request: Request, breakdown: Breakdown) -> tuple[DeviceUse, ...]:

@@ -54,8 +54,8 @@ class Request:
     """One fit: ``params`` holds every value that the user set and the defaults of the rest.
 
     ``fixed`` names the fields of ``params`` that fitting must keep (``n_ctx``, ``n_gpu_layers``, ``tensor_split``,
-    ``devices``). Overrides in ``params`` are the user's and always kept. ``n_ctx_train`` and ``n_layer`` (repeating layers,
-    those for multi-token prediction counted) come from the model; ``fit_ctx`` is the smallest context per
+    ``devices``). Overrides in ``params`` are the user's and always kept. ``n_ctx_train`` and ``n_layer`` (repeating
+    layers, those for multi-token prediction counted) come from the model; ``fit_ctx`` is the smallest context per
     sequence that is worth having. ``pinned`` says of the tensors that an override of the user's catches where they go
     (a device's index or ``HOST``).
     """

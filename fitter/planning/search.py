@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from fitter.llama.types import Breakdown, Params
+from fitter.llama.types import MAX_USED_DEVICES, Breakdown, Params
 from fitter.planning.learned import LearnedCompute
-from fitter.planning.memory import Unit, between, units_of
+from fitter.planning.memory import HOST, Unit, between, units_of
 from fitter.planning.packing import pack, pack_whole
-from fitter.planning.placement import Placement, caches_on, counts_for_split, overrides_of, weights_on
+from fitter.planning.placement import Placement, caches_on, counts_for_split, merged, overrides_of, weights_on
 from fitter.planning.request import DeviceLimit, Measure, Record, Request
 
 _MAX_CORRECTIONS = 12
 _MAX_CONTEXTS = 40
+_MAX_FILLS = 8
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def search(request: Request, measure: Measure, record: Record) -> Trial:
 
     Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters is an answer too.
     """
-    attempt = _Attempt(request, request.devices, measure, record)
+    attempt = _Attempt(request, _largest(request), measure, record)
     best = attempt.run()
     trial = best
     while attempt.devices and not request.fixed & {"devices", "tensor_split"}:
@@ -61,15 +62,27 @@ def search(request: Request, measure: Measure, record: Record) -> Trial:
         useless = idle or [device for device in attempt.devices if device.name in lacking]
         if not useless:
             break
-        if not trial.fits or len(idle) == len(attempt.devices):
-            # where nothing is gained by all of them, fewer may still do
+        if len(idle) == len(attempt.devices):
+            # where nothing is gained by all of them, fewer may still do: they need smaller compute buffers
+            useless = sorted(idle, key=lambda device: device.target)[: (len(idle) + 1) // 2]
+        elif not trial.fits:
             useless = [min(useless, key=lambda device: device.target)]
         kept = tuple(device for device in attempt.devices if device not in useless)
+        if not kept and "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0:
+            break
         attempt = _Attempt(request, kept, measure, record, attempt)
         trial = attempt.run()
         if _rank(trial) >= _rank(best):
             best = trial
     return best
+
+
+def _largest(request: Request) -> tuple[DeviceLimit, ...]:
+    """The devices, without the smallest where there are more than llama.cpp can run a model on."""
+    if request.fixed & {"devices", "tensor_split"}:
+        return request.devices
+    by_size = sorted(request.devices, key=lambda device: -device.target)
+    return tuple(device for device in request.devices if device in by_size[:MAX_USED_DEVICES])
 
 
 def _rank(trial: Trial) -> tuple[bool, int, int, int]:
@@ -156,9 +169,7 @@ class _Attempt:
         params = self._params(placement, n_ctx)
         if params not in self._trials:
             breakdown = self._measure(params)
-            trial = Trial(
-                placement, self.devices, params, breakdown, missing_of(self.request, breakdown, self.devices)
-            )
+            trial = Trial(placement, self.devices, params, breakdown, missing_of(self.request, breakdown, self.devices))
             self._trials[params] = trial
             whole = self._is_whole(placement)
             for d, device in enumerate(self.devices):
@@ -183,7 +194,7 @@ class _Attempt:
             several = len(names) > 1 and placement.n_gpu_layers > 0
             params = replace(params, tensor_split=tuple(map(float, placement.counts)) if several else None)
         overrides = overrides_of(placement, [device.buffer_type for device in self.devices])
-        return replace(params, tensor_buft_overrides=(*request.params.tensor_buft_overrides, *overrides))
+        return replace(params, tensor_buft_overrides=merged((*request.params.tensor_buft_overrides, *overrides)))
 
     def settle(self, n_ctx: int, whole: bool, propose: Callable[[list[int]], Placement | None]) -> Trial | None:
         """Propose, measure and correct at one context until the measurement agrees; the best that fits."""
@@ -261,7 +272,7 @@ class _Attempt:
         return trial if trial.fits else None
 
     def _default(self) -> Placement:
-        """What llama.cpp would do: all layers (or as many as the user says), split by free memory (or as the user says)."""
+        """What llama.cpp would do: all layers, split by free memory, or as the user says."""
         n_units = self.request.n_layer + 1
         n_gpu_layers = self._n_gpu_layers() if self.devices else 0
         return Placement(n_units - n_gpu_layers, self._counts(n_gpu_layers))
@@ -294,7 +305,34 @@ class _Attempt:
 
     def _partial(self, n_ctx: int) -> Trial | None:
         """The most weights on devices where they cannot all be there."""
-        return self.settle(n_ctx, False, lambda budgets: self._propose_partial(n_ctx, budgets))
+        trial = self.settle(n_ctx, False, lambda budgets: self._propose_partial(n_ctx, budgets))
+        return trial and self._fill(trial)
+
+    def _fill(self, trial: Trial) -> Trial:
+        """Bring items back from the host one by one while the measurement says that there is room.
+
+        A compute buffer depends on which items are where, so the estimate can end with room that it could not use.
+        """
+        for _ in range(_MAX_FILLS):
+            placement = trial.placement
+            room = [device.target - trial.breakdown.on(device.name).used for device in self.devices]
+            spilled = [item for item, target in placement.moved if target == HOST]
+            # from the last layer back: the first ones are what the estimate has tried
+            choices = [
+                (item, d)
+                for d, (start, stop) in enumerate(placement.ranges())
+                for item in reversed(spilled)
+                if start <= item.layer < stop and item.bytes <= room[d]
+            ]
+            if not choices:
+                break
+            item, _ = max(choices, key=lambda choice: choice[0].bytes)
+            moved = tuple(pair for pair in placement.moved if pair[0] != item)
+            filled = self.trial(replace(placement, moved=moved), trial.params.n_ctx)
+            if not filled.fits:
+                break
+            trial = filled
+        return trial
 
     def _propose_partial(self, n_ctx: int, budgets: list[int]) -> Placement | None:
         request, units = self.request, self.units(n_ctx)
@@ -342,8 +380,8 @@ class _Attempt:
     def _context_in_total(self, top: Trial, bottom: Trial) -> int:
         """The context that the devices' memory holds in total, packing aside; on one device packing is all there is.
 
-        Upstream's fit (``common_params_fit_impl``) settles on that context before it places a layer, and leaves half a layer
-        per device (a sixth of one with experts) for what packing wastes. A fitted context is never below it.
+        Upstream's fit (``common_params_fit_impl``) settles on that context before it places a layer, and leaves half a
+        layer per device (a sixth of one with experts) for what packing wastes. A fitted context is never below it.
         """
         request = self.request
         low, high = request.n_ctx_min, request.n_ctx_max

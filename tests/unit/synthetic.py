@@ -1,7 +1,7 @@
 """A stand-in for llama.cpp that counts bytes as it does, for searches too many or too odd to load a model for.
 
-It takes ``Params`` as llama.cpp does (split points in single precision, the first matching override wins), so that a search which says
-the wrong thing gets the wrong bytes. The integration tests run the same search on the real libllama.
+It takes ``Params`` as llama.cpp does (split points in single precision, the first matching override wins), so that a
+search which says the wrong thing gets the wrong bytes. The integration tests run the same search on the real libllama.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -184,7 +186,7 @@ def test_a_card_of_the_catalogue_is_a_device(key: str) -> None:
     card = catalogue.gpus()[key]
     (device,) = parse_gpus([key])
     assert device == _device("CUDA0", card.description, card.compute_capability, card.total, card.free)
-    assert card.source
+    assert card.sources.total
     assert key == key.lower()
     # no driver leaves all of a card, and none takes a tenth of it
     assert 0.9 * card.total < card.free < card.total
@@ -194,6 +196,44 @@ def test_a_card_of_the_catalogue_is_a_device(key: str) -> None:
 def test_the_catalogue_is_of_use() -> None:
     assert len(catalogue.gpus()) >= 30
     assert {card.compute_capability for card in catalogue.gpus().values()} >= {610, 700, 750, 800, 860, 890, 900, 1200}
+
+
+@pytest.mark.parametrize("key", list(catalogue.gpus()))
+def test_every_figure_of_the_catalogue_has_a_source(key: str) -> None:
+    card = catalogue.gpus()[key]
+    sources = card.sources
+    for source in (sources.compute_capability, sources.total, *filter(None, [sources.usable])):
+        assert re.search(r"https://[a-z.]+/\S+", source), "a page that can be opened"
+    assert sources.compute_capability.startswith("NVIDIA, ")
+    assert ("nominal" in sources.total) <= (card.total % (1024 * MIB) == 0 or card.total % (512 * MIB) == 0)
+    assert (card.usable is None) == (sources.usable is None)
+    assert card.free <= (card.usable or card.total) <= card.total
+    if "https://" not in sources.free:
+        assert sources.free.startswith("estimated: 96% of the total")
+        assert card.free == int(card.total // MIB * catalogue.default().free_fraction) * MIB
+
+
+KNOWN = {
+    # MiB: total, what the driver leaves of it, free beside a context
+    "rtx-4090": (24564, 24077, 23608),
+    "rtx-3090": (24576, 24124, 23860),
+    "rtx-6000-ada": (49140, 48508, 48073),
+    "h200": (143771, 143149, 138020),
+    "rtx-5090": (32607, None, 31302),
+}
+
+
+@pytest.mark.parametrize(("key", "known"), KNOWN.items(), ids=KNOWN)
+def test_known_cards(key: str, known: tuple[int, int | None, int]) -> None:
+    card = catalogue.gpus()[key]
+    assert (card.total // MIB, card.usable and card.usable // MIB, card.free // MIB) == known
+
+
+def test_the_default_share_is_the_smallest_known() -> None:
+    measured = [card for card in catalogue.gpus().values() if "https://" in card.sources.free]
+    assert len(measured) >= 4
+    smallest = min(card.free / card.total for card in measured)
+    assert smallest - 0.005 < catalogue.default().free_fraction <= smallest
 
 
 def test_free_is_known_or_the_default_share() -> None:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 from fitter.llama.types import Params, TensorBuftOverride
+from fitter.planning.constraints import parse_overrides
+from fitter.planning.placement import merged
 from fitter.planning.request import DeviceLimit
 from fitter.planning.search import Trial, search
 
@@ -137,9 +139,31 @@ def test_what_the_user_set_is_kept(params: Params, fixed: tuple[str, ...], model
 
 
 def test_overrides_of_the_user_come_first() -> None:
-    mine = TensorBuftOverride("attn_q", "CPU")
+    mine = TensorBuftOverride("blk.2.ffn_up_exps", "CUDA0")
     trial, _ = run(MOE, limits(1500), params=Params(tensor_buft_overrides=(mine,)))
     assert trial.fits and trial.params.tensor_buft_overrides[0] == mine
+    assert trial.params.tensor_buft_overrides[1].buffer_type == "CPU"
+
+
+def test_overrides_with_one_target_become_one_pattern() -> None:
+    mine = (TensorBuftOverride("attn_q", "CPU"), TensorBuftOverride("blk.1.ffn", "CPU"))
+    trial, _ = run(MOE, limits(1500), params=Params(tensor_buft_overrides=mine))
+    (override,) = trial.params.tensor_buft_overrides
+    assert trial.fits and override.pattern.startswith("attn_q|blk.1.ffn|^blk.")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param("a=CPU b=CPU", "a|b=CPU", id="same-target"),
+        pytest.param("a=CPU b=CUDA0 c=CPU", "a=CPU b=CUDA0 c=CPU", id="order-decides"),
+        pytest.param(r"(a)\1=CPU b=CPU", r"(a)\1=CPU b=CPU", id="back-reference"),
+        pytest.param("a=CPU", "a=CPU", id="one"),
+        pytest.param("", "", id="none"),
+    ],
+)
+def test_merged(given: str, expected: str) -> None:
+    assert merged(parse_overrides(given.split())) == parse_overrides(expected.split())
 
 
 sizes = st.integers(1, 60).map(lambda n: n * 5 * MIB)
@@ -187,3 +211,21 @@ def test_never_over_a_margin_and_never_worse_than_the_simple_plan(
                 assert trial.weights >= weights - max(model.ffn)
             break
     assert len(llama.asked) < 120
+
+
+def test_more_devices_than_a_model_can_be_on() -> None:
+    trial, _ = run(DENSE, limits(*([200] * 7), 100, *([200] * 8)))
+    assert trial.fits and trial.params.devices is not None
+    assert len(trial.params.devices) <= 15 and "CUDA7" not in trial.params.devices
+
+
+def test_layers_that_the_user_wants_on_devices_do_not_end_on_the_host() -> None:
+    trial, _ = run(DENSE, limits(10), params=Params(n_gpu_layers=5), fixed=("n_gpu_layers",))
+    assert not trial.fits and trial.missing[0][0] == "CUDA0"
+    assert trial.params.devices == ("CUDA0",)
+
+
+def test_many_devices_that_hold_nothing_are_given_up_quickly() -> None:
+    trial, llama = run(DENSE, limits(*([60] * 16)))
+    assert trial.fits and trial.params.devices == ()
+    assert len(llama.asked) < 25

@@ -1,0 +1,69 @@
+"""What fitter prints, given to upstream's own program on the same virtual devices; and upstream's own fit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fitter
+from fitter.machine.gpu import parse_gpus
+from tests import shapes, upstream
+from tests.cases import CASES, Case
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shapes")
+
+
+def run_fitter(model: Path, case: Case) -> dict[str, Any]:
+    """``python -m fitter`` as a user runs it."""
+    gpus = [word for spec in case.gpus for word in ("--gpu", spec)]
+    command = [sys.executable, "-m", "fitter", str(model), *gpus, *case.options, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_upstream_measures_what_fitter_says_and_fits_no_more(models: Path, case: Case) -> None:
+    model = shapes.write(case.shape, models)
+    gpus = parse_gpus(case.gpus)
+    plan = run_fitter(model, case)
+
+    assert plan["fits"] and not plan["problems"]
+    assert plan["host"]["free"] is None
+    rows = upstream.fit_print(model, gpus, plan["arguments"])
+    for device in plan["devices"]:
+        assert device["left"] == device["free"] - device["used"] >= device["margin"], device["name"]
+        row = rows.get(device["name"])
+        if row is None:
+            assert device["used"] == 0, f"upstream does not use {device['name']}"
+            continue
+        assert (row.model, row.context, row.compute) == tuple(
+            device[kind] // MIB for kind in ("model", "context", "compute")
+        ), device["name"]
+
+    other = upstream.fit(model, gpus, case.options)
+    assert other is not None, "upstream found nothing at all"
+    breakdown = fitter.measure(
+        model,
+        gpus=gpus,
+        n_ctx=other.n_ctx,
+        n_gpu_layers=other.n_gpu_layers,
+        tensor_split=other.tensor_split,
+        override_tensor=other.override_tensor,
+    )
+    if any(breakdown.on(d["name"]).used > d["free"] - d["margin"] for d in plan["devices"]):
+        return  # upstream's plan takes more than the margins leave, so there is nothing to match
+    assert plan["params"]["n_ctx"] >= other.n_ctx
+    on_devices = sum(row.model for row in breakdown.rows if not row.is_host)
+    assert sum(device["model"] for device in plan["devices"]) >= on_devices

@@ -1,0 +1,188 @@
+"""Whatever is wrong is one line on stderr and the right exit status: no traceback, no half-written output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests import shapes
+from tests.tiny import write_tiny
+
+DENSE = shapes.SHAPES["llama-3.1-8b"]
+
+
+def fitter(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fitter", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], status: int, *parts: str) -> None:
+    assert done.returncode == status, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("fitter: error: "), done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    for part in parts:
+        assert part in done.stderr
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+def missing(path: Path) -> None:
+    pass
+
+
+def empty(path: Path) -> None:
+    path.touch()
+
+
+def text(path: Path) -> None:
+    path.write_text("no model at all\n")
+
+
+def directory(path: Path) -> None:
+    path.mkdir()
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def loop(path: Path) -> None:
+    """A file that nobody can read, root included."""
+    path.symlink_to(path.name)
+
+
+def cut_magic(path: Path) -> None:
+    _cut(path, 6)
+
+
+def cut_header(path: Path) -> None:
+    _cut(path, 3000)
+
+
+def cut_tensors(path: Path) -> None:
+    _cut(path, 200_000)
+
+
+def _cut(path: Path, size: int) -> None:
+    write_tiny(path)
+    os.truncate(path, size)
+
+
+def unknown_architecture(path: Path) -> None:
+    shapes.write_shape(replace(DENSE, architecture="perceptron"), path)
+
+
+def vocabulary_only(path: Path) -> None:
+    shapes.write_shape(replace(DENSE, tensors=()), path)
+
+
+def missing_tensors(path: Path) -> None:
+    shapes.write_shape(replace(DENSE, tensors=DENSE.tensors[:-3]), path, vocab=False)
+
+
+@pytest.mark.parametrize("command", ["fit", "inspect"])
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (missing, "no such file"),
+        (empty, "is empty"),
+        (text, "is not a GGUF file"),
+        (directory, "is a directory"),
+        (fifo, "is no regular file"),
+        (loop, "cannot be read"),
+        (cut_magic, "truncated"),
+        (cut_header, "truncated"),
+        (cut_tensors, "bytes of its tensors are missing"),
+        (unknown_architecture, "perceptron"),
+        (vocabulary_only, "no tensors"),
+        (missing_tensors, "tensor 'blk.31.ffn_gate.weight' not found"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_models_that_cannot_be_read(tmp_path: Path, command: str, write: Callable[[Path], None], said: str) -> None:
+    path = tmp_path / "model.gguf"
+    write(path)
+    assert_one_line(fitter(command, str(path)), 3, str(path), said)
+
+
+def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
+    path = shapes.write_split("llama-3.1-8b", tmp_path, 3, vocab=False)
+    others = sorted(file for file in tmp_path.iterdir() if file != path)
+    assert len(others) == 2
+    others[0].unlink()
+    assert_one_line(fitter(str(path)), 3, "1 of 3 split files missing", others[0].name)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-c", "-1"], "-c"),
+        (["--gpu", "nonsense"], "unknown GPU"),
+        (["--gpu", ""], "--gpu"),
+        (["--gpu", "rtx-4091"], "rtx-4090"),
+        (["--gpu", "24"], "no unit"),
+        (["--gpu", "cuda:8.9"], "cuda:8.9"),
+        (["--gpu", "vulkan:1:24GiB"], "unknown profile"),
+        (["--gpu", "17x 24GiB"], "16"),
+        (["--gpu", "9x 24GiB", "--gpu", "8x 24GiB"], "16"),
+        (["--gpu", "24GiB", "-fitt", "24577"], "larger than CUDA0"),
+        (["--gpu", "24GiB", "-fitt", "1,2"], "2 margins"),
+        (["--gpu", "24GiB", "-dev", "CUDA1"], "unknown device 'CUDA1'; there are: CUDA0"),
+        (["--gpu", "24GiB", "-ot", "(=CPU"], "'(' is no regular expression"),
+        (["--gpu", "24GiB", "-ot", "exps"], "'exps'"),
+        (["--gpu", "24GiB", "-ot", "exps=CUDA1"], "unknown buffer type 'CUDA1'"),
+        (["--gpu", "24GiB", "-sm", "row"], "'row'"),
+        (["--gpu", "24GiB", "-sm", "none", "-mg", "1"], "main GPU 1"),
+        (["--gpu", "24GiB", "-ts", "-1,1"], "below 0"),
+        (["--host-memory", "many"], "'many' is no size"),
+        (["--host-memory", "0GiB"], "host memory"),
+        (["--allow", "everything"], "paging"),
+        (["--fit-ctx", "0"], "--fit-ctx"),
+        (["--prompt", "5"], "--prompt"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_words_that_make_no_sense(tiny: Path, words: list[str], said: str) -> None:
+    assert_one_line(fitter(str(tiny), *words), 2, said)
+
+
+@pytest.mark.parametrize("words", [["-c", "99999999999"], ["-np", "257"], ["-ctv", "q8_0", "-fa", "off"]], ids=" ".join)
+def test_what_llama_cpp_refuses(tiny: Path, words: list[str]) -> None:
+    done = fitter(str(tiny), *words)
+    assert done.returncode in (2, 3)
+    assert_one_line(done, done.returncode)
+
+
+def test_a_model_that_fits_nowhere(tmp_path: Path) -> None:
+    path = shapes.write("llama-3.1-70b", tmp_path, vocab=False)
+    done = fitter(str(path), "--gpu", "8GiB", "--host-memory", "16GiB")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    problems = [line for line in done.stderr.splitlines() if line.startswith("fitter: does not fit: ")]
+    assert any("the host lacks " in problem for problem in problems)
+    assert all(" MiB" in problem for problem in problems)
+    assert done.stderr.endswith(problems[-1] + "\n")
+
+
+@pytest.mark.parametrize(("mib", "status"), [(24576, 0), (24577, 2)])
+def test_a_margin_of_the_whole_device_is_the_most(tiny: Path, mib: int, status: int) -> None:
+    assert fitter(str(tiny), "--gpu", "24GiB", "-fitt", str(mib)).returncode == status
+
+
+def test_the_name_of_a_model_may_hold_anything(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"mod\xff\n el.gguf")
+    assert_one_line(fitter(str(odd)), 3, "no such file")
+    write_tiny(odd)
+    done = fitter(str(odd), "--json")
+    assert done.returncode == 0, done.stderr
+    assert "\\udcff" in done.stdout

@@ -1,0 +1,103 @@
+"""Ctrl-C in a terminal: the command ends, says nothing, and leaves no worker behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests import shapes
+
+INTERRUPTED = 130
+COMMANDS = {
+    "fit": ("--gpu", "4x 24GiB"),
+    "fit, every step": ("--gpu", "4x 24GiB", "-v"),
+    "fit to this machine": ("--device", "none", "--host-memory", "1000GiB", "--json"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # with its vocabulary: each load takes long enough to be interrupted
+    return shapes.write("qwen3-235b-a22b", tmp_path_factory.mktemp("models"))
+
+
+@contextmanager
+def started(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """``fitter`` as a terminal starts it, in a process group of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fitter", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def worker_of(process: subprocess.Popen[str]) -> psutil.Process:
+    """The worker, as soon as there is one. It has the command line of its parent until it runs its own program."""
+    parent = psutil.Process(process.pid)
+    while process.poll() is None:
+        for child in parent.children():
+            if "fitter.llama.worker" in " ".join(child.cmdline()):
+                return child
+        time.sleep(0.02)
+    raise AssertionError(f"it ended before: {process.communicate()}")
+
+
+def is_running(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("seconds", [0.0, 0.3], ids=["while it starts", "while it loads"])
+def test_an_interrupt_ends_the_command_and_its_worker(model: Path, words: tuple[str, ...], seconds: float) -> None:
+    with started(str(model), *words) as process:
+        worker = worker_of(process)
+        time.sleep(seconds)
+        assert process.poll() is None, "it was interrupted too late"
+        os.killpg(process.pid, signal.SIGINT)
+        said, warned = process.communicate(timeout=20)
+        psutil.wait_procs([worker], timeout=5)
+        assert not is_running(worker)
+    assert process.returncode == INTERRUPTED
+    assert said == ""
+    assert "Traceback" not in warned
+    assert "rror" not in warned
+
+
+def test_an_impatient_interrupt(model: Path) -> None:
+    with started(str(model), *COMMANDS["fit"]) as process:
+        worker = worker_of(process)
+        for _ in range(3):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.01)
+        _, warned = process.communicate(timeout=20)
+        psutil.wait_procs([worker], timeout=5)
+        assert not is_running(worker)
+    assert process.returncode != 0
+    assert "Traceback" not in warned
+
+
+def test_a_killed_command_leaves_no_worker(model: Path) -> None:
+    with started(str(model), *COMMANDS["fit"]) as process:
+        worker = worker_of(process)
+        time.sleep(0.1)
+        process.kill()
+        process.wait()
+        psutil.wait_procs([worker], timeout=10)
+        assert not is_running(worker)

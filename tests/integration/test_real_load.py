@@ -1,0 +1,263 @@
+"""Real models, loaded with the parameters that were fitted: they take the bytes that were predicted, and they generate.
+
+Each load is in a process of its own, which ends with all that llama.cpp allocated.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+
+import fitter
+from examples.tiny_moe import TOKENS, TinyModel, _add_metadata, _add_tokenizer
+from fitter.errors import PlanError
+from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
+
+N_SWA = 256
+
+LOAD = """
+import json, sys
+import llama_cpp
+import fitter
+from fitter.llama import binding, wire
+
+path, how, options, load_options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
+plan = fitter.fit(path, **options)
+if how == "plan.load":
+    llm = plan.load(**load_options)
+else:
+    llm = llama_cpp.Llama(path, **load_options, **plan.llama_kwargs())
+real = binding.breakdown_of(llm._ctx.ctx)
+answer = llm.create_completion("ba lu mi", max_tokens=4, temperature=0)
+print(json.dumps({
+    "predicted": wire.encode(plan.breakdown),
+    "real": wire.encode(real),
+    "after": wire.encode(binding.breakdown_of(llm._ctx.ctx)),
+    "tokens": answer["usage"]["completion_tokens"],
+    "text": answer["choices"][0]["text"],
+}))
+llm.close()
+"""
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "n_ctx": {"n_ctx": 1000},
+    "cache in q8_0": {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"},
+    "cache K in q8_0": {"type_k": "q8_0", "flash_attn": "off"},
+    "no flash attention": {"flash_attn": "off"},
+    "four sequences": {"n_seq_max": 4},
+    "four sequences, one cache": {"n_seq_max": 4, "kv_unified": True},
+    "n_ubatch": {"n_ubatch": 128},
+    "n_batch": {"n_batch": 64, "n_ubatch": 32},
+    "n_ubatch over the default n_batch": {"n_ubatch": 4096},
+    "cache on the host, no op_offload": {"offload_kqv": False, "op_offload": False},
+}
+
+SWA_OPTIONS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "swa_full": {"swa_full": True},
+    "four sequences": {"n_seq_max": 4, "n_ctx": 8192},
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "dense": write_tiny(folder / "dense.gguf", TINY_DENSE),
+        "moe": write_tiny(folder / "moe.gguf", TINY_MOE),
+        "swa": write_swa(folder / "swa.gguf"),
+    }
+
+
+def write_swa(path: Path) -> Path:
+    """A ``gemma3``: five layers with a sliding window, then one without."""
+    model = TinyModel("tiny swa", n_layer=6, n_embd=128, n_head=4, n_head_kv=2, n_embd_head=32, n_ff=256, n_expert=0)
+    rng = np.random.default_rng(0)
+    writer = GGUFWriter(path, "gemma3")
+    _add_metadata(writer, model)
+    writer.add_sliding_window(N_SWA)
+    _add_tokenizer(writer)
+
+    def add(name: str, *shape: int) -> None:
+        is_norm = len(shape) == 1
+        data = np.ones(shape) if is_norm else rng.standard_normal(shape) / shape[-1] ** 0.5
+        writer.add_tensor(f"{name}.weight", data.astype(np.float32 if is_norm else np.float16))
+
+    q, kv = model.n_head * model.n_embd_head, model.n_head_kv * model.n_embd_head
+    add("token_embd", len(TOKENS), model.n_embd)
+    add("output_norm", model.n_embd)
+    for i in range(model.n_layer):
+        for norm in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+            add(f"blk.{i}.{norm}", model.n_embd)
+        for norm in ("attn_q_norm", "attn_k_norm"):
+            add(f"blk.{i}.{norm}", model.n_embd_head)
+        add(f"blk.{i}.attn_q", q, model.n_embd)
+        add(f"blk.{i}.attn_k", kv, model.n_embd)
+        add(f"blk.{i}.attn_v", kv, model.n_embd)
+        add(f"blk.{i}.attn_output", model.n_embd, q)
+        add(f"blk.{i}.ffn_gate", model.n_ff, model.n_embd)
+        add(f"blk.{i}.ffn_up", model.n_ff, model.n_embd)
+        add(f"blk.{i}.ffn_down", model.n_embd, model.n_ff)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def run(
+    path: Path, options: Mapping[str, Any], how: str = "plan.load", **load_options: Any
+) -> tuple[dict[str, Any], str]:
+    """What a process that fits and loads ``path`` found, and what it wrote to stderr."""
+    load_options = {"use_mmap": False, "verbose": False, **load_options}
+    return _run(str(path), how, json.dumps(options), json.dumps(load_options))
+
+
+@functools.cache
+def _run(*arguments: str) -> tuple[dict[str, Any], str]:
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout), done.stderr
+
+
+def sizes(breakdown: Mapping[str, Any], *kinds: str) -> dict[tuple[str, str], int]:
+    """Bytes by buffer type and kind, where there are any."""
+    found = {
+        (row["buffer_type"], kind): row[kind]
+        for row in breakdown["rows"]
+        for kind in kinds or ("model", "context", "compute")
+    }
+    return {key: size for key, size in found.items() if size}
+
+
+def check(found: Mapping[str, Any]) -> None:
+    predicted = sizes(found["predicted"])
+    assert sizes(found["real"]) == predicted
+    assert sizes(found["after"]) == predicted, "generating takes no more"
+    assert {kind for _, kind in predicted} == {"model", "context", "compute"}
+    assert found["real"]["n_ctx"] == found["predicted"]["n_ctx"]
+    assert found["tokens"] == 4
+
+
+# --- predicted and real bytes
+
+
+@pytest.mark.parametrize("name", ["dense", "moe"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_loaded_plan_takes_the_predicted_bytes(
+    models: Mapping[str, Path], name: str, options: Mapping[str, Any]
+) -> None:
+    found, log = run(models[name], options)
+    check(found)
+    assert log == ""
+
+
+@pytest.mark.parametrize("options", SWA_OPTIONS.values(), ids=SWA_OPTIONS)
+def test_sliding_windows_take_the_predicted_bytes(models: Mapping[str, Path], options: Mapping[str, Any]) -> None:
+    found, _ = run(models["swa"], options)
+    check(found)
+    context = sum(sizes(found["predicted"], "context").values())
+    full = found["predicted"]["n_ctx"] * 6 * 2 * 2 * 32 * 2  # layers, K and V, heads, head size, bytes of f16
+    assert (context == full) == options.get("swa_full", False)
+
+
+@pytest.mark.parametrize(
+    ("larger", "smaller", "kind"),
+    [
+        ("defaults", "n_ctx", "context"),
+        ("defaults", "cache K in q8_0", "context"),
+        ("cache K in q8_0", "cache in q8_0", "context"),
+        ("four sequences", "defaults", "context"),
+        ("no flash attention", "defaults", "compute"),
+        ("defaults", "n_ubatch", "compute"),
+        ("n_ubatch over the default n_batch", "defaults", "compute"),
+    ],
+)
+def test_parameters_change_the_real_bytes(models: Mapping[str, Path], larger: str, smaller: str, kind: str) -> None:
+    """Were they lost on the way to llama.cpp, on both sides, prediction and reality would still agree."""
+    more, less = (sum(sizes(run(models["moe"], OPTIONS[name])[0]["real"], kind).values()) for name in (larger, smaller))
+    assert more > less
+
+
+@pytest.mark.parametrize("name", ["dense", "moe", "swa"])
+@pytest.mark.parametrize("options", ["defaults", "cache in q8_0", "no flash attention", "n_batch"])
+def test_llama_itself_takes_the_predicted_bytes(models: Mapping[str, Path], name: str, options: str) -> None:
+    found, _ = run(models[name], OPTIONS[options], "llama_kwargs")
+    check(found)
+
+
+def test_mapped_weights_take_no_other_cache_and_compute_buffers(models: Mapping[str, Path]) -> None:
+    found, _ = run(models["moe"], {}, use_mmap=True)
+    assert sizes(found["real"], "context", "compute") == sizes(found["predicted"], "context", "compute")
+    assert found["tokens"] == 4
+
+
+def test_the_same_words_whoever_loads(models: Mapping[str, Path]) -> None:
+    said = {how: run(models["moe"], {}, how)[0]["text"] for how in ("plan.load", "llama_kwargs")}
+    assert said["plan.load"] == said["llama_kwargs"]
+    assert said["plan.load"].strip()
+
+
+# --- overrides
+
+
+@pytest.mark.parametrize("overrides", [[], ["ffn_down_exps=CPU"]], ids=["without", "with"])
+def test_overrides_of_the_user_are_applied(models: Mapping[str, Path], overrides: list[str]) -> None:
+    found, log = run(models["moe"], {"override_tensor": overrides}, verbose=True)
+    check(found)
+    moved = [line.split()[1] for line in log.splitlines() if "buffer type overridden to CPU" in line]
+    layers = range(TINY_MOE.n_layer) if overrides else ()
+    assert sorted(set(moved)) == [f"blk.{i}.ffn_down_exps.weight" for i in layers]
+
+
+def test_llama_itself_has_no_overrides(models: Mapping[str, Path]) -> None:
+    plan = fitter.fit(models["moe"], override_tensor=["ffn_down_exps=CPU"])
+    with pytest.raises(PlanError, match=r"no parameter for tensor overrides.*use plan\.load\(\)"):
+        plan.llama_kwargs()
+
+
+# --- plans that cannot be loaded
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus": ["24GiB"]}, "the plan is for virtual devices, which cannot run a model: fit again without them"),
+        ({"host_memory": "1GiB"}, "the plan does not fit: "),
+        ({"gpus": ["24GiB"], "n_gpu_layers": 0, "host_memory": "1GiB"}, "the plan does not fit: "),
+    ],
+    ids=["virtual", "too little memory", "both"],
+)
+def test_a_plan_that_cannot_be_loaded(models: Mapping[str, Path], options: Mapping[str, Any], message: str) -> None:
+    plan = fitter.fit(models["moe"], **options)
+    with pytest.raises(PlanError) as caught:
+        plan.load()
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_is_gone(models: Mapping[str, Path], tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "gone.gguf")
+    plan = fitter.fit(path)
+    path.unlink()
+    with pytest.raises(fitter.FitterError, match=r"gone\.gguf") as caught:
+        plan.load(verbose=False)
+    assert "\n" not in str(caught.value)
