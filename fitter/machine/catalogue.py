@@ -83,7 +83,8 @@ def gpus() -> dict[str, CatalogueGpu]:
 
 
 def find(name: str) -> CatalogueGpu | None:
-    """The card of that name: a key, or what its driver calls it; case, spaces and ``NVIDIA GeForce`` do not matter.
+    """The card of that name: a key, or what its driver calls it; case, spaces, ``NVIDIA GeForce`` and ``AMD Radeon`` do
+    not matter.
 
     A name that lacks the memory (``rtx-3060``) is the card where only one has it.
     """
@@ -105,7 +106,8 @@ def similar(name: str) -> list[str]:
 
 
 def _normal(name: str) -> str:
-    return re.sub(r"^(nvidia-)?(geforce-)?", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
+    words = re.sub(r"[\s_]+", "-", name.strip().lower())
+    return re.sub(r"^(nvidia-|amd-)?(geforce-|radeon-pro-|radeon-|instinct-)?", "", words)
 
 
 def _gpu(key: str, entry: dict[str, Any]) -> CatalogueGpu:

@@ -1,4 +1,4 @@
-"""Random loads in the columns of the tables: any settings, on devices from Pascal to Blackwell, or from Vega to RDNA4."""
+"""Random loads in the columns of the tables: any settings, on devices from Pascal to Blackwell, or Vega to RDNA4."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 
 CAPABILITIES = (60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121)
-ARCHITECTURES = tuple(
-    f"gfx{digits}"
-    for digits in ("900", "906", "908", "90a", "90c", "942", "950", "1010", "1030", "1100", "1101", "1151", "1200", "1201")
+ARCHITECTURES = (
+    *("gfx900", "gfx906", "gfx908", "gfx90a", "gfx90c", "gfx942", "gfx950"),
+    *("gfx1010", "gfx1030", "gfx1100", "gfx1101", "gfx1151", "gfx1200", "gfx1201"),
 )
 _TYPES = ("f16",) * 6 + ("q8_0",) * 4 + ("q4_0",) * 3 + ("bf16", "f32", "q4_1", "q5_0", "q5_1", "iq4_nl")
 _N_UBATCH = (1, 2, 3, 4, 8, 16, 31, 32, 33, 64, 128, 512, 512, 1024, 2048, 4096)

@@ -19,7 +19,8 @@ ANSWERS = HERE.parent / "data" / "cuda" / "operations.txt"
 ROCM_ANSWERS = HERE.parent / "data" / "rocm" / "operations.txt"
 LIBRARIES = Path(llama_cpp.__file__).parent / "lib"
 
-CUDA_CARDS = tuple(card(i, text) for i, text in enumerate("60 61 70 72 75 80 86 89 90 100 120 121".split()))
+_CAPABILITIES = (60, 61, 70, 72, 75, 80, 86, 89, 90, 100, 120, 121)
+CUDA_CARDS = tuple(card(i, str(number)) for i, number in enumerate(_CAPABILITIES))
 ROCM_CARDS = tuple(card(i, text) for i, text in enumerate(ARCHITECTURES))
 _COUNT, _SEED = 300_000, 1
 
