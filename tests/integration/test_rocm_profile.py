@@ -21,7 +21,7 @@ from tests.oracle.draw import ARCHITECTURES
 
 Workers = dict[tuple[tuple[str, str], ...], Worker]
 
-SAMPLE = spread(loads("rocm"), 4)
+SAMPLE = spread(loads("rocm"), 6)
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +101,9 @@ def card(architecture: str) -> VirtualDevice:
     return VirtualDevice("ROCm0", "Card", "rocm", capability(architecture), MEMORY, MEMORY)
 
 
-# What a batch of that many tokens reserves with a quantized KV cache depends on the kernel: the vector kernel reads it as
-# it is, the others want it in f16. Matrix instructions take over from 9 columns on (CDNA with heads of 128: from 17), and
-# 8 heads of Q for one of K are 8 columns a token.
+# What a batch of that many tokens reserves with a quantized KV cache depends on the kernel: the vector kernel reads it
+# as it is, the others want it in f16. Matrix instructions take over from 9 columns on, those of CDNA from 17 with heads
+# of 128, and 8 heads of Q for one of K are 8 columns a token.
 TOKENS_WITHOUT_COPIES = {
     ("gpt-oss-20b", "gfx906"): 2,
     ("gpt-oss-20b", "gfx90a"): 1,
