@@ -125,6 +125,10 @@ test-vulkan: install ## the vulkan profile and the real ggml-vulkan, on Mesa's s
 oracle: install ## the real ggml-cuda on a CUDA runtime without a GPU: make tests/data/cuda anew (three minutes)
 	@$(PY) -m tests.oracle --source "$$($(PY) vendor/llama.cpp/fetch.py)" --jobs $(JOBS) $(ORACLE_ARGS)
 
+.PHONY: oracle-rocm
+oracle-rocm: install ## ggml-cuda as HIP compiles it for AMD's cards, on a HIP runtime without a GPU: make tests/data/rocm anew
+	@$(PY) -m tests.oracle --rocm --source "$$($(PY) vendor/llama.cpp/fetch.py)" --directory build/oracle-rocm --jobs $(JOBS) $(ORACLE_ARGS)
+
 .PHONY: bench
 bench: install tools ## fitter and upstream's llama-fit-params side by side
 	@$(PY) benchmarks/compare.py

@@ -357,7 +357,7 @@ gpu_option = _option(
     callback=_repeated,
     metavar="SPEC",
     help="A GPU that need not be here, instead of this machine's devices: rtx-4090, 2x rtx-3090, 24GiB, "
-    "rtx-4090:free=20GiB, cuda:8.9:24564MiB, vulkan:24GiB. Repeatable.",
+    "rtx-4090:free=20GiB, cuda:8.9:24564MiB, rocm:gfx1100:24GiB, vulkan:24GiB. Repeatable.",
 )
 
 calibration_options = stacked(

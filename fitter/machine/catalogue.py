@@ -30,7 +30,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class CatalogueGpu:
-    """A card: memory in bytes, ``compute_capability`` as ggml-cuda counts it (890 for 8.9).
+    """A card: memory in bytes, ``compute_capability`` as ggml-cuda counts it (890 for 8.9, see ``capability``).
 
     ``total`` is the card's memory, ``usable`` what the driver leaves of it (``None``: not known), ``free`` what an idle
     card leaves to llama.cpp.
@@ -55,8 +55,14 @@ class Default:
     compute_capability: int
 
 
+AMD_OFFSET = 0x1000000
+"""What ggml adds to the architectures of AMD's cards, so that they are no compute capabilities."""
+
+
 def capability(text: str) -> int:
-    """``8.9`` as 890. Raises ``ValueError`` where it is no compute capability."""
+    """``8.9`` as 890, and ``gfx1100`` as ggml's number of it. Raises ``ValueError`` where it is neither."""
+    if match := re.fullmatch(r"gfx([0-9a-f]{3,4})", text):
+        return AMD_OFFSET + int(match[1], 16)
     match = re.fullmatch(r"([0-9]{1,2})\.([0-9])", text)
     if not match:
         raise ValueError(text)
@@ -77,7 +83,8 @@ def gpus() -> dict[str, CatalogueGpu]:
 
 
 def find(name: str) -> CatalogueGpu | None:
-    """The card of that name: a key, or what its driver calls it; case, spaces and ``NVIDIA GeForce`` do not matter.
+    """The card of that name: a key, or what its driver calls it; case, spaces, ``NVIDIA GeForce`` and ``AMD Radeon`` do
+    not matter.
 
     A name that lacks the memory (``rtx-3060``) is the card where only one has it.
     """
@@ -99,7 +106,8 @@ def similar(name: str) -> list[str]:
 
 
 def _normal(name: str) -> str:
-    return re.sub(r"^(nvidia-)?(geforce-)?", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
+    words = re.sub(r"[\s_]+", "-", name.strip().lower())
+    return re.sub(r"^(nvidia-|amd-)?(geforce-|radeon-pro-|radeon-|instinct-)?", "", words)
 
 
 def _gpu(key: str, entry: dict[str, Any]) -> CatalogueGpu:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fitter.machine.catalogue import AMD_OFFSET
+
 MIB = 1024 * 1024
 
 
@@ -16,7 +18,9 @@ def mib(size: int | None) -> str:
 
 
 def capability_text(compute_capability: int) -> str:
-    """890 as ``8.9``."""
+    """890 as ``8.9``, and ggml's number of an AMD architecture as ``gfx1100``."""
+    if compute_capability >= AMD_OFFSET:
+        return f"gfx{compute_capability - AMD_OFFSET:x}"
     return f"{compute_capability // 100}.{compute_capability % 100 // 10}"
 
 

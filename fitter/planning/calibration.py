@@ -26,7 +26,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PROFILES = {"CUDA": "cuda"}
+PROFILES = {"CUDA": "cuda", "ROCm": "rocm"}
 """The profile of the virtual twin, by the backend of the real device."""
 
 SLACK = 512 * MIB
@@ -179,13 +179,13 @@ def _data() -> dict[str, Any]:
 def twin_of(info: DeviceInfo, compute_capability: int | None, profile: str | None = None) -> VirtualDevice | None:
     """The virtual device that should answer as ``info`` does; ``None`` where nothing says which profile that has.
 
-    Without a ``compute_capability`` it is that of the catalogue's card of the same name, which a CUDA device must have;
-    ``profile`` takes the place of the backend's own.
+    Without a ``compute_capability`` it is that of the catalogue's card of the same name, which a CUDA or ROCm device
+    must have; ``profile`` takes the place of the backend's own.
     """
     profile = profile or PROFILES.get(info.backend)
     if compute_capability is None and (card := catalogue.find(info.description)):
         compute_capability = card.compute_capability
-    if profile is None or (profile == "cuda" and compute_capability is None):
+    if profile is None or (profile in ("cuda", "rocm") and compute_capability is None):
         return None
     return VirtualDevice(info.name, info.description, profile, compute_capability or 0, info.total, info.free)
 

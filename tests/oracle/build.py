@@ -122,7 +122,7 @@ def _compile_traps(directory: Path, objects: Sequence[Path], ggml_base: Path) ->
     """Everything that is called but nowhere: a function that says its name and ends the process."""
     # Symbols of ggml, and of the C and C++ libraries that it uses.
     libraries = [ctypes.CDLL(str(ggml_base))]
-    linker = {"_GLOBAL_OFFSET_TABLE_", "__dso_handle"}
+    linker = {"_GLOBAL_OFFSET_TABLE_", "__dso_handle", "atexit"}
     defined = _symbols(objects, "--defined-only")
     missing = sorted(
         symbol
