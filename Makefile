@@ -15,8 +15,8 @@ VENV ?= .venv
 CMAKE_ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
-ORACLE_ARGS ?=
 CHECK_ARGS ?=
+ORACLE_ARGS ?=
 
 PY := $(VENV)/bin/python
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip
@@ -86,6 +86,11 @@ tools: $(STAMPS)/venv ## upstream's rpc-server and llama-fit-params, with their 
 demo: install ## write a small MoE model, fit it to two virtual GPUs and to this machine, load it, compare the bytes
 	@$(PY) examples/demo.py
 
+.PHONY: calibrate
+calibrate: install ## on a machine with a CUDA card: compare it with its virtual twin, and write rows for tests/data/cuda
+	@$(PY) -m fitter calibrate || [ $$? -eq 4 ]
+	@$(PY) -m tests.calibrate
+
 .PHONY: lint
 lint: install ## ruff and mypy --strict
 	@$(PY) -m ruff check .
@@ -98,12 +103,6 @@ test: install tools lint ## everything but the slow tests: under 30 minutes on t
 .PHONY: test-slow
 test-slow: install tools ## the slow tests
 	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
-
-# ORACLE_ARGS="--check" changes no file; "--random 400 --seed 7" compares the profile on new loads as well, "--fit" what
-# upstream's fit chooses (after `make tools`).
-.PHONY: oracle
-oracle: install ## the real ggml-cuda on a CUDA runtime without a GPU: make tests/data/cuda anew (three minutes)
-	@$(PY) -m tests.oracle --source "$$($(PY) vendor/llama.cpp/fetch.py)" --jobs $(JOBS) $(ORACLE_ARGS)
 
 # The real backend, to compare with. Of the shaders nothing is run, but they are part of it.
 VULKAN := build/vulkan
@@ -124,6 +123,16 @@ test-vulkan: install ## the vulkan profile and the real ggml-vulkan, on Mesa's s
 .PHONY: test-metal
 test-metal: install ## the metal profile and ggml-metal's own C++, on a GPU that is not there: one minute
 	@$(PY) -m tests.metal.check --source "$$($(PY) vendor/llama.cpp/fetch.py)" $(CHECK_ARGS)
+
+# ORACLE_ARGS="--check" changes no file; "--random 400 --seed 7" compares the profile on new loads as well, "--fit" what
+# upstream's fit chooses (after `make tools`).
+.PHONY: oracle
+oracle: install ## the real ggml-cuda on a CUDA runtime without a GPU: make tests/data/cuda anew (three minutes)
+	@$(PY) -m tests.oracle --source "$$($(PY) vendor/llama.cpp/fetch.py)" --jobs $(JOBS) $(ORACLE_ARGS)
+
+.PHONY: oracle-rocm
+oracle-rocm: install ## ggml-cuda as HIP compiles it for AMD's cards, on a HIP runtime without a GPU: make tests/data/rocm anew
+	@$(PY) -m tests.oracle --rocm --source "$$($(PY) vendor/llama.cpp/fetch.py)" --directory build/oracle-rocm --jobs $(JOBS) $(ORACLE_ARGS)
 
 .PHONY: bench
 bench: install tools ## fitter and upstream's llama-fit-params side by side

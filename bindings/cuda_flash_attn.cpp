@@ -123,6 +123,20 @@ int64_t gqa_ratio_eff(const attention & a) {
     return ratio;
 }
 
+// The matrix instructions of AMD's cards pay off from a certain number of columns on. Not asked about larger heads: they
+// have no vector kernel, and the others want the same room.
+bool mma_is_best_on_amd(const attention & a, int cc, bool gqa_opt) {
+    const int64_t size    = a.q->ne[0];
+    const int64_t columns = a.n_tokens * gqa_ratio_eff(a);
+    if (size > 256) {
+        return false;
+    }
+    if (amd_mfma_available(cc)) {
+        return columns > (size <= 64 ? 8 : size <= 128 ? 16 : 64);
+    }
+    return amd_wmma_available(cc) && gqa_opt && columns > (size <= 128 ? 8 : 16);
+}
+
 fattn_kernel get_best_fattn_kernel(int cc, const ggml_tensor * op) {
     const attention a{op};
     GGML_ASSERT(a.q->ne[2] % a.k->ne[2] == 0);
@@ -137,7 +151,7 @@ fattn_kernel get_best_fattn_kernel(int cc, const ggml_tensor * op) {
     const bool    has_vec          = (size == 64 || size == 128 || size == 256) && a.k->ne[1] % kq_stride == 0;
     const bool    has_tensor_cores = size != 40 && size != 72;
 
-    if (cc >= cc_turing && has_tensor_cores) {
+    if (turing_mma_available(cc) && has_tensor_cores) {
         return has_vec && vec_is_best_on_turing(a, cc, gqa_opt) ? fattn_kernel::vec : fattn_kernel::mma_f16;
     }
     if (cc == cc_volta && has_tensor_cores) {
@@ -146,6 +160,9 @@ fattn_kernel get_best_fattn_kernel(int cc, const ggml_tensor * op) {
             return fattn_kernel::vec;
         }
         return columns <= 16 ? fattn_kernel::tile : fattn_kernel::mma_f16;
+    }
+    if (is_amd(cc) && has_tensor_cores && mma_is_best_on_amd(a, cc, gqa_opt)) {
+        return fattn_kernel::mma_f16;
     }
     const bool few_tokens = a.is_quantized ? a.n_tokens <= 2 : a.n_tokens == 1 && !gqa_opt;
     return has_vec && few_tokens ? fattn_kernel::vec : fattn_kernel::tile;

@@ -205,6 +205,19 @@ bool conv_3d(const description & device, const ggml_tensor * op) {
     return conv_2d_dw(device, op) && contiguous<2>(device, op) && ggml_is_contiguous(op);
 }
 
+// Without CUB a row is sorted in a block's shared memory, filled up to a power of two.
+bool argsort(const description & device, const ggml_tensor * op) {
+    if (!is_amd(device.compute_capability)) {
+        return true;
+    }
+    const int64_t shared_memory = device.compute_capability == cc_cdna4 ? 160 << 10 : 64 << 10;
+    int64_t       padded        = 1;
+    while (padded < op->src[0]->ne[0]) {
+        padded *= 2;
+    }
+    return padded * static_cast<int64_t>(sizeof(int32_t)) <= shared_memory;
+}
+
 bool contiguous_f32(const description &, const ggml_tensor * op) {
     return type_of(op, 0) == GGML_TYPE_F32 && ggml_is_contiguous(op->src[0]);
 }
@@ -348,7 +361,7 @@ constexpr entry entries[] = {
     {GGML_OP_ROLL, contiguous_f32},
     {GGML_OP_ARANGE, always},
     {GGML_OP_TIMESTEP_EMBEDDING, always},
-    {GGML_OP_ARGSORT, always},
+    {GGML_OP_ARGSORT, argsort},
     {GGML_OP_TOP_K, always},
     {GGML_OP_LEAKY_RELU, always},
     {GGML_OP_TRI, always},

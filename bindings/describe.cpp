@@ -9,7 +9,7 @@ namespace fitter {
 namespace {
 
 std::vector<const profile *> profiles() {
-    std::vector<const profile *> all = {&cuda_profile};
+    std::vector<const profile *> all = {&cuda_profile, &rocm_profile};
     for (const profile & driver : vulkan_profiles()) {
         all.push_back(&driver);
     }

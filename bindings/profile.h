@@ -23,7 +23,7 @@ struct description {
     const fitter::profile * profile            = nullptr;
     std::string             name               = {};
     std::string             text               = {};
-    int                     compute_capability = 0;  // major*100 + minor*10
+    int                     compute_capability = 0;  // as ggml counts it: major*100 + minor*10, or AMD's number
     size_t                  total              = 0;
     size_t                  free               = 0;
 };
@@ -60,6 +60,7 @@ struct profile {
 };
 
 extern const profile cuda_profile;
+extern const profile rocm_profile;
 extern const profile metal_profile;
 
 // ggml-vulkan on each driver that is known; the first one stands for all.

@@ -59,9 +59,11 @@ const fusion topk_qsa = {{GET_ROWS, PERMUTE, GGML_OP_CONT, GGML_OP_CPY, RESHAPE,
 const std::vector<fusion> & fusions() {
     static const std::vector<fusion> all = {
         // topk_moe_early_softmax_norm
-        {{SOFT_MAX, RESHAPE, ARGSORT, VIEW, GET_ROWS, RESHAPE, SUM_ROWS, CLAMP, DIV, RESHAPE}, lifetime::pattern_and_scale},
+        {{SOFT_MAX, RESHAPE, ARGSORT, VIEW, GET_ROWS, RESHAPE, SUM_ROWS, CLAMP, DIV, RESHAPE},
+         lifetime::pattern_and_scale},
         // topk_moe_sigmoid_norm_bias
-        {{UNARY, RESHAPE, ADD, ARGSORT, VIEW, GET_ROWS, RESHAPE, SUM_ROWS, CLAMP, DIV, RESHAPE}, lifetime::pattern_and_scale},
+        {{UNARY, RESHAPE, ADD, ARGSORT, VIEW, GET_ROWS, RESHAPE, SUM_ROWS, CLAMP, DIV, RESHAPE},
+         lifetime::pattern_and_scale},
         // topk_moe_sqrt_softplus_norm_bias
         {{UNARY, SQRT, RESHAPE, ADD, ARGSORT, VIEW, GET_ROWS, RESHAPE, SUM_ROWS, CLAMP, DIV, RESHAPE},
          lifetime::pattern_and_scale},
@@ -105,7 +107,8 @@ constexpr std::array<std::array<ggml_op, 2>, 2> near_pairs = {{
 }};
 
 template <size_t N>
-bool is_one_of(const std::array<std::array<ggml_op, 2>, N> & pairs, const ggml_tensor * first, const ggml_tensor * second) {
+bool is_one_of(const std::array<std::array<ggml_op, 2>, N> & pairs, const ggml_tensor * first,
+               const ggml_tensor * second) {
     return std::any_of(pairs.begin(), pairs.end(),
                        [&](const auto & pair) { return pair[0] == first->op && pair[1] == second->op; });
 }

@@ -37,7 +37,8 @@ static_assert(GGML_TYPE_COUNT <= 64);
 constexpr types f32{GGML_TYPE_F32};
 constexpr types f32_f16{GGML_TYPE_F32, GGML_TYPE_F16};
 constexpr types floats{GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16};
-constexpr types blocks_of_32{GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0, GGML_TYPE_IQ4_NL};
+constexpr types blocks_of_32{GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0,
+                             GGML_TYPE_Q5_1, GGML_TYPE_Q8_0, GGML_TYPE_IQ4_NL};
 
 // Types with a shader that quantizes.
 constexpr types written = floats + blocks_of_32 + types{GGML_TYPE_Q1_0, GGML_TYPE_Q2_0};
@@ -59,7 +60,8 @@ bool is_contiguous_f32(const ggml_tensor * tensor) { return is_f32(tensor) && gg
 bool same_f32_f16(const ggml_tensor * op) { return f32_f16.hold(type_of(op, 0)) && op->type == type_of(op, 0); }
 
 bool dim01_contiguous(const ggml_tensor * tensor) {
-    const size_t row = tensor->nb[0] * static_cast<size_t>(tensor->ne[0]) / static_cast<size_t>(ggml_blck_size(tensor->type));
+    const size_t block = static_cast<size_t>(ggml_blck_size(tensor->type));
+    const size_t row   = tensor->nb[0] * static_cast<size_t>(tensor->ne[0]) / block;
     return tensor->nb[0] == ggml_type_size(tensor->type) && tensor->nb[1] == row &&
            (tensor->ne[3] == 1 || tensor->nb[3] == tensor->nb[2] * static_cast<size_t>(tensor->ne[2]));
 }
@@ -279,7 +281,8 @@ bool conv_2d(const ggml_tensor * op) {
            is_contiguous_f32(op) && n_out == op->ne[2] && n_in == op->src[1]->ne[2];
 }
 
-// Whether a shader can be given the whole of it.
+// Whether a shader can be given the whole of it. Builds with the newest headers, on drivers that have
+// VK_EXT_shader_64bit_indexing, are not held to maxStorageBufferRange; those are not answered for.
 bool tensor_size_supported(const limits & limits, const ggml_tensor * op, const ggml_tensor * tensor) {
     // These take an address instead.
     const bool uses_bda = (op->op == GGML_OP_IM2COL || op->op == GGML_OP_IM2COL_3D) && limits.bufferDeviceAddress;

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 from fitter.errors import FitterError, LibraryError, LlamaCppError, ModelError, PlanError, UsageError
 
 if TYPE_CHECKING:
-    from fitter.api import Plan, devices, fit, inspect, measure
+    from fitter.api import Plan, calibrate, devices, fit, inspect, measure
     from fitter.llama.types import Breakdown, Params, VirtualDevice
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Plan": "fitter.api",
+    "calibrate": "fitter.api",
     "devices": "fitter.api",
     "fit": "fitter.api",
     "inspect": "fitter.api",
@@ -45,6 +46,7 @@ __all__ = [
     "UsageError",
     "VirtualDevice",
     "__version__",
+    "calibrate",
     "devices",
     "fit",
     "inspect",

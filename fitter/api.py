@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from fitter.errors import UsageError
+from fitter.errors import LibraryError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.cuda_library import CudaLibrary, find_cuda_library
 from fitter.llama.types import LAYOUT_DEVICE, Breakdown, DeviceInfo, FlashAttn, Params, SplitMode, VirtualDevice
+from fitter.machine import calibrated
 from fitter.machine.devices import Machine, real_machine, virtual_machine
-from fitter.machine.gpu import parse_gpus, parse_size
+from fitter.machine.gpu import parse_gpus, parse_size, parse_twin
 from fitter.machine.host import host_memory as measure_host_memory
 from fitter.model.header import Model, open_model
 from fitter.model.tensors import Role, is_expert, layer_of, role_of
+from fitter.planning import calibration
 from fitter.planning import fit as planning
+from fitter.planning.calibration import Calibration, default_margin, twin_of
 from fitter.planning.constraints import device_limits, expert_overrides, levers, parse_overrides
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.memory import HOST, Unit, units_of
@@ -127,7 +132,9 @@ def fit(
         opened = open_model(model, worker.header)
         machine = _machine(worker, virtual, host_memory) if virtual or not gpus else _machine_without_gpu(host_memory)
         chosen = _choose(machine, devices, split_mode, main_gpu)
-        limits = device_limits(chosen, margin)
+        known = calibrated.read()
+        defaults = [default_margin(calibrated.outside_of(device, known)) for device in chosen]
+        limits = device_limits(chosen, margin, defaults)
         worker.check_patterns([override.pattern for override in overrides])
         fixed = {
             "n_ctx": n_ctx,
@@ -258,6 +265,72 @@ def devices(
         memory = measure_host_memory()
         found = worker.devices() if virtual or not gpus else ()
         return found, replace(worker.host(), total=memory.total, free=memory.available)
+
+
+def calibrate(
+    model: Path | None = None,
+    *,
+    devices: Sequence[str] | None = None,
+    rpc: Sequence[str] = (),
+    twin: str | None = None,
+    store: bool = True,
+    timeout: float = DEFAULT_TIMEOUT,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_log: Callable[[str], None] | None = None,
+) -> Calibration:
+    """Compare this machine's devices with their virtual twins, and measure what llama.cpp does not count.
+
+    Dummy loads of ``model``, or of small models of several kinds, run on each device and on its twin, and on all of
+    them together where there are more. Small models are then loaded for real. What that takes beyond llama.cpp's own
+    bytes is kept for the default margin, unless ``store`` is false. ``rpc`` adds the devices of rpc-servers
+    (``host:port``); ``twin`` is a profile for all twins, such as ``cuda:8.6``, in place of the devices' own.
+
+    Raises ``LibraryError`` where there is no device, and what ``fit`` raises.
+    """
+    profile, capability = parse_twin(twin) if twin else (None, None)
+
+    def start(virtual: Sequence[VirtualDevice] = ()) -> Worker:
+        return Worker(virtual, timeout=timeout, on_log=on_log, rpc=() if virtual else rpc)
+
+    with start() as real, tempfile.TemporaryDirectory(prefix="fitter-") as directory:
+        chosen = _choose(Machine(real.devices(), (), None, None), devices, "layer", 0)
+        if not chosen:
+            raise LibraryError(
+                "llama.cpp has no GPU here to calibrate: run this where the card is, with a llama-cpp-python that was "
+                'installed with its backend, such as CMAKE_ARGS="-DGGML_CUDA=on"'
+            )
+
+        def report(text: str) -> None:
+            if on_progress:
+                on_progress(Progress(real.dummy_loads, text))
+
+        known = dict(real.compute_capabilities())
+        twins = {info.name: twin_of(info, capability or known.get(info.name), profile) for info in chosen}
+        small = calibration.write_models(FilePath(directory))
+        compared = small
+        if model is not None:
+            path = open_model(model, real.header).path
+            compared = (calibration.CalibrationModel(path.name, path, False),)
+        comparisons = []
+        for group in [*((info,) for info in chosen), *([chosen] if len(chosen) > 1 else [])]:
+            virtual = [device for info in group if (device := twins[info.name])]
+            if len(virtual) == len(group):
+                with start(virtual) as other:
+                    wanted = calibration.configurations()
+                    found = calibration.compare(real.measure, other.measure, group, compared, wanted, report)
+                    comparisons.append(found)
+        measured = []
+        for info in chosen:
+            loads = []
+            for candidate in (candidate for candidate in small if candidate.is_loaded):
+                report(f"{info.name}: loading {candidate.name}")
+                with start() as loader:
+                    loads.append(calibration.load(real, loader, info, candidate))
+            comparisons.append(calibration.compare_loads(real.measure, loads, info))
+            measured.append(calibration.device_calibration(info, twins[info.name], loads))
+    records = calibration.records(measured)
+    stored = calibrated.store(records) if store and records else None
+    return Calibration(tuple(measured), tuple(comparisons), stored)
 
 
 def inspect(model: Path, *, n_ctx: int | None = None, timeout: float = DEFAULT_TIMEOUT) -> Inspection:
@@ -425,4 +498,16 @@ def _summary(model: Model) -> ModelSummary:
     return ModelSummary(str(model.path), model.name, model.architecture, model.bytes)
 
 
-__all__ = ["Breakdown", "Inspection", "Plan", "Progress", "Unit", "devices", "fit", "inspect", "measure"]
+__all__ = [
+    "Breakdown",
+    "Calibration",
+    "Inspection",
+    "Plan",
+    "Progress",
+    "Unit",
+    "calibrate",
+    "devices",
+    "fit",
+    "inspect",
+    "measure",
+]

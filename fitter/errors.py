@@ -42,5 +42,9 @@ class LlamaCppError(FitterError):
         self.log = log
 
 
+class LlamaCppCrashError(LlamaCppError):
+    """llama.cpp ended its process: a crash, or one of its own aborts."""
+
+
 class PlanError(FitterError):
     """A plan was asked for something that it cannot do, such as loading parameters that do not fit."""

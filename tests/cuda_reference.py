@@ -1,4 +1,4 @@
-"""Loads whose bytes on real CUDA devices are known (see data/cuda/README.md)."""
+"""Loads whose bytes on CUDA and ROCm devices are known (see data/cuda/README.md and data/rocm/README.md)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from functools import cache
 from pathlib import Path
 
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice
+from fitter.machine.catalogue import capability
 from tests import shapes
 
 DATA = Path(__file__).parent / "data" / "cuda"
-TABLES = {"published": DATA / "published.csv.gz", "drawn": DATA / "drawn.csv.gz"}
+TABLES = {
+    "published": DATA / "published.csv.gz",
+    "drawn": DATA / "drawn.csv.gz",
+    **{path.stem: path for path in sorted(DATA.glob("real-*.csv"))},
+}
+ROCM_TABLES = {"rocm": DATA.parent / "rocm" / "drawn.csv.gz"}
 MEMORY = 2_000_000 * 2**20
 """Bytes that every device of the tables has."""
 
@@ -56,13 +62,13 @@ def write_model(name: str, directory: Path) -> Path:
 @cache
 def loads(table: str = "published") -> tuple[Load, ...]:
     """All rows of a table, those of the same devices and model next to each other."""
-    rows = [load_of(f"{table}-{number}", row) for number, row in enumerate(read(TABLES[table]), 2)]
+    rows = [load_of(f"{table}-{number}", row) for number, row in enumerate(read((TABLES | ROCM_TABLES)[table]), 2)]
     return tuple(sorted(rows, key=cheapest_order))
 
 
 def read(path: Path) -> list[dict[str, str]]:
     """A table as it is stored."""
-    with gzip.open(path, "rt", newline="") as file:
+    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -137,10 +143,14 @@ def cheapest_order(load: Load) -> tuple[object, ...]:
 
 
 def _devices(count: int, capabilities: list[str]) -> tuple[VirtualDevice, ...]:
-    return tuple(
-        VirtualDevice(f"CUDA{i}", "fake", "cuda", int(capabilities[i % len(capabilities)]) * 10, MEMORY, MEMORY)
-        for i in range(count)
-    )
+    return tuple(card(i, capabilities[i % len(capabilities)]) for i in range(count))
+
+
+def card(index: int, text: str) -> VirtualDevice:
+    """A device of the tables: a compute capability (``89``), or an architecture of AMD's (``gfx1100``)."""
+    if text.startswith("gfx"):
+        return VirtualDevice(f"ROCm{index}", "fake", "rocm", capability(text), MEMORY, MEMORY)
+    return VirtualDevice(f"CUDA{index}", "fake", "cuda", int(text) * 10, MEMORY, MEMORY)
 
 
 def _environment(text: str) -> tuple[tuple[str, str], ...]:

@@ -10,10 +10,16 @@ from collections.abc import Sequence
 import click
 
 import fitter
-from fitter.cli import backend, devices, fit, inspect
+from fitter.cli import backend, calibrate, devices, fit, inspect
 from fitter.errors import EXIT_USAGE, FitterError
 
-_COMMANDS: tuple[click.Command, ...] = (fit.fit, devices.devices, inspect.inspect, backend.backend)
+_COMMANDS: tuple[click.Command, ...] = (
+    fit.fit,
+    devices.devices,
+    inspect.inspect,
+    backend.backend,
+    calibrate.calibrate,
+)
 
 _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13

@@ -8,20 +8,41 @@ from typing import Any
 import click
 
 from fitter.cli import options
-from fitter.errors import EXIT_FITS
+from fitter.errors import EXIT_FITS, UsageError
 
 
 @click.command(cls=options.Command, short_help="What there is to plan with.")
 @options.gpu_option
+@options.catalogue_option
 @options.json_option
-def devices(as_json: bool | None, **given: Any) -> int:
-    """Show the devices that llama.cpp would use, with their memory, and the host."""
-    from fitter import api
+def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
+    """Show the devices that llama.cpp would use, with their memory, and the host.
+
+    With --catalogue, the GPUs that --gpu knows by name instead, and where each figure about them is from.
+    """
     from fitter.output import json, table
+
+    if catalogue:
+        if given["gpus"]:
+            raise UsageError("--catalogue shows every GPU that --gpu knows: give one of the two")
+        return _catalogue(as_json)
+    from fitter import api
 
     found, host = api.devices(**options.given(given))
     if as_json:
         click.echo(json.dumps(json.devices_to_dict(found, host)))
     else:
         table.print_to(sys.stdout, table.devices_table(found, host))
+    return EXIT_FITS
+
+
+def _catalogue(as_json: bool | None) -> int:
+    from fitter.machine import catalogue
+    from fitter.output import json, table
+
+    gpus = catalogue.gpus().values()
+    if as_json:
+        click.echo(json.dumps(json.catalogue_to_dict(gpus)))
+    else:
+        table.print_to(sys.stdout, table.catalogue_table(gpus))
     return EXIT_FITS

@@ -204,6 +204,11 @@ def ctx_size_option(default: str) -> Callable[[_Function], _Function]:
     )
 
 
+def device_option(section: str, text: str) -> Callable[[_Function], _Function]:
+    """``-dev``; ``text`` says what the command does with them."""
+    return _option(section, "devices", "-dev", "--device", type=Names(), help=text)
+
+
 context_options = stacked(
     ctx_size_option("the largest that fits"),
     _option(
@@ -309,14 +314,7 @@ placement_options = stacked(
         metavar="N",
         help="Expert weights of the first N layers stay in host memory.",
     ),
-    _option(
-        _PLACEMENT,
-        "devices",
-        "-dev",
-        "--device",
-        type=Names(),
-        help="Devices to use, in this order; none for the CPU alone. [default: all]",
-    ),
+    device_option(_PLACEMENT, "Devices to use, in this order; none for the CPU alone. [default: all]"),
     _option(
         _PLACEMENT,
         "split_mode",
@@ -359,8 +357,8 @@ gpu_option = _option(
     callback=_repeated,
     metavar="SPEC",
     help="A GPU that need not be here, instead of this machine's devices: rtx-4090, 2x rtx-3090, 24GiB, "
-    "rtx-4090:free=20GiB, cuda:8.9:24564MiB, vulkan:24GiB, metal:64GiB (all of a Mac's memory). Repeatable. "
-    "none: a machine without a GPU.",
+    "rtx-4090:free=20GiB, cuda:8.9:24564MiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB (all of a "
+    "Mac's memory). Repeatable. none: a machine without a GPU.",
 )
 
 profile_option = _option(
@@ -372,6 +370,29 @@ profile_option = _option(
     "directory, on a CUDA runtime without a GPU. [default: fitter's mirror of it]",
 )
 
+calibration_options = stacked(
+    device_option(_DEVICES, "Devices to calibrate. [default: all]"),
+    _option(
+        _DEVICES,
+        "rpc",
+        "--rpc",
+        multiple=True,
+        callback=_split_commas,
+        metavar="HOST:PORT,...",
+        help="Devices of rpc-servers as well.",
+    ),
+    _option(
+        _DEVICES,
+        "twin",
+        "--twin",
+        metavar="PROFILE",
+        help="Profile of the virtual twins, such as cuda:8.6. [default: that of each device's backend]",
+    ),
+    _flag(_DEVICES, "no_store", "--no-store", help="Do not keep what was measured for the default margin."),
+)
+
+catalogue_option = _flag(_DEVICES, "catalogue", "--catalogue", help="The GPUs that --gpu knows, with sources.")
+
 limit_options = stacked(
     gpu_option,
     profile_option,
@@ -382,7 +403,8 @@ limit_options = stacked(
         "--fit-target",
         type=Mib(many=True),
         metavar="MiB[,MiB...]",
-        help="Memory that must stay free on each device: one number, or one per device. [default: 1024]",
+        help="Memory that must stay free on each device: one number, or one per device. "
+        "[default: 1024, or what fitter calibrate measured]",
     ),
     _option(
         _DEVICES,

@@ -499,7 +499,7 @@ class _Dummy:
         model_params.load_mode = self._llama.LLAMA_LOAD_MODE_NONE
         self.model = self._llama.llama_model_load_from_file(os.fsencode(path), model_params)
         if not self.model:
-            raise _failure(path, "llama.cpp cannot load the model")
+            raise failure(path, "llama.cpp cannot load the model")
 
     @contextmanager
     def context(self, params: Params) -> Iterator[Any]:
@@ -507,7 +507,7 @@ class _Dummy:
         _apply_context(params, context_params)
         context = self._llama.llama_init_from_model(self.model, context_params)
         if not context:
-            raise _failure(self._path, "llama.cpp cannot make a context")
+            raise failure(self._path, "llama.cpp cannot make a context")
         try:
             yield context
         finally:
@@ -517,7 +517,8 @@ class _Dummy:
         self._llama.llama_model_free(self.model)
 
 
-def _failure(path: str, what: str) -> LlamaCppError:
+def failure(path: str, what: str) -> LlamaCppError:
+    """The error for ``path`` in llama.cpp's own words, ``what`` where it has none."""
     lines = captured_log()
     return LlamaCppError(f"{path}: {reason(lines) or what}", tuple(line.text for line in lines))
 

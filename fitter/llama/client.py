@@ -18,10 +18,20 @@ from typing import IO, Any, TypeVar
 
 import fitter
 from fitter import errors
-from fitter.errors import FitterError, LlamaCppError, UsageError
+from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, UsageError
 from fitter.llama import wire
 from fitter.llama.cuda_library import CudaLibrary
-from fitter.llama.types import MAX_DEVICES, Breakdown, DeviceInfo, Header, Layout, ModelInfo, Params, VirtualDevice
+from fitter.llama.types import (
+    MAX_DEVICES,
+    Breakdown,
+    DeviceInfo,
+    Header,
+    Layout,
+    Loaded,
+    ModelInfo,
+    Params,
+    VirtualDevice,
+)
 
 _T = TypeVar("_T")
 
@@ -52,7 +62,8 @@ class Worker:
     With ``library``, the virtual devices are cards of that CUDA backend instead of a profile's.
     For one thread at a time; several workers may live at once. It starts with the first question, and again after a
     crash. Questions raise ``LlamaCppError`` if llama.cpp fails, crashes or takes longer than ``timeout`` seconds.
-    ``on_log`` is called with each line that llama.cpp logged, once a question is answered.
+    ``on_log`` is called with each line that llama.cpp logged, once a question is answered. ``rpc`` names rpc-servers
+    (``host:port``) whose devices are real ones too.
     """
 
     def __init__(
@@ -62,9 +73,11 @@ class Worker:
         library: CudaLibrary | None = None,
         timeout: float = 120.0,
         on_log: Callable[[str], None] | None = None,
+        rpc: Sequence[str] = (),
     ) -> None:
         self._description = describe(virtual_devices)
         self._library = library
+        self._rpc = tuple(rpc)
         self._timeout = timeout
         self._on_log = on_log
         self._child: _Child | None = None
@@ -122,6 +135,22 @@ class Worker:
         """Size of every weight and cache tensor on a device. Only the context's side of ``params`` matters."""
         return self._ask(Layout, "layout", path=os.fspath(path), params=params)
 
+    def compute_capabilities(self) -> dict[str, int]:
+        """Compute capability (890 for 8.9) of the CUDA devices by name, where the driver tells."""
+        return dict(self._ask(tuple[tuple[str, int], ...], "compute_capabilities"))
+
+    def memory(self) -> tuple[DeviceInfo, ...]:
+        """``devices()``, with the memory that is free now."""
+        return self._ask(tuple[DeviceInfo, ...], "memory")
+
+    def load(self, path: str | os.PathLike[str], params: Params) -> Loaded:
+        """Really load ``path``, compute a full micro batch and single tokens, and keep it until ``unload``."""
+        return self._ask(Loaded, "load", path=os.fspath(path), params=params)
+
+    def unload(self) -> None:
+        """Free what ``load`` has kept."""
+        self._ask(type(None), "unload")
+
     def check_patterns(self, patterns: Sequence[str]) -> None:
         """Raise ``UsageError`` naming the first pattern that is no regular expression."""
         self.match(patterns, ())
@@ -157,6 +186,8 @@ class Worker:
         with tempfile.TemporaryDirectory(prefix="fitter-") if library else contextlib.nullcontext("") as links:
             child = self._child = _Child(library.environment(Path(links), self._description) if library else {})
             try:
+                for endpoint in self._rpc:
+                    self._answer(child, "add_rpc_server", {"endpoint": endpoint})
                 if library is not None:
                     count = self._description.count(";") + 1
                     self._answer(child, "adopt", {"path": str(library.path), "plugin": library.plugin, "count": count})
@@ -176,7 +207,7 @@ class Worker:
             raise LlamaCppError(f"llama.cpp did not answer '{command}' within {self._timeout:g} seconds", log) from None
         except _EndedError as ended:
             log = self._kill()
-            raise LlamaCppError(_crash_message(command, ended.status, log), log) from None
+            raise LlamaCppCrashError(_crash_message(command, ended.status, log), log) from None
         self._loads += answer.get("loads", 0)
         log = tuple(answer.get("log", ()))
         if self._on_log is not None:

@@ -60,9 +60,9 @@ class Params:
 class VirtualDevice:
     """A device that exists only as a description: llama.cpp plans on it as on the real one.
 
-    ``profile`` names the behaviour (``cuda``, ``metal``, ``vulkan`` or ``vulkan-`` and a driver);
-    ``compute_capability`` is major*100 + minor*10 (890 for 8.9), as ggml-cuda counts it, and 0 where there is none;
-    ``total`` and ``free`` are bytes.
+    ``profile`` names the behaviour (``cuda``, ``rocm``, ``metal``, ``vulkan`` or ``vulkan-`` and a driver);
+    ``compute_capability`` is as ggml-cuda counts it: major*100 + minor*10 (890 for 8.9), or 0x1000000 plus an AMD
+    card's architecture (0x1100 for gfx1100), and 0 where there is none; ``total`` and ``free`` are bytes.
     """
 
     name: str
@@ -146,6 +146,14 @@ def _sum(name: str, device: str | None, is_host: bool, rows: list[Row]) -> Row:
         sum(row.context for row in rows),
         sum(row.compute for row in rows),
     )
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is really loaded: what llama.cpp counts for it, and the devices with what is free beside it."""
+
+    breakdown: Breakdown
+    devices: tuple[DeviceInfo, ...]
 
 
 LAYOUT_DEVICE = "Recorder"

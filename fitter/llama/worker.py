@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fitter.errors import FitterError, LibraryError, LlamaCppError
-from fitter.llama import binding, wire
+from fitter.llama import binding, real, wire
 from fitter.llama import library as native
-from fitter.llama.types import Breakdown, DeviceInfo, Header, Layout, ModelInfo, Params
+from fitter.llama.types import Breakdown, DeviceInfo, Header, Layout, Loaded, ModelInfo, Params
 
 LOG_LINES = 60
 """Lines of llama.cpp's log that an error carries."""
@@ -32,6 +32,7 @@ class Session:
         self._loader: binding.Loader | None = None
         self._virtual = False
         self._adopted = False
+        self._real: real.RealLoad | None = None
 
     @property
     def loads(self) -> int:
@@ -74,6 +75,28 @@ class Session:
 
     def layout(self, path: str, params: Params) -> Layout:
         return self._open().layout(path, params)
+
+    def add_rpc_server(self, endpoint: str) -> None:
+        real.add_rpc_server(endpoint)
+        if self._loader:
+            # what is loaded refers to devices by address, and those stay
+            self._loader.devices = binding.registry(self._virtual)
+
+    def compute_capabilities(self) -> tuple[tuple[str, int], ...]:
+        return tuple(real.compute_capabilities(self._open().devices).items())
+
+    def memory(self) -> tuple[DeviceInfo, ...]:
+        return tuple(device.info for device in binding.registry(self._virtual).default)
+
+    def load(self, path: str, params: Params) -> Loaded:
+        self.unload()
+        self._real = real.RealLoad(path, params, self._open().devices)
+        return Loaded(self._real.breakdown(), self.memory())
+
+    def unload(self) -> None:
+        loaded, self._real = self._real, None
+        if loaded:
+            loaded.close()
 
     def match(self, patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
         return binding.match(patterns, names)

@@ -19,10 +19,21 @@ MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class CatalogueGpu:
-    """A card: memory in bytes, ``compute_capability`` as ggml-cuda counts it (890 for 8.9).
+class Sources:
+    """Where the figures of a card are from; ``usable`` is ``None`` where that figure is not known."""
 
-    ``free`` is what an idle card leaves to llama.cpp; ``source`` says where the numbers are from.
+    compute_capability: str
+    total: str
+    usable: str | None
+    free: str
+
+
+@dataclass(frozen=True)
+class CatalogueGpu:
+    """A card: memory in bytes, ``compute_capability`` as ggml-cuda counts it (890 for 8.9, see ``capability``).
+
+    ``total`` is the card's memory, ``usable`` what the driver leaves of it (``None``: not known), ``free`` what an idle
+    card leaves to llama.cpp.
     """
 
     key: str
@@ -30,8 +41,9 @@ class CatalogueGpu:
     profile: str
     compute_capability: int
     total: int
+    usable: int | None
     free: int
-    source: str
+    sources: Sources
 
 
 @dataclass(frozen=True)
@@ -43,8 +55,14 @@ class Default:
     compute_capability: int
 
 
+AMD_OFFSET = 0x1000000
+"""What ggml adds to the architectures of AMD's cards, so that they are no compute capabilities."""
+
+
 def capability(text: str) -> int:
-    """``8.9`` as 890. Raises ``ValueError`` where it is no compute capability."""
+    """``8.9`` as 890, and ``gfx1100`` as ggml's number of it. Raises ``ValueError`` where it is neither."""
+    if match := re.fullmatch(r"gfx([0-9a-f]{3,4})", text):
+        return AMD_OFFSET + int(match[1], 16)
     match = re.fullmatch(r"([0-9]{1,2})\.([0-9])", text)
     if not match:
         raise ValueError(text)
@@ -65,7 +83,8 @@ def gpus() -> dict[str, CatalogueGpu]:
 
 
 def find(name: str) -> CatalogueGpu | None:
-    """The card of that name: a key, or what its driver calls it; case, spaces and ``NVIDIA GeForce`` do not matter.
+    """The card of that name: a key, or what its driver calls it; case, spaces, ``NVIDIA GeForce`` and ``AMD Radeon`` do
+    not matter.
 
     A name that lacks the memory (``rtx-3060``) is the card where only one has it.
     """
@@ -87,21 +106,33 @@ def similar(name: str) -> list[str]:
 
 
 def _normal(name: str) -> str:
-    return re.sub(r"^(nvidia-)?(geforce-)?", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
+    words = re.sub(r"[\s_]+", "-", name.strip().lower())
+    return re.sub(r"^(nvidia-|amd-)?(geforce-|radeon-pro-|radeon-|instinct-)?", "", words)
 
 
 def _gpu(key: str, entry: dict[str, Any]) -> CatalogueGpu:
-    total = entry["total_mib"] * MIB
-    free = entry["free_mib"] * MIB if "free_mib" in entry else int(entry["total_mib"] * default().free_fraction) * MIB
+    total, usable, free = entry["total"], entry.get("usable"), entry.get("free")
+    share = default().free_fraction
     return CatalogueGpu(
         key,
         entry["description"],
         entry["profile"],
-        capability(entry["compute_capability"]),
-        total,
-        free,
-        entry["source"],
+        capability(entry["compute_capability"]["value"]),
+        total["mib"] * MIB,
+        usable["mib"] * MIB if usable else None,
+        (free["mib"] if free else int(total["mib"] * share)) * MIB,
+        Sources(
+            _source(entry["compute_capability"]),
+            _source(total),
+            _source(usable) if usable else None,
+            _source(free) if free else f"estimated: {share:.0%} of the total, the smallest share among known cards",
+        ),
     )
+
+
+def _source(figure: dict[str, Any]) -> str:
+    text: str = _data()["source"][figure["source"]]
+    return text
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import MAX_DEVICES, VirtualDevice
 from fitter.machine import catalogue
 
-PROFILES = ("cuda", "vulkan", "metal")
+PROFILES = ("cuda", "rocm", "vulkan", "metal")
 """Profiles that a GPU without a name can have."""
 
 VULKAN_DRIVERS = {
@@ -23,10 +23,11 @@ VULKAN_DRIVERS = {
 }
 """Drivers whose limits the Vulkan profile knows; without one, the first."""
 
+_PREFIXES = {"cuda": "CUDA", "rocm": "ROCm", "vulkan": "Vulkan", "metal": "MTL"}
+"""What llama.cpp names a backend's devices, before their number."""
+
 NO_GPU = "none"
 """The spec of a machine without a GPU."""
-
-_PREFIXES = {"cuda": "CUDA", "vulkan": "Vulkan", "metal": "MTL"}
 
 # What macOS lets Metal use of a Mac's memory (recommendedMaxWorkingSetSize) before it is told otherwise: two thirds of
 # less than 36 GiB, three quarters of more. Seen in logs of ggml-metal: 21845 MiB of 32 GiB
@@ -38,6 +39,9 @@ _METAL_STEP = 2**14
 
 OLDEST_CUDA = 500
 """The oldest compute capability that ggml-cuda can be compiled for."""
+
+OLDEST_ROCM = catalogue.AMD_OFFSET + 0x803
+"""The oldest architecture that ggml-hip knows: gfx803."""
 
 _UNITS = {
     "b": 1,
@@ -53,7 +57,9 @@ _UNITS = {
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 _MOST = 2**60
 _COUNT = re.compile(r"([0-9]{1,6})\s*[x×*]\s*(.*)", re.IGNORECASE | re.DOTALL)
-_FORMS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, vulkan:24GiB or metal:64GiB"
+_FORMS = (
+    "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB or metal:64GiB"
+)
 
 
 @dataclass(frozen=True)
@@ -87,11 +93,11 @@ def parse_size(text: str) -> int:
 
 
 def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
-    """The virtual devices that ``specs`` describe, named ``CUDA0``, ``CUDA1``, …, ``Vulkan0``, … or ``MTL0``, ….
+    """The virtual devices that ``specs`` describe, named ``CUDA0``, ``CUDA1``, ``ROCm0``, ``Vulkan0`` or ``MTL0``, ….
 
     A spec is a GPU of the catalogue (``rtx-4090``), a size (``24GiB``), profile, compute capability and memory
-    (``cuda:8.9:24564MiB``), profile and memory, with a driver between them or without (``vulkan:24GiB``,
-    ``vulkan:nvidia:24GiB``), or the memory of a Mac (``metal:64GiB``), of which its GPU has what macOS lets it use.
+    (``cuda:8.9:24564MiB``, ``rocm:gfx1100:24GiB``), profile and memory, with a driver between them or without
+    (``vulkan:24GiB``, ``vulkan:nvidia:24GiB``), or the memory of a Mac (``metal:64GiB``), of which its GPU has what macOS lets it use.
     Before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the latter, a GPU of the catalogue
     has free what an idle one leaves, and any other all of its memory. ``none``, alone, is a machine without a GPU.
 
@@ -123,6 +129,12 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
         )
         numbers[prefix] += 1
     return tuple(devices)
+
+
+def parse_twin(text: str) -> tuple[str, int]:
+    """Profile and compute capability of ``cuda:8.9``. Raises ``UsageError``."""
+    kind = _parse_profile(f"{text}:1MiB")
+    return kind.profile, kind.compute_capability
 
 
 def _parse(spec: str) -> tuple[int, _Kind]:
@@ -185,20 +197,44 @@ def _parse_profile(body: str) -> _Kind:
     parts = [part.strip() for part in body.split(":")]
     if parts[0].lower() not in PROFILES:
         raise UsageError(f"unknown profile {parts[0]!r}; there is {', '.join(PROFILES)}")
-    if parts[0].lower() == "vulkan":
+    profile = parts[0].lower()
+    if profile == "vulkan":
         return _parse_vulkan(parts[1:])
-    if parts[0].lower() == "metal":
+    if profile == "metal":
         return _parse_metal(parts[1:])
     if len(parts) != 3:
-        raise UsageError("write profile, compute capability and memory, such as cuda:8.9:24GiB")
-    profile, text, size = parts[0].lower(), parts[1], parse_size(parts[2])
+        raise UsageError(
+            "write profile, architecture and memory, such as rocm:gfx1100:24GiB"
+            if profile == "rocm"
+            else "write profile, compute capability and memory, such as cuda:8.9:24GiB"
+        )
+    text, size = parts[1], parse_size(parts[2])
+    parse = _architecture if profile == "rocm" else _compute_capability
+    return _Kind(f"virtual {_PREFIXES[profile]} GPU {text}", profile, parse(text), size, size)
+
+
+def _compute_capability(text: str) -> int:
     try:
-        compute_capability = catalogue.capability(text)
+        number = catalogue.capability(text)
     except ValueError:
-        raise UsageError(f"{text!r} is no compute capability; write one such as 8.9") from None
-    if compute_capability < OLDEST_CUDA:
+        number = catalogue.AMD_OFFSET
+    if number >= catalogue.AMD_OFFSET:
+        raise UsageError(f"{text!r} is no compute capability; write one such as 8.9")
+    if number < OLDEST_CUDA:
         raise UsageError(f"compute capability {text} is older than llama.cpp's CUDA backend supports (5.0)")
-    return _Kind(f"virtual {profile.upper()} GPU {text}", profile, compute_capability, size, size)
+    return number
+
+
+def _architecture(text: str) -> int:
+    try:
+        number = catalogue.capability(text.lower())
+    except ValueError:
+        number = 0
+    if number < catalogue.AMD_OFFSET:
+        raise UsageError(f"{text!r} is no architecture of AMD's; write one such as gfx1100, as rocminfo shows it")
+    if number < OLDEST_ROCM:
+        raise UsageError(f"{text} is older than llama.cpp's HIP backend supports (gfx803)")
+    return number
 
 
 def _parse_vulkan(parts: list[str]) -> _Kind:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Params
+from fitter.machine.catalogue import CatalogueGpu
 from fitter.output.arguments import arguments
+from fitter.output.units import capability_text
+from fitter.planning.calibration import Calibration
 from fitter.planning.inspection import Inspection
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData
 
@@ -49,6 +53,79 @@ def devices_to_dict(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> dict[s
             for device in devices
         ],
         "host": {"description": host.description, "total": host.total, "free": host.free},
+    }
+
+
+def catalogue_to_dict(gpus: Iterable[CatalogueGpu]) -> dict[str, Any]:
+    """What ``fitter devices --catalogue`` shows; ``usable`` is ``null`` where nobody published it."""
+    return {
+        "schema": SCHEMA,
+        "gpus": [
+            {
+                "name": gpu.key,
+                "description": gpu.description,
+                "profile": gpu.profile,
+                "compute_capability": capability_text(gpu.compute_capability),
+                "total": gpu.total,
+                "usable": gpu.usable,
+                "free": gpu.free,
+                "sources": {
+                    "compute_capability": gpu.sources.compute_capability,
+                    "total": gpu.sources.total,
+                    "usable": gpu.sources.usable,
+                    "free": gpu.sources.free,
+                },
+            }
+            for gpu in gpus
+        ],
+    }
+
+
+def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
+    """What ``fitter calibrate`` found; ``context`` and ``outside`` are ``null`` where the device cannot tell."""
+    return {
+        "schema": SCHEMA,
+        "exact": calibration.is_exact,
+        "devices": [
+            {
+                "name": device.info.name,
+                "description": device.info.description,
+                "backend": device.info.backend,
+                "total": device.info.total,
+                "free": device.info.free,
+                "twin": None
+                if device.twin is None
+                else {
+                    "profile": device.twin.profile,
+                    "compute_capability": capability_text(device.twin.compute_capability)
+                    if device.twin.compute_capability
+                    else None,
+                },
+                "context": device.context,
+                "outside": device.outside,
+                "margin": device.margin,
+            }
+            for device in calibration.devices
+        ],
+        "comparisons": [
+            {
+                "devices": list(comparison.devices),
+                "between": comparison.between,
+                "loads": comparison.loads,
+                "differences": [
+                    {
+                        "model": difference.model,
+                        "configuration": difference.configuration,
+                        "what": difference.what,
+                        "real": difference.real,
+                        "other": difference.other,
+                    }
+                    for difference in comparison.differences
+                ],
+            }
+            for comparison in calibration.comparisons
+        ],
+        "stored": None if calibration.stored is None else str(calibration.stored),
     }
 
 

@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
-from fitter.output.units import dummy_loads, human, mib
+from fitter.machine.catalogue import CatalogueGpu
+from fitter.output.units import capability_text, dummy_loads, human, mib
+from fitter.planning.calibration import Calibration, Comparison
 from fitter.planning.inspection import Inspection
 from fitter.planning.plan import DeviceUse, HostUse, PlanData
 
@@ -61,6 +63,89 @@ def devices_table(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> Renderab
         kind = f"{device.type}, virtual" if device.virtual else device.type
         table.add_row(device.name, mib(device.total), mib(device.free), kind, device.backend, device.description)
     table.add_row("host", mib(host.total), mib(host.free), host.type, host.backend, host.description)
+    return table
+
+
+def catalogue_table(gpus: Iterable[CatalogueGpu]) -> RenderableType:
+    """The GPUs that ``--gpu`` knows by name, and below them where each figure is from."""
+    gpus = tuple(gpus)
+    sources: dict[str, int] = {}
+    table = _table("GPU", "capability", "MiB: total", "usable", "free")
+    table.add_column("profile")
+    table.add_column("sources", no_wrap=True)
+    for gpu in gpus:
+        cited = (gpu.sources.compute_capability, gpu.sources.total, gpu.sources.usable, gpu.sources.free)
+        numbers = (sources.setdefault(source, len(sources) + 1) if source else "-" for source in cited)
+        table.add_row(
+            gpu.key,
+            capability_text(gpu.compute_capability),
+            mib(gpu.total),
+            mib(gpu.usable),
+            mib(gpu.free),
+            gpu.profile,
+            " ".join(map(str, numbers)),
+        )
+    notes = [
+        "total: the card's memory. usable: what the driver leaves of it. free: what an idle card leaves to llama.cpp.",
+        "sources: of capability, total, usable and free, by number:",
+    ]
+    listing = [Text(f"{number:>3}  {source}", overflow="fold") for source, number in sources.items()]
+    return Group(table, Text(), *map(Text, notes), *listing)
+
+
+def calibration_table(calibration: Calibration) -> RenderableType:
+    """What ``fitter calibrate`` found: the devices, the comparisons, every number that differs."""
+    devices = _table("device", "MiB: total", "free", "context", "outside", "margin")
+    devices.add_column("twin")
+    devices.add_column("description", overflow="fold")
+    for device in calibration.devices:
+        info, twin = device.info, device.twin
+        sizes = (info.total, info.free, device.context, device.outside, device.margin)
+        profile = "-" if twin is None else twin.profile
+        if twin is not None and twin.compute_capability:
+            profile += f" {capability_text(twin.compute_capability)}"
+        devices.add_row(info.name, *map(mib, sizes), profile, info.description)
+    parts: list[RenderableType] = [
+        devices,
+        Text(
+            "context: what a process takes by using the device at all. outside: what a loaded model takes beyond\n"
+            "llama.cpp's own bytes and what was free to it before. margin: what a fit leaves by default."
+        ),
+        Text(),
+    ]
+    parts += [Text(_comparison(comparison)) for comparison in calibration.comparisons]
+    if not calibration.is_exact:
+        parts += [Text(), _differences(calibration)]
+    if calibration.stored is not None:
+        parts += [Text(), Text(f"kept in {calibration.stored}", overflow="fold")]
+    return Group(*parts)
+
+
+def _comparison(comparison: Comparison) -> str:
+    names = ",".join(comparison.devices)
+    sides = {
+        "twin": f"{names} and virtual twin{'s' * (len(comparison.devices) > 1)}",
+        "real load": f"{names}, loaded for real and as a dummy",
+    }
+    differing = {(difference.model, difference.configuration) for difference in comparison.differences}
+    loads = "1 load" if comparison.loads == 1 else f"{comparison.loads} loads"
+    verdict = f"bytes differ in {len(differing)}" if differing else "no byte differs"
+    return f"{sides[comparison.between]}: {loads}, {verdict}"
+
+
+def _differences(calibration: Calibration) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("devices", "against", "model", "configuration", "what"):
+        table.add_column(column, overflow="fold")
+    for column in ("bytes: real", "other", "difference"):
+        table.add_column(column, justify="right", overflow="fold")
+    for comparison in calibration.comparisons:
+        for found in comparison.differences:
+            more = (
+                f"{found.other - found.real:+d}" if isinstance(found.real, int) and isinstance(found.other, int) else ""
+            )
+            where = (",".join(comparison.devices), comparison.between, found.model, found.configuration, found.what)
+            table.add_row(*where, str(found.real), str(found.other), more)
     return table
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fitter.machine.catalogue import AMD_OFFSET
+
 MIB = 1024 * 1024
 
 
@@ -13,6 +15,13 @@ def from_mib(mib: int) -> int:
 def mib(size: int | None) -> str:
     """``size`` bytes in whole MiB, rounded down as llama.cpp's own tools do; ``-`` where there is no limit."""
     return "-" if size is None else str(size // MIB)
+
+
+def capability_text(compute_capability: int) -> str:
+    """890 as ``8.9``, and ggml's number of an AMD architecture as ``gfx1100``."""
+    if compute_capability >= AMD_OFFSET:
+        return f"gfx{compute_capability - AMD_OFFSET:x}"
+    return f"{compute_capability // 100}.{compute_capability % 100 // 10}"
 
 
 def dummy_loads(count: int) -> str:

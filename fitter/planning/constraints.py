@@ -39,14 +39,16 @@ def expert_overrides(cpu_moe: bool, n_cpu_moe: int | None) -> tuple[TensorBuftOv
     return ()
 
 
-def device_limits(devices: Sequence[DeviceInfo], margin: int | Sequence[int] | None) -> tuple[DeviceLimit, ...]:
-    """Devices with the margin of each: one for all, or one per device.
+def device_limits(
+    devices: Sequence[DeviceInfo], margin: int | Sequence[int] | None, defaults: Sequence[int] | None = None
+) -> tuple[DeviceLimit, ...]:
+    """Devices with the margin of each: one for all, or one per device; without a word of the user's, ``defaults``.
 
     Raises ``UsageError`` for a negative margin, one that the user set larger than the device, or a list of the wrong
     length.
     """
     if margin is None:
-        margins = [DEFAULT_MARGIN] * len(devices)
+        margins = [DEFAULT_MARGIN] * len(devices) if defaults is None else list(defaults)
     elif isinstance(margin, int):
         margins = [margin] * len(devices)
     elif len(margin) == 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from fitter.errors import LlamaCppCrashError
 from fitter.llama.types import MAX_USED_DEVICES, Breakdown, Params
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import HOST, Unit, between, units_of
@@ -18,6 +19,7 @@ from fitter.planning.request import DeviceLimit, Measure, Record, Request
 _MAX_CORRECTIONS = 12
 _MAX_CONTEXTS = 40
 _MAX_FILLS = 8
+_MAX_CRASHES = 8
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,10 @@ def search(request: Request, measure: Measure, record: Record) -> Trial:
         useless = idle or [device for device in attempt.devices if device.name in lacking]
         if not useless:
             break
-        if not trial.fits or len(idle) == len(attempt.devices):
-            # where nothing is gained by all of them, fewer may still do
+        if len(idle) == len(attempt.devices):
+            # where nothing is gained by all of them, fewer may still do: they need smaller compute buffers
+            useless = sorted(idle, key=lambda device: device.target)[: (len(idle) + 1) // 2]
+        elif not trial.fits:
             useless = [min(useless, key=lambda device: device.target)]
         kept = tuple(device for device in attempt.devices if device not in useless)
         if not kept and "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0:
@@ -208,7 +212,10 @@ class _Attempt:
             if placement is None or placement in seen:
                 break
             seen.add(placement)
-            trial = self.trial(placement, n_ctx)
+            try:
+                trial = self.trial(placement, n_ctx)
+            except LlamaCppCrashError:
+                continue
             if trial.fits and (best is None or trial.weights > best.weights):
                 best = trial
         return best
@@ -236,8 +243,9 @@ class _Attempt:
         return self.settle(n_ctx, True, self._whole(n_ctx)) or self._partial(n_ctx)
 
     def _with_context(self) -> Trial | None:
-        low, high = self.request.n_ctx_min, self.request.n_ctx_max
-        top = self.trial(self._default(), high)
+        low = self.request.n_ctx_min
+        top = self._top()
+        high = top.params.n_ctx
         if top.fits:
             return top
         if trial := self.settle(high, True, self._whole(high)):
@@ -255,9 +263,32 @@ class _Attempt:
                 return best
         return self._partial(floor) or best or (self._partial(low) if floor > low else None)
 
-    def _on_host(self) -> Trial | None:
+    def _top(self) -> Trial:
+        """The default at the largest context that llama.cpp survives.
+
+        It aborts, for one, where the cache of a layer is larger than a tensor may be on the device.
+        """
         low, high = self.request.n_ctx_min, self.request.n_ctx_max
-        top = self.trial(self._default(), high)
+        try:
+            return self.trial(self._default(), high)
+        except LlamaCppCrashError:
+            if low == high:
+                raise
+        best, too_large, step = self.trial(self._default(), low), high, self.request.alignment
+        for _ in range(_MAX_CRASHES):
+            n_ctx = (best.params.n_ctx + too_large) // 2 // step * step
+            if n_ctx <= best.params.n_ctx:
+                break
+            try:
+                best = self.trial(self._default(), n_ctx)
+            except LlamaCppCrashError:
+                too_large = n_ctx
+        return best
+
+    def _on_host(self) -> Trial | None:
+        low = self.request.n_ctx_min
+        top = self._top()
+        high = top.params.n_ctx
         if top.fits or low == high:
             return top
         bottom = self.trial(self._default(), low)

@@ -160,6 +160,18 @@ def test_devices() -> None:
     assert "host" in fitter("devices").stdout
 
 
+def test_catalogue() -> None:
+    gpus = {gpu["name"]: gpu for gpu in json.loads(fitter("devices", "--catalogue", "--json").stdout)["gpus"]}
+    card = gpus["rtx-4090"]
+    assert (card["profile"], card["compute_capability"], card["total"]) == ("cuda", "8.9", 24564 * MIB)
+    assert (card["usable"], card["free"]) == (24077 * MIB, 23608 * MIB)
+    assert all("https://" in source for source in card["sources"].values())
+    lines = fitter("devices", "--catalogue").stdout.splitlines()
+    assert [line.split()[0] for line in lines[1 : 1 + len(gpus)]] == list(gpus)
+    both = fitter("devices", "--catalogue", "--gpu", "24GiB")
+    assert (both.returncode, both.stdout, both.stderr.count("\n")) == (2, "", 1)
+
+
 def test_inspect_adds_up(tiny: Path) -> None:
     document = json.loads(fitter("inspect", str(tiny), "-c", "1024", "--json").stdout)
     assert document["n_ctx"] == 1024

@@ -161,7 +161,7 @@ def test_a_name_that_is_not_there(worker: Worker, models: dict[str, Path], param
 CARD = cards(8)[0]
 
 INVALID = {
-    "profile": (replace(CARD, profile="voodoo"), "device 1: unknown profile 'voodoo' (known: cuda, vulkan, "),
+    "profile": (replace(CARD, profile="voodoo"), "device 1: unknown profile 'voodoo' (known: cuda, rocm, vulkan, "),
     "no name": (replace(CARD, name=""), "device 1: the name must have 1 to 60 characters"),
     "name that separates": (replace(CARD, name="a b"), "device 1: the name 'a b' may hold letters"),
     "name of the host": (replace(CARD, name="CPU"), "device 1: the name 'CPU' is taken by the host"),

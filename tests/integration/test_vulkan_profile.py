@@ -14,7 +14,7 @@ from fitter.machine.gpu import VULKAN_DRIVERS, parse_gpus
 from tests import shapes, vulkan_reference
 from tests.vulkan_reference import Load
 
-SAMPLE = 4
+SAMPLE = 6
 """One row of so many is compared in the quick test."""
 
 

@@ -1,5 +1,7 @@
 """``python -m tests.oracle``: build the oracle, make what is in tests/data/cuda anew, compare the profile with it.
 
+With ``--rocm`` the oracle is the one for AMD's cards, and what it answers is in tests/data/rocm.
+
 The exit status is 1 if anything changed or differs."""
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from pathlib import Path
 
 from fitter.llama.library import backend_path
 from tests import cuda_reference, shapes
-from tests.oracle import operations
-from tests.oracle.build import MissingError, build
-from tests.oracle.draw import draw
+from tests.oracle import build as build_cuda
+from tests.oracle import build_hip, operations
+from tests.oracle.build import MissingError
+from tests.oracle.draw import ARCHITECTURES, CAPABILITIES, draw
 from tests.oracle.measure import Row, fill
-from tests.oracle.upstream_fit import compare
+from tests.oracle.upstream_fit import ROCM_SETS, SETS, compare
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,12 +30,19 @@ def main() -> int:
     parser.add_argument("--source", type=Path, required=True, help="the llama.cpp source tree")
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "oracle", help="where to build")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--check", action="store_true", help="leave tests/data/cuda as it is")
+    parser.add_argument("--check", action="store_true", help="leave tests/data as it is")
     parser.add_argument("--draw", type=int, metavar="N", help="first draw the second table's settings anew, N rows")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="compare the profile on N more random loads")
     parser.add_argument("--fit", action="store_true", help="compare what upstream's llama-fit-params chooses on both")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
+    parser.add_argument("--rocm", action="store_true", help="ggml-cuda as HIP compiles it, tests/data/rocm")
     options = parser.parse_args()
+    known: Sequence[int | str] = ARCHITECTURES if options.rocm else CAPABILITIES
+    tables = cuda_reference.ROCM_TABLES if options.rocm else cuda_reference.TABLES
+    drawn = tables["rocm" if options.rocm else "drawn"]
+    cards = operations.ROCM_CARDS if options.rocm else operations.CUDA_CARDS
+    stored = operations.ROCM_ANSWERS if options.rocm else operations.ANSWERS
+    build = build_hip.build if options.rocm else build_cuda.build
     try:
         library = build(options.source, options.directory, operations.LIBRARIES / "libggml-base.so.0", options.jobs)
         ops = operations.build_ops(options.source / "ggml" / "include", options.directory)
@@ -45,19 +55,19 @@ def main() -> int:
     print(f"built {library}")
 
     differences = 0
-    answers = operations.answers(ops, library)
-    if answers != operations.ANSWERS.read_text():
-        print(operations.disagreements(ops, library, backend_path()), end="")
+    answers = operations.answers(ops, library, cards)
+    if not stored.exists() or answers != stored.read_text():
+        print(operations.disagreements(ops, library, backend_path(), cards), end="")
         differences += 1
         if not options.check:
-            operations.ANSWERS.write_text(answers)
+            stored.write_text(answers)
     print(f"operations: {len(answers.splitlines())}, {'changed' if differences else 'as stored'}")
 
     if options.draw:
-        cuda_reference.write(cuda_reference.TABLES["drawn"], draw(list(shapes.SHAPES), options.draw, options.seed))
+        cuda_reference.write(drawn, draw(list(shapes.SHAPES), options.draw, options.seed, known))
     with tempfile.TemporaryDirectory() as temporary:
         models = Path(temporary)
-        for name, path in cuda_reference.TABLES.items():
+        for name, path in tables.items():
             rows = cuda_reference.read(path)
             filled = fill(rows, models, library, options.jobs)
             changed = _report(f"{name}: {len(rows)} rows, changed", "stored", rows, "now", filled)
@@ -65,12 +75,12 @@ def main() -> int:
                 cuda_reference.write(path, filled)
             differences += changed
         if options.random:
-            rows = draw(list(shapes.SHAPES), options.random, options.seed)
+            rows = draw(list(shapes.SHAPES), options.random, options.seed, known)
             real = fill(rows, models, library, options.jobs)
             ours = fill(rows, models, None, options.jobs)
             differences += _report(f"random: {len(rows)} rows, different", "oracle", real, "profile", ours)
         if options.fit:
-            count, lines = compare(models, library, options.jobs)
+            count, lines = compare(models, library, options.jobs, ROCM_SETS if options.rocm else SETS)
             print(f"llama-fit-params: {count} pairs of shape and devices, different: {len(lines)}", *lines, sep="\n  ")
             differences += len(lines)
     return int(differences > 0)

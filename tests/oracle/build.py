@@ -132,7 +132,7 @@ def compile_traps(directory: Path, objects: Sequence[Path], there: Sequence[Path
     """Everything that is called but nowhere: a function that says its name and ends the process."""
     # Symbols of ggml and the runtime, and of the C and C++ libraries that they use.
     libraries = [ctypes.CDLL(str(library)) for library in there]
-    linker = {"_GLOBAL_OFFSET_TABLE_", "__dso_handle"}
+    linker = {"_GLOBAL_OFFSET_TABLE_", "__dso_handle", "atexit"}
     defined = _symbols(objects, "--defined-only")
     missing = sorted(
         symbol

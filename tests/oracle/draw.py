@@ -1,4 +1,4 @@
-"""Random loads in the columns of the tables: any settings, on devices from Pascal to Blackwell."""
+"""Random loads in the columns of the tables: any settings, on devices from Pascal to Blackwell, or Vega to RDNA4."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import random
 from collections.abc import Sequence
 
 CAPABILITIES = (60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121)
+ARCHITECTURES = (
+    *("gfx900", "gfx906", "gfx908", "gfx90a", "gfx90c", "gfx942", "gfx950"),
+    *("gfx1010", "gfx1030", "gfx1100", "gfx1101", "gfx1151", "gfx1200", "gfx1201"),
+)
 _TYPES = ("f16",) * 6 + ("q8_0",) * 4 + ("q4_0",) * 3 + ("bf16", "f32", "q4_1", "q5_0", "q5_1", "iq4_nl")
 _N_UBATCH = (1, 2, 3, 4, 8, 16, 31, 32, 33, 64, 128, 512, 512, 1024, 2048, 4096)
 _N_CTX = (256, 512, 1000, 2048, 4096, 5000, 8192, 32768, 65536, 131072)
@@ -35,26 +39,32 @@ _ON_EACH = 12
 """Loads on the same devices: another set of them is another process."""
 
 
-def draw(models: Sequence[str], count: int, seed: int) -> list[dict[str, str]]:
-    """``count`` rows without results. The same seed draws the same rows."""
+def draw(
+    models: Sequence[str], count: int, seed: int, known: Sequence[int | str] = CAPABILITIES
+) -> list[dict[str, str]]:
+    """``count`` rows without results, on devices of the ``known`` ones. The same seed draws the same rows."""
     chance = random.Random(seed)
     rows: list[dict[str, str]] = []
     while len(rows) < count:
-        capabilities = _capabilities(chance)
+        capabilities = _capabilities(chance, known)
         environment = chance.choice(_ENVIRONMENTS) if chance.random() < 0.35 else ""
         for _ in range(min(_ON_EACH, count - len(rows))):
-            rows.append({"environment": environment} | _row(chance, models, capabilities))
+            row = {"environment": environment} | _row(chance, models, capabilities)
+            if "GRAPH_OPT" in environment and chance.random() < 0.8:
+                # It is about graphs of one token, which decide the bytes only where there are no others.
+                row |= {"n_ubatch": "1", "n_seq_max": "1"}
+            rows.append(row)
     return rows
 
 
-def _capabilities(chance: random.Random) -> list[int]:
+def _capabilities(chance: random.Random, known: Sequence[int | str]) -> list[int | str]:
     count = chance.choice((1, 1, 2, 2, 3, 4))
-    one = chance.choice(CAPABILITIES)
+    one = chance.choice(known)
     same = chance.random() < 0.5
-    return [one if same else chance.choice(CAPABILITIES) for _ in range(count)]
+    return [one if same else chance.choice(known) for _ in range(count)]
 
 
-def _row(chance: random.Random, models: Sequence[str], capabilities: Sequence[int]) -> dict[str, str]:
+def _row(chance: random.Random, models: Sequence[str], capabilities: Sequence[int | str]) -> dict[str, str]:
     def maybe(probability: float) -> str:
         return str(int(chance.random() < probability))
 

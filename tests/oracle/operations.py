@@ -1,21 +1,27 @@
-"""What a backend says about random operations (ops.cpp), on devices from Pascal to Blackwell."""
+"""What a backend says about random operations (ops.cpp), on devices from Pascal to Blackwell, or of AMD."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import llama_cpp
 
 from fitter.llama.client import describe
 from fitter.llama.types import VirtualDevice
+from tests.cuda_reference import card
+from tests.oracle.draw import ARCHITECTURES
 
 HERE = Path(__file__).resolve().parent
 ANSWERS = HERE.parent / "data" / "cuda" / "operations.txt"
+ROCM_ANSWERS = HERE.parent / "data" / "rocm" / "operations.txt"
 LIBRARIES = Path(llama_cpp.__file__).parent / "lib"
 
-_CAPABILITIES = (600, 610, 700, 720, 750, 800, 860, 890, 900, 1000, 1200, 1210)
+_CAPABILITIES = (60, 61, 70, 72, 75, 80, 86, 89, 90, 100, 120, 121)
+CUDA_CARDS = tuple(card(i, str(number)) for i, number in enumerate(_CAPABILITIES))
+ROCM_CARDS = tuple(card(i, text) for i, text in enumerate(ARCHITECTURES))
 _COUNT, _SEED = 300_000, 1
 
 
@@ -29,18 +35,17 @@ def build_ops(ggml_headers: Path, directory: Path) -> Path:
     return program
 
 
-def answers(program: Path, backend: Path) -> str:
+def answers(program: Path, backend: Path, cards: Sequence[VirtualDevice] = CUDA_CARDS) -> str:
     """A line per operation: how often it was asked about, how often the answer was yes, a digest of all answers."""
-    return _run(program, backend)
+    return _run(program, cards, backend)
 
 
-def disagreements(program: Path, one: Path, other: Path) -> str:
+def disagreements(program: Path, one: Path, other: Path, cards: Sequence[VirtualDevice] = CUDA_CARDS) -> str:
     """The questions that two backends answer differently, and how many there are."""
-    return _run(program, one, other)
+    return _run(program, cards, one, other)
 
 
-def _run(program: Path, *backends: Path) -> str:
-    cards = [VirtualDevice(f"CUDA{i}", "Card", "cuda", cc, 2**40, 2**40) for i, cc in enumerate(_CAPABILITIES)]
+def _run(program: Path, cards: Sequence[VirtualDevice], *backends: Path) -> str:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GGML_")}
     variables |= {"FITTER_CUDART_DEVICES": describe(cards), "FITTER_DEVICES": describe(cards)}
     command = [str(program), str(_COUNT), str(_SEED), *map(str, backends)]

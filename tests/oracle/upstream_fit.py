@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fitter.llama.client import describe
 from fitter.llama.types import VirtualDevice
+from fitter.machine.catalogue import capability
 from tests import shapes
 from tests.cuda_reference import write_model
 from tests.upstream import environment, fit_command
@@ -24,19 +26,27 @@ SETS: tuple[tuple[tuple[int, int], ...], ...] = (
     tuple((900, 80000) for _ in range(8)),
 )
 
+ROCM_SETS: tuple[tuple[tuple[str, int], ...], ...] = (
+    (("gfx1030", 5800),),
+    (("gfx1100", 24400),),
+    (("gfx1201", 16000), ("gfx1100", 24400)),
+    (("gfx906", 32600), ("gfx906", 32600)),
+    (("gfx1151", 96000),),
+    tuple(("gfx942", 190000) for _ in range(8)),
+)
 
-def compare(models: Path, oracle: Path, jobs: int = 2) -> tuple[int, list[str]]:
+
+def compare(
+    models: Path, oracle: Path, jobs: int = 2, sets: Sequence[Sequence[tuple[int | str, int]]] = SETS
+) -> tuple[int, list[str]]:
     """How many pairs of shape and devices were tried, and a line for each that differs."""
-    pairs = list(itertools.product(shapes.SHAPES, SETS))
+    pairs = list(itertools.product(shapes.SHAPES, sets))
     for shape in shapes.SHAPES:
         write_model(shape, models)
 
-    def one(pair: tuple[str, tuple[tuple[int, int], ...]]) -> str | None:
+    def one(pair: tuple[str, Sequence[tuple[int | str, int]]]) -> str | None:
         shape, cards = pair
-        devices = tuple(
-            VirtualDevice(f"CUDA{i}", "Card", "cuda", capability, free * MIB, free * MIB)
-            for i, (capability, free) in enumerate(cards)
-        )
+        devices = tuple(_device(i, kind, free * MIB) for i, (kind, free) in enumerate(cards))
         command = fit_command(write_model(shape, models), devices)
         profile = environment(devices)
         real = {**profile, "GGML_BACKEND_PATH": str(oracle), "FITTER_CUDART_DEVICES": describe(devices)}
@@ -45,6 +55,12 @@ def compare(models: Path, oracle: Path, jobs: int = 2) -> tuple[int, list[str]]:
 
     with ThreadPoolExecutor(jobs) as pool:
         return len(pairs), [line for line in pool.map(one, pairs) if line is not None]
+
+
+def _device(index: int, kind: int | str, free: int) -> VirtualDevice:
+    if isinstance(kind, str):
+        return VirtualDevice(f"ROCm{index}", "Card", "rocm", capability(kind), free, free)
+    return VirtualDevice(f"CUDA{index}", "Card", "cuda", kind, free, free)
 
 
 def _run(command: list[str], variables: dict[str, str]) -> tuple[int, str]:

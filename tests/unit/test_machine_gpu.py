@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -117,10 +119,7 @@ VULKAN = {
     "memory": (["vulkan:24GiB"], [("Vulkan0", "virtual Vulkan GPU", "vulkan", 24 * GIB, 24 * GIB)]),
     "a driver": (
         ["2x vulkan:nvidia:24GiB:free=20GiB"],
-        [
-            (f"Vulkan{i}", "virtual Vulkan GPU (NVIDIA's driver)", "vulkan-nvidia", 24 * GIB, 20 * GIB)
-            for i in range(2)
-        ],
+        [(f"Vulkan{i}", "virtual Vulkan GPU (NVIDIA's driver)", "vulkan-nvidia", 24 * GIB, 20 * GIB) for i in range(2)],
     ),
     "in capitals": (
         ["Vulkan:RADV:1GiB"],
@@ -165,6 +164,31 @@ def test_vulkan_gpus(specs: list[str], devices: list[tuple[str, str, str, int, i
 
 
 @pytest.mark.parametrize(
+    ("spec", "description", "number"),
+    [
+        ("rocm:gfx1100:24GiB", "virtual ROCm GPU gfx1100", 0x1001100),
+        ("rocm:gfx90a:64GiB", "virtual ROCm GPU gfx90a", 0x100090A),
+        ("ROCm:GFX90A:64GiB", "virtual ROCm GPU GFX90A", 0x100090A),
+        ("rocm:gfx803:8GiB", "virtual ROCm GPU gfx803", 0x1000803),
+        ("rx-7900-xtx", "AMD Radeon RX 7900 XTX", 0x1001100),
+        ("AMD Radeon RX 7900 XTX", "AMD Radeon RX 7900 XTX", 0x1001100),
+        ("AMD Radeon PRO W7900", "AMD Radeon PRO W7900", 0x1001100),
+        ("mi300x", "AMD Instinct MI300X", 0x1000942),
+        ("strix-halo", "AMD Radeon 8060S", 0x1001151),
+    ],
+)
+def test_gpus_of_amd(spec: str, description: str, number: int) -> None:
+    (device,) = parse_gpus([spec])
+    assert (device.name, device.profile) == ("ROCm0", "rocm")
+    assert (device.description, device.compute_capability) == (description, number)
+
+
+def test_every_backend_numbers_its_own_devices() -> None:
+    devices = parse_gpus(["rtx-4090", "2x mi210", "rtx-3090"])
+    assert [device.name for device in devices] == ["CUDA0", "ROCm0", "ROCm1", "CUDA1"]
+
+
+@pytest.mark.parametrize(
     ("specs", "says"),
     [
         pytest.param(["rtx-4099"], "unknown GPU; did you mean rtx-4090", id="a slip"),
@@ -186,6 +210,13 @@ def test_vulkan_gpus(specs: list[str], devices: list[tuple[str, str, str, int, i
         pytest.param(["cuda:8.9:24GiB:x"], "write profile, compute capability and memory", id="too much"),
         pytest.param(["cuda:89:24GiB"], "'89' is no compute capability", id="no point"),
         pytest.param(["cuda:4.9:24GiB"], "older than llama.cpp", id="too old"),
+        pytest.param(["cuda:gfx1100:24GiB"], "'gfx1100' is no compute capability", id="AMD's"),
+        pytest.param(["rocm:8.9:24GiB"], "'8.9' is no architecture of AMD's", id="NVIDIA's"),
+        pytest.param(["rocm:1100:24GiB"], "'1100' is no architecture of AMD's", id="no gfx"),
+        pytest.param(["rocm:gfx11:24GiB"], "'gfx11' is no architecture of AMD's", id="too short"),
+        pytest.param(["rocm:gfx11000:24GiB"], "'gfx11000' is no architecture of AMD's", id="too long"),
+        pytest.param(["rocm:gfx802:24GiB"], "older than llama.cpp", id="too old an architecture"),
+        pytest.param(["rocm:gfx1100"], "write profile, architecture and memory", id="no memory, AMD"),
         pytest.param(["abacus:1.0:24GiB"], "unknown profile 'abacus'", id="unknown profile"),
         pytest.param(["vulkan:24"], "has no unit", id="Vulkan without a unit"),
         pytest.param(["vulkan:voodoo:24GiB"], "unknown Vulkan driver 'voodoo'; there is", id="unknown driver"),
@@ -241,17 +272,58 @@ def test_gpu_round_trip(count: int, a: int, b: int, capability: int) -> None:
 def test_a_card_of_the_catalogue_is_a_device(key: str) -> None:
     card = catalogue.gpus()[key]
     (device,) = parse_gpus([key])
-    assert device == _device("CUDA0", card.description, card.compute_capability, card.total, card.free)
-    assert card.source
+    name = {"cuda": "CUDA0", "rocm": "ROCm0"}[card.profile]
+    figures = (card.compute_capability, card.total, card.free)
+    assert device == VirtualDevice(name, card.description, card.profile, *figures)
+    assert card.sources.total
     assert key == key.lower()
     # no driver leaves all of a card, and none takes a tenth of it
     assert 0.9 * card.total < card.free < card.total
-    assert 600 <= card.compute_capability <= 1210
+    lowest, highest = {"cuda": (600, 1210), "rocm": (0x1000906, 0x1001201)}[card.profile]
+    assert lowest <= card.compute_capability <= highest
 
 
 def test_the_catalogue_is_of_use() -> None:
     assert len(catalogue.gpus()) >= 30
     assert {card.compute_capability for card in catalogue.gpus().values()} >= {610, 700, 750, 800, 860, 890, 900, 1200}
+
+
+@pytest.mark.parametrize("key", list(catalogue.gpus()))
+def test_every_figure_of_the_catalogue_has_a_source(key: str) -> None:
+    card = catalogue.gpus()[key]
+    sources = card.sources
+    for source in (sources.compute_capability, sources.total, *filter(None, [sources.usable])):
+        assert re.search(r"https://[a-z.]+/\S+", source), "a page that can be opened"
+    assert sources.compute_capability.startswith({"cuda": "NVIDIA, ", "rocm": "AMD, "}[card.profile])
+    assert ("nominal" in sources.total) <= (card.total % (1024 * MIB) == 0 or card.total % (512 * MIB) == 0)
+    assert (card.usable is None) == (sources.usable is None)
+    assert card.free <= (card.usable or card.total) <= card.total
+    if "https://" not in sources.free:
+        assert sources.free.startswith("estimated: 96% of the total")
+        assert card.free == int(card.total // MIB * catalogue.default().free_fraction) * MIB
+
+
+KNOWN = {
+    # MiB: total, what the driver leaves of it, free beside a context
+    "rtx-4090": (24564, 24077, 23608),
+    "rtx-3090": (24576, 24124, 23860),
+    "rtx-6000-ada": (49140, 48508, 48073),
+    "h200": (143771, 143149, 138020),
+    "rtx-5090": (32607, None, 31302),
+}
+
+
+@pytest.mark.parametrize(("key", "known"), KNOWN.items(), ids=KNOWN)
+def test_known_cards(key: str, known: tuple[int, int | None, int]) -> None:
+    card = catalogue.gpus()[key]
+    assert (card.total // MIB, card.usable and card.usable // MIB, card.free // MIB) == known
+
+
+def test_the_default_share_is_the_smallest_known() -> None:
+    measured = [card for card in catalogue.gpus().values() if "https://" in card.sources.free]
+    assert len(measured) >= 4
+    smallest = min(card.free / card.total for card in measured)
+    assert smallest - 0.005 < catalogue.default().free_fraction <= smallest
 
 
 def test_free_is_known_or_the_default_share() -> None:

@@ -1,13 +1,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 from plans import GIB, MIB, make_plan
 
-from fitter.llama.types import Array, DeviceInfo, Params, Row, TensorBuftOverride
+from fitter.llama.types import Array, DeviceInfo, Params, Row, TensorBuftOverride, VirtualDevice
+from fitter.machine.catalogue import CatalogueGpu, Sources
 from fitter.output.arguments import arguments
-from fitter.output.json import devices_to_dict, dumps, inspection_to_dict, to_dict
+from fitter.output.json import (
+    calibration_to_dict,
+    catalogue_to_dict,
+    devices_to_dict,
+    dumps,
+    inspection_to_dict,
+    to_dict,
+)
+from fitter.planning.calibration import Calibration, Comparison, DeviceCalibration, Difference
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.plan import ModelSummary, Problem
 
@@ -110,6 +121,79 @@ def test_devices() -> None:
         ],
         "host": {"description": "Processor", "total": 32 * GIB, "free": 30 * GIB},
     }
+
+
+def test_catalogue() -> None:
+    sources = Sources("a page", "a log", None, "estimated")
+    card = CatalogueGpu("card-8gb", "Card", "cuda", 1210, 8 * GIB, None, 7 * GIB, sources)
+    assert catalogue_to_dict([card]) == {
+        "schema": 1,
+        "gpus": [
+            {
+                "name": "card-8gb",
+                "description": "Card",
+                "profile": "cuda",
+                "compute_capability": "12.1",
+                "total": 8 * GIB,
+                "usable": None,
+                "free": 7 * GIB,
+                "sources": {"compute_capability": "a page", "total": "a log", "usable": None, "free": "estimated"},
+            }
+        ],
+    }
+
+
+CARD = DeviceInfo("CUDA0", "Card", "gpu", "CUDA", 8 * GIB, 7 * GIB, buffer_type="CUDA0")
+CALIBRATION = Calibration(
+    devices=(
+        DeviceCalibration(CARD, VirtualDevice("CUDA0", "Card", "cuda", 890, 8 * GIB, 7 * GIB), 400 * MIB, 600 * MIB),
+        DeviceCalibration(replace(CARD, name="RPC0", backend="RPC"), None, None, None),
+    ),
+    comparisons=(
+        Comparison(
+            ("CUDA0",),
+            "twin",
+            96,
+            (
+                Difference("dense", "defaults", "CUDA0 compute", 5, 3),
+                Difference("dense", "defaults", "CUDA_Host model", 5, 7),
+                Difference("dense", "long", "load", "loads", "no memory"),
+            ),
+        ),
+        Comparison(("CUDA0",), "real load", 1, ()),
+    ),
+    stored=Path("kept.json"),
+)
+
+
+def test_calibration() -> None:
+    document = calibration_to_dict(CALIBRATION)
+    assert (document["schema"], document["exact"], document["stored"]) == (1, False, "kept.json")
+    card, server = document["devices"]
+    assert card == {
+        "name": "CUDA0",
+        "description": "Card",
+        "backend": "CUDA",
+        "total": 8 * GIB,
+        "free": 7 * GIB,
+        "twin": {"profile": "cuda", "compute_capability": "8.9"},
+        "context": 400 * MIB,
+        "outside": 600 * MIB,
+        "margin": 1112 * MIB,
+    }
+    assert (server["twin"], server["context"], server["outside"], server["margin"]) == (None, None, None, GIB)
+    first, second = document["comparisons"]
+    assert (first["devices"], first["between"], first["loads"]) == (["CUDA0"], "twin", 96)
+    assert first["differences"][0] == {
+        "model": "dense",
+        "configuration": "defaults",
+        "what": "CUDA0 compute",
+        "real": 5,
+        "other": 3,
+    }
+    assert second == {"devices": ["CUDA0"], "between": "real load", "loads": 1, "differences": []}
+    exact = calibration_to_dict(replace(CALIBRATION, comparisons=CALIBRATION.comparisons[1:], stored=None))
+    assert (exact["exact"], exact["stored"]) == (True, None)
 
 
 INSPECTION = Inspection(

@@ -4,9 +4,10 @@ import io
 
 import pytest
 from plans import GIB, MIB, make_plan
-from test_output_json import INSPECTION
+from test_output_json import CALIBRATION, INSPECTION
 
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
+from fitter.machine.catalogue import CatalogueGpu, Sources
 from fitter.output import table
 from fitter.output.progress import progress
 from fitter.planning.plan import PlanData, Problem
@@ -109,6 +110,48 @@ def test_devices() -> None:
         "CUDA0         8192   7168  gpu           CUDA     Card\n"
         "CUDA1         4096   4096  gpu, virtual  fitter   Other\n"
         "host         32768  30720  cpu           CPU      Processor\n"
+    )
+
+
+def test_catalogue() -> None:
+    out = io.StringIO()
+    one = CatalogueGpu("one", "One", "cuda", 890, 8 * GIB, None, 7 * GIB, Sources("a page", "a log", None, "estimated"))
+    two = CatalogueGpu("two", "Two", "cuda", 1210, 9 * GIB, 8 * GIB, 7 * GIB, Sources("a page", "x", "a log", "y"))
+    table.print_to(out, table.catalogue_table([one, two]))
+    assert out.getvalue() == (
+        "GPU  capability  MiB: total  usable  free  profile  sources\n"
+        "one         8.9        8192       -  7168  cuda     1 2 - 3\n"
+        "two        12.1        9216    8192  7168  cuda     1 4 2 5\n"
+        "\n"
+        "total: the card's memory. usable: what the driver leaves of it. free: what an idle card leaves to llama.cpp.\n"
+        "sources: of capability, total, usable and free, by number:\n"
+        "  1  a page\n"
+        "  2  a log\n"
+        "  3  estimated\n"
+        "  4  x\n"
+        "  5  y\n"
+    )
+
+
+def test_calibration() -> None:
+    out = io.StringIO()
+    table.print_to(out, table.calibration_table(CALIBRATION))
+    assert out.getvalue() == (
+        "device  MiB: total  free  context  outside  margin  twin      description\n"
+        "CUDA0         8192  7168      400      600    1112  cuda 8.9  Card\n"
+        "RPC0          8192  7168        -        -    1024  -         Card\n"
+        "context: what a process takes by using the device at all. outside: what a loaded model takes beyond\n"
+        "llama.cpp's own bytes and what was free to it before. margin: what a fit leaves by default.\n"
+        "\n"
+        "CUDA0 and virtual twin: 96 loads, bytes differ in 2\n"
+        "CUDA0, loaded for real and as a dummy: 1 load, no byte differs\n"
+        "\n"
+        "devices  against  model  configuration  what             bytes: real      other  difference\n"
+        "CUDA0    twin     dense  defaults       CUDA0 compute              5          3          -2\n"
+        "CUDA0    twin     dense  defaults       CUDA_Host model            5          7          +2\n"
+        "CUDA0    twin     dense  long           load                   loads  no memory\n"
+        "\n"
+        "kept in kept.json\n"
     )
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
-from fitter.llama.types import Params, TensorBuftOverride
+from fitter.errors import LlamaCppCrashError
+from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.planning.constraints import parse_overrides
 from fitter.planning.placement import merged
 from fitter.planning.request import DeviceLimit
@@ -223,3 +224,33 @@ def test_layers_that_the_user_wants_on_devices_do_not_end_on_the_host() -> None:
     trial, _ = run(DENSE, limits(10), params=Params(n_gpu_layers=5), fixed=("n_gpu_layers",))
     assert not trial.fits and trial.missing[0][0] == "CUDA0"
     assert trial.params.devices == ("CUDA0",)
+
+
+def test_many_devices_that_hold_nothing_are_given_up_quickly() -> None:
+    trial, llama = run(DENSE, limits(*([60] * 16)))
+    assert trial.fits and trial.params.devices == ()
+    assert len(llama.asked) < 25
+
+
+class CrashingLlama(SyntheticLlama):
+    """A llama.cpp that aborts where a cache is too large."""
+
+    def measure(self, params: Params) -> Breakdown:
+        if params.n_ctx > 20000:
+            self.asked.append(params)
+            raise LlamaCppCrashError("llama.cpp was ended by SIGABRT")
+        return super().measure(params)
+
+
+def test_a_context_that_llama_cpp_does_not_survive_does_not_fit() -> None:
+    devices = limits(8000)
+    llama = CrashingLlama(DENSE, devices)
+    trial = search(request(DENSE, devices), llama.measure, llama.record)
+    assert trial.fits and 19000 < trial.params.n_ctx <= 20000
+
+
+def test_a_crash_with_the_users_own_context_is_an_error() -> None:
+    devices = limits(8000)
+    llama = CrashingLlama(DENSE, devices)
+    with pytest.raises(LlamaCppCrashError):
+        search(request(DENSE, devices, params=Params(n_ctx=30000), fixed=("n_ctx",)), llama.measure, llama.record)

@@ -32,7 +32,7 @@ Answers = list[str]
 
 def main(arguments: Sequence[str]) -> int:
     """Run the comparison; the exit status is 0 if every answer is equal."""
-    parser = argparse.ArgumentParser(prog="tests.vulkan.check", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="tests.vulkan.check", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=512, help="loads to draw (512)")
     parser.add_argument("--seed", type=int, default=1, help="what they are drawn with (1)")
     parser.add_argument("--models", type=Path, help="a directory of GGUF files to compare as well")

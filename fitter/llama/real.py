@@ -1,0 +1,119 @@
+"""Loads that allocate and compute, and what only a real device's driver knows. Runs in the worker."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+from fitter.errors import LibraryError, LlamaCppError, UsageError
+from fitter.llama import binding
+from fitter.llama import library as native
+from fitter.llama.types import Breakdown, Params
+
+N_GENERATED = 4
+"""Single tokens after the prompt: ggml-cuda records a graph after the second of them."""
+
+_CU_MAJOR, _CU_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+
+
+class RealLoad:
+    """A model with a context that has computed a full micro batch and single tokens, so that all memory is taken.
+
+    Raises ``LlamaCppError`` where llama.cpp cannot load it or compute with it. ``close`` frees it.
+    """
+
+    def __init__(self, path: str, params: Params, devices: binding.Registry) -> None:
+        self._llama = native.load().llama_cpp
+        model_params = self._llama.llama_model_default_params()
+        context_params = self._llama.llama_context_default_params()
+        self._keep = binding.apply(params, model_params, context_params, devices)
+        model_params.load_mode = self._llama.LLAMA_LOAD_MODE_NONE
+        self._context: Any = None
+        self._model = self._llama.llama_model_load_from_file(os.fsencode(path), model_params)
+        if not self._model:
+            raise binding.failure(path, "llama.cpp cannot load the model")
+        try:
+            self._context = self._llama.llama_init_from_model(self._model, context_params)
+            if not self._context:
+                raise binding.failure(path, "llama.cpp cannot make a context")
+            self._compute(path, params)
+        except BaseException:
+            self.close()
+            raise
+
+    def breakdown(self) -> Breakdown:
+        """What llama.cpp counts for it."""
+        return binding.breakdown_of(self._context)
+
+    def close(self) -> None:
+        """Free the context and the model."""
+        context, self._context = self._context, None
+        model, self._model = self._model, None
+        if context:
+            self._llama.llama_free(context)
+        if model:
+            self._llama.llama_model_free(model)
+
+    def _compute(self, path: str, params: Params) -> None:
+        n_ctx = int(self._llama.llama_n_ctx(self._context)) // params.n_seq_max
+        prompt = max(1, min(params.n_ubatch, params.n_batch, n_ctx - N_GENERATED))
+        for count in (prompt, *[1] * min(N_GENERATED, n_ctx - prompt)):
+            tokens = (self._llama.llama_token * count)(*[0] * count)
+            if self._llama.llama_decode(self._context, self._llama.llama_batch_get_one(tokens, count)):
+                raise binding.failure(path, "llama.cpp cannot compute with the model")
+        self._llama.llama_synchronize(self._context)
+
+
+def add_rpc_server(endpoint: str) -> None:
+    """Make the devices of an rpc-server (``host:port``) known to ggml, as llama.cpp's ``--rpc`` does.
+
+    Raises ``LibraryError`` where libllama has no RPC, ``LlamaCppError`` where the server has no device. llama.cpp ends
+    the process where nobody answers.
+    """
+    native.load()
+    ggml = ctypes.CDLL(None)
+    for name, arguments in (
+        ("ggml_backend_reg_by_name", [ctypes.c_char_p]),
+        ("ggml_backend_reg_get_proc_address", [ctypes.c_void_p, ctypes.c_char_p]),
+        ("ggml_backend_register", [ctypes.c_void_p]),
+    ):
+        function = getattr(ggml, name)
+        function.argtypes, function.restype = arguments, ctypes.c_void_p
+    registry = ggml.ggml_backend_reg_by_name(b"RPC")
+    address = registry and ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server")
+    if not address:
+        raise LibraryError('libllama has no RPC: install llama-cpp-python with CMAKE_ARGS="-DGGML_RPC=on"')
+    if not endpoint.isascii() or ":" not in endpoint:
+        raise UsageError(f"RPC server '{endpoint}' is not of the form host:port")
+    server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)(endpoint.encode())
+    if not server:
+        raise LlamaCppError(f"the RPC server {endpoint} has no device")
+    ggml.ggml_backend_register(server)
+
+
+def compute_capabilities(devices: binding.Registry) -> dict[str, int]:
+    """Compute capability (890 for 8.9) by name of the CUDA devices, where the driver tells."""
+    known: dict[str, int] = {}
+    for device in devices.default:
+        if device.info.backend == "CUDA" and device.device_id and (found := _capability(device.device_id)):
+            known[device.info.name] = found
+    return known
+
+
+def _capability(pci_id: str) -> int | None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    # ggml puts "-v1" behind the id of a card that it shows more than once
+    pci = pci_id.split("-")[0].encode()
+    if (
+        driver.cuInit(0)
+        or driver.cuDeviceGetByPCIBusId(ctypes.byref(device), pci)
+        or driver.cuDeviceGetAttribute(ctypes.byref(major), _CU_MAJOR, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(minor), _CU_MINOR, device)
+    ):
+        return None
+    return major.value * 100 + minor.value * 10

@@ -1,0 +1,326 @@
+"""``fitter calibrate`` on a real device that any machine can have (rpc-server), and on virtual cards."""
+
+from __future__ import annotations
+
+import csv
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fitter import api
+from fitter.errors import LibraryError, LlamaCppError, UsageError
+from fitter.llama.client import Worker
+from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDevice
+from fitter.machine import calibrated
+from fitter.machine.gpu import parse_gpus
+from fitter.planning import calibration
+from tests import calibrate as script
+from tests import cuda_reference, upstream
+from tests.tiny import TINY_DENSE, write_tiny
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """An rpc-server on loopback: real buffers, real decoding, no GPU."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(upstream.tool("rpc-server")), "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[calibration.CalibrationModel, ...]:
+    return calibration.write_models(tmp_path_factory.mktemp("models"))
+
+
+def fitter(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fitter", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+# --- a real device
+
+
+def test_dummy_loads_of_a_real_device_are_exact(server: str) -> None:
+    found = api.calibrate(rpc=[server], store=False)
+    (device,) = found.devices
+    assert (device.info.name, device.info.backend, device.twin) == ("RPC0", "RPC", None)
+    # the CPU behind it always says that all of its memory is free
+    assert (device.outside, device.margin) == (None, 1024 * MIB)
+    (comparison,) = found.comparisons
+    assert (comparison.between, comparison.devices, comparison.loads) == ("real load", ("RPC0",), 2)
+    assert comparison.differences == ()
+    assert found.is_exact
+
+
+def test_the_wrong_twin_is_caught(server: str) -> None:
+    done = fitter("calibrate", "--rpc", server, "--twin", "cuda:8.6", "--no-store", "--json")
+    assert done.returncode == 4, done.stderr
+    document = json.loads(done.stdout)
+    assert document["exact"] is False
+    assert document["stored"] is None
+    assert document["devices"][0]["twin"] == {"profile": "cuda", "compute_capability": "8.6"}
+    twin, real_load = document["comparisons"]
+    loads = 4 * len(calibration.configurations())
+    assert (twin["between"], twin["loads"], real_load["differences"]) == ("twin", loads, [])
+    differing = {(each["model"], each["configuration"]) for each in twin["differences"]}
+    assert ("dense", "defaults") in differing
+    assert all(each["real"] != each["other"] for each in twin["differences"])
+
+
+def test_the_table(server: str) -> None:
+    done = fitter("calibrate", "--rpc", server, "--no-store")
+    assert done.returncode == 0, done.stderr
+    assert "RPC0, loaded for real and as a dummy: 2 loads, no byte differs\n" in done.stdout
+    assert done.stderr.startswith("fitter: warning: RPC0 has no virtual twin: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_model_of_the_users(server: str, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "mine.gguf", TINY_DENSE)
+    done = fitter("calibrate", str(path), "--rpc", server, "--twin", "cuda:8.9", "--no-store")
+    assert done.returncode == 4, done.stderr
+    loads = len(calibration.configurations())
+    assert f"RPC0 and virtual twin: {loads} loads, bytes differ in " in done.stdout
+    assert "mine.gguf" in done.stdout
+
+
+NOWHERE = {
+    "no GPU": ([], 3, "llama.cpp has no GPU here to calibrate"),
+    "no such device": (["-dev", "CUDA7"], 2, "unknown device 'CUDA7'"),
+    "no server": (["--rpc", "127.0.0.1:1"], 3, "Failed to connect to 127.0.0.1:1"),
+    "no endpoint": (["--rpc", "host"], 2, "RPC server 'host' is not of the form host:port"),
+    "no profile": (["--twin", "abacus:1.0"], 2, "unknown profile 'abacus'"),
+    "no model": (["nowhere.gguf"], 3, "llama.cpp has no GPU here to calibrate"),
+}
+
+
+@pytest.mark.parametrize(("words", "status", "message"), NOWHERE.values(), ids=NOWHERE)
+def test_one_line_says_why_not(words: Sequence[str], status: int, message: str) -> None:
+    done = fitter("calibrate", *words)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_real_load_holds_its_memory_until_it_is_let_go(
+    server: str, models: Sequence[calibration.CalibrationModel]
+) -> None:
+    with Worker(rpc=[server]) as worker:
+        params = Params(n_ctx=512, devices=("RPC0",))
+        first = worker.load(models[0].path, params)
+        again = worker.load(models[0].path, params)
+        assert first.breakdown.rows == again.breakdown.rows == worker.measure(models[0].path, params).rows
+        worker.unload()
+        worker.unload()
+        with pytest.raises(LlamaCppError, match=r"No such file|failed to open"):
+            worker.load("nowhere.gguf", params)
+        with pytest.raises(UsageError, match="unknown device"):
+            worker.load(models[0].path, replace(params, devices=("CUDA0",)))
+        assert worker.load(models[1].path, params).breakdown.on("RPC0").used > 0
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_models_of_zeros_take_the_predicted_bytes(models: Sequence[calibration.CalibrationModel], index: int) -> None:
+    params = Params(n_ctx=512, n_ubatch=64, devices=())
+    with Worker() as worker:
+        loaded = worker.load(models[index].path, params)
+        assert loaded.breakdown.rows == worker.measure(models[index].path, params).rows
+
+
+# --- virtual devices in the place of real ones
+
+CARDS = parse_gpus(["rtx-4090", "rtx-3090"])
+OUTSIDE = {"CUDA0": 300 * MIB, "CUDA1": 700 * MIB}
+CONTEXT = 470 * MIB
+
+
+class StandIn(Worker):
+    """A worker whose virtual cards pass for real ones.
+
+    A load takes its bytes and ``OUTSIDE``, each process ``CONTEXT`` from when it first asks what is free.
+    """
+
+    processes = 0
+    broken: dict[str, Any] | None = None
+
+    def __init__(self, virtual: Sequence[VirtualDevice] = (), *, rpc: Sequence[str] = (), **settings: Any) -> None:
+        super().__init__(virtual or CARDS, **settings)
+        self.is_real = not virtual
+        self.is_counted = False
+
+    def close(self) -> None:
+        StandIn.processes -= self.is_counted
+        self.is_counted = False
+        super().close()
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        infos = super().devices()
+        return tuple(replace(info, backend="CUDA", virtual=False) for info in infos) if self.is_real else infos
+
+    def memory(self) -> tuple[DeviceInfo, ...]:
+        StandIn.processes += self.is_real and not self.is_counted
+        self.is_counted = self.is_real
+        return tuple(replace(info, free=info.free - self.processes * CONTEXT) for info in self.devices())
+
+    def load(self, path: Any, params: Params) -> Loaded:
+        breakdown = self.measure(path, params)
+        names = params.devices or ()
+        return Loaded(
+            breakdown,
+            tuple(
+                replace(info, free=info.free - breakdown.on(info.name).used - OUTSIDE[info.name] * (info.name in names))
+                for info in self.memory()
+            ),
+        )
+
+    def measure(self, path: Any, params: Params) -> Breakdown:
+        found = super().measure(path, params)
+        if self.is_real and self.broken and self.broken["n_ctx"] == params.n_ctx:
+            rows = [replace(row, compute=row.compute + (row.buffer_type == "CUDA1")) for row in found.rows]
+            return replace(found, rows=tuple(rows))
+        return found
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[StandIn]:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(api, "Worker", StandIn)
+    monkeypatch.setattr(StandIn, "processes", 0)
+    return StandIn
+
+
+def test_cards_and_their_twins(stand_in: type[StandIn]) -> None:
+    steps: list[str] = []
+    found = api.calibrate(on_progress=lambda step: steps.append(step.text))
+    assert found.is_exact
+    assert [each.devices for each in found.comparisons if each.between == "twin"] == [
+        ("CUDA0",),
+        ("CUDA1",),
+        ("CUDA0", "CUDA1"),
+    ]
+    capabilities = [device.twin and device.twin.compute_capability for device in found.devices]
+    assert capabilities == [890, 860], "the catalogue knows them by what the driver calls them"
+    assert [device.context for device in found.devices] == [CONTEXT, CONTEXT]
+    assert [device.outside for device in found.devices] == [300 * MIB, 700 * MIB]
+    assert [device.margin for device in found.devices] == [1024 * MIB, (700 + 512) * MIB]
+    assert found.stored == calibrated.store_path()
+    assert "CUDA0,CUDA1: dense, defaults" in steps
+    assert "CUDA1: loading experts" in steps
+
+
+def test_a_fit_leaves_what_was_measured(stand_in: type[StandIn], tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    assert [device.margin for device in api.fit(path).devices] == [1024 * MIB] * 2
+    api.calibrate(devices=["CUDA1"])
+    assert [device.margin for device in api.fit(path).devices] == [1024 * MIB, 1212 * MIB]
+    assert [device.margin for device in api.fit(path, margin=100 * MIB).devices] == [100 * MIB] * 2
+
+
+def test_nothing_is_stored_that_is_not_to_be(stand_in: type[StandIn]) -> None:
+    found = api.calibrate(devices=["CUDA1"], store=False)
+    assert [device.info.name for device in found.devices] == ["CUDA1"]
+    assert found.stored is None
+    assert calibrated.read() == ()
+
+
+def test_one_byte_in_one_configuration_is_caught(stand_in: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stand_in, "broken", {"n_ctx": 65536})
+    found = api.calibrate(store=False)
+    assert not found.is_exact
+    differing = [(each.devices, difference) for each in found.comparisons for difference in each.differences]
+    assert {devices for devices, _ in differing} == {("CUDA1",), ("CUDA0", "CUDA1")}
+    for _, difference in differing:
+        assert (difference.configuration, difference.what) == ("long context", "CUDA1 compute")
+        assert isinstance(difference.real, int)
+        assert difference.other == difference.real - 1
+
+
+def test_without_a_device_there_is_nothing_to_calibrate() -> None:
+    with pytest.raises(LibraryError, match="has no GPU here"):
+        api.calibrate(devices=[])
+
+
+# --- rows for tests/data
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "counts"),
+    [([890], {"1"}), ([890, 860], {"1", "2"}), ([], set())],
+    ids=["one card", "two cards", "no card"],
+)
+def test_rows_that_these_cards_can_make(capabilities: list[int], counts: set[str]) -> None:
+    rows = script.wanted_rows(script.stored_rows(), capabilities)
+    assert {row["n_devices"] for row in rows} == counts
+    assert {(row["n_devices"], row["compute_capability"]) for row in rows} <= {("1", "89"), ("2", "89/86")}
+    assert len({tuple(row.values()) for row in rows}) == len(rows)
+
+
+def test_rows_are_written_as_the_others_are(tmp_path: Path) -> None:
+    rows = script.wanted_rows(script.stored_rows(), [890, 890])[::6]
+    cards = [VirtualDevice(f"CUDA{i}", "A  card, 24GB", "cuda", 890, 48 * 2**30, 47 * 2**30) for i in range(2)]
+    with Worker(cards) as worker, Worker([replace(card, total=2**42, free=2**42) for card in cards]) as other:
+        found, differing = script.run(rows, worker.measure, other.measure, worker.devices(), tmp_path)
+        assert differing == []
+        file = tmp_path / script.file_name(worker.devices())
+    assert file.name == "real-2x-a-card-24gb.csv"
+    assert len(found) == len(rows)
+    script.write_rows(file, found)
+    with file.open(newline="") as opened:
+        read = list(csv.DictReader(opened))
+    assert read == found
+    assert list(read[0]) == list(next(script.stored_rows()))
+    loads = [cuda_reference.load_of(str(number), row) for number, row in enumerate(read)]
+    assert {load.rows is None for load in loads} == {True, False}
+    for load, row in zip(loads, read, strict=True):
+        assert load.failure or (load.rows and "CUDA0" in load.rows) or row["placement"].startswith("n_gpu_layers=0")
+
+
+def test_a_twin_that_says_otherwise_is_found(tmp_path: Path) -> None:
+    rows = script.wanted_rows(script.stored_rows(), [890])[:2]
+    card = VirtualDevice("CUDA0", "Card", "cuda", 890, 2**42, 2**42)
+    with Worker([card]) as worker:
+
+        def wrong(path: Path, params: Params) -> Breakdown:
+            found = worker.measure(path, params)
+            return replace(found, rows=tuple(replace(row, compute=row.compute + 1) for row in found.rows))
+
+        found, differing = script.run(rows, worker.measure, wrong, worker.devices(), tmp_path)
+    assert [real for real, _ in differing] == found
+
+
+def test_a_row_that_needs_more_memory_than_there_is_is_left_out(tmp_path: Path) -> None:
+    def full(path: Path, params: Params) -> Breakdown:
+        raise LlamaCppError(f"{path}: failed to allocate buffer for rs cache")
+
+    rows = script.wanted_rows(script.stored_rows(), [890])[:1]
+    card = DeviceInfo("CUDA0", "Card", "gpu", "CUDA", 2**30, 2**30)
+    assert script.run(rows, full, full, [card], tmp_path) == ([], [])
+
+
+@pytest.mark.parametrize(("words", "status"), [([], 3), (["--limit", "0"], 2)], ids=["no card", "no row"])
+def test_the_script_says_why_not(words: list[str], status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(words) == status
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)

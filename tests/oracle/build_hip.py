@@ -1,0 +1,79 @@
+"""Build the oracle for AMD's cards: ggml-cuda's host code as HIP compiles it, on a HIP runtime without a GPU.
+
+Needs clang++ (16 or later) and HIP's headers (Debian: clang-16, libamdhip64-dev); no GPU, no driver, no ROCm. What old
+headers lack, and hipBLAS, is declared in ``tests/oracle/hip``. Device code is checked by clang and left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.oracle.build import HERE, SOURCES, MissingError, _defines, compile_traps, run
+
+NAME = "libggml-hip.so"
+
+OLDEST_CLANG = 16
+
+
+def build(source: Path, directory: Path, ggml_base: Path, jobs: int = 2) -> Path:
+    """Compile the oracle from the llama.cpp tree ``source`` into ``directory``, against the given ``libggml-base``.
+
+    Raises ``MissingError``, and ``subprocess.CalledProcessError`` if the compiler fails.
+    """
+    cuda = source / "ggml" / "src" / "ggml-cuda"
+    if not (cuda / "ggml-cuda.cu").is_file():
+        raise MissingError(f"{source} is no llama.cpp source tree")
+    compiler, headers = _find_clang(), _find_headers()
+    directory.mkdir(parents=True, exist_ok=True)
+    # HIP's headers include clang's own by their directory's name.
+    resources = run(compiler, "-print-resource-dir").strip()
+    includes = [f"-isystem{resources}", *(f"-I{source / 'ggml' / part}" for part in ("include", "src"))]
+    common = ["-std=c++17", "-O1", "-fPIC", "-D__HIP_PLATFORM_AMD__", f"-idirafter{HERE / 'hip'}"]
+    if headers != Path("/usr/include"):  # which is searched anyway, and must stay the last one
+        common.append(f"-isystem{headers}")
+    # The options of ggml/src/ggml-hip that are on by default.
+    hip = ["-DGGML_USE_HIP", "-DGGML_HIP_NO_VMM", "-DGGML_HIP_GRAPHS"]
+    options = [*(define for define in _defines(source) if define != "-DGGML_CUDA_USE_GRAPHS"), *hip]
+
+    def compile_one(name: str) -> Path:
+        out = directory / f"{name}.o"
+        only_host = ("-x", "hip", "--offload-host-only", "-nogpuinc", "-nogpulib")
+        run(compiler, *only_host, *common, *options, *includes, "-w", "-c", cuda / f"{name}.cu", "-o", out)
+        return out
+
+    with ThreadPoolExecutor(jobs) as pool:
+        objects = list(pool.map(compile_one, SOURCES))
+    runtime = directory / "runtime_hip.o"
+    run(compiler, *common, "-Wall", "-Wextra", "-c", HERE / "runtime_hip.cpp", "-o", runtime)
+    objects.append(runtime)
+    objects.append(compile_traps(directory, objects, (ggml_base,)))
+    library = directory / NAME
+    run(compiler, "-shared", "-o", library, *objects)
+    return library
+
+
+def _find_clang() -> str:
+    named = [os.environ["HIPCXX"]] if "HIPCXX" in os.environ else []
+    for name in [*named, "clang++", *(f"clang++-{version}" for version in range(30, OLDEST_CLANG - 1, -1))]:
+        if (found := shutil.which(name)) and _version(found) >= OLDEST_CLANG:
+            return found
+    raise MissingError(f"no clang++ {OLDEST_CLANG} or later: install one (Debian: clang-16) or set HIPCXX")
+
+
+def _version(compiler: str) -> int:
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
+    found = re.search(r"clang version ([0-9]+)", done.stdout)
+    return int(found[1]) if found else 0
+
+
+def _find_headers() -> Path:
+    named = [Path(os.environ["ROCM_PATH"])] if "ROCM_PATH" in os.environ else []
+    for root in (*named, Path("/opt/rocm"), Path("/usr")):
+        if (root / "include" / "hip" / "hip_runtime.h").is_file():
+            return root / "include"
+    raise MissingError("no HIP headers: install them (Debian: libamdhip64-dev) or set ROCM_PATH")

@@ -1,0 +1,276 @@
+"""Packing, patterns and split points: the rules, one by one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fitter.errors import UsageError
+from fitter.llama.types import LAYOUT_DEVICE, DeviceInfo, Layout, LayoutEntry
+from fitter.planning.constraints import device_limits, expert_overrides, parse_overrides
+from fitter.planning.learned import LearnedCompute
+from fitter.planning.memory import HOST, Item, Unit, between, units_of
+from fitter.planning.packing import pack, pack_whole
+from fitter.planning.placement import Placement, caches_on, counts_for_split, overrides_of, pattern_for, weights_on
+
+MIB = 1024 * 1024
+
+
+def layer(index: int, fixed: int = 10, cache: int = 5, items: tuple[int, ...] = (20, 20, 30)) -> Unit:
+    names = ("gate", "up", "down")
+    return Unit(
+        index,
+        fixed,
+        cache,
+        tuple(Item(index, f"blk.{index}.ffn_{n}", ("weight",), size) for n, size in zip(names, items, strict=False)),
+    )
+
+
+def model(n_layer: int, output: int = 15) -> list[Unit]:
+    """Layers of 80 bytes of weights and 5 of cache, and an output."""
+    return [*map(layer, range(n_layer)), Unit(n_layer, output, 0)]
+
+
+@pytest.mark.parametrize(
+    ("budgets", "counts"),
+    [
+        pytest.param([4 * 85 + 15], (5,), id="just-fits"),
+        pytest.param([4 * 85 + 14], None, id="a-byte-short"),
+        pytest.param([2 * 85, 2 * 85 + 15], (2, 3), id="two-just-fit"),
+        pytest.param([2 * 85 - 1, 2 * 85 + 15], None, id="two-a-byte-short"),
+        pytest.param([1000, 1000], (2, 3), id="what-is-left-is-even"),
+        pytest.param([0, 4 * 85 + 15], (0, 5), id="empty-first"),
+        pytest.param([-1, 4 * 85 + 15], (0, 5), id="less-than-empty"),
+        pytest.param([], None, id="no-device"),
+    ],
+)
+def test_whole_layers(budgets: list[int], counts: tuple[int, ...] | None) -> None:
+    placement = pack_whole(model(4), budgets)
+    assert (placement.counts if placement else None) == counts
+
+
+@pytest.mark.parametrize(
+    ("budget", "n_gpu_layers", "on_device"),
+    [
+        pytest.param(85 * 4 + 15, 5, 335, id="everything"),
+        pytest.param(85 * 4 + 14, 5, 315, id="one-tensor-leaves"),
+        pytest.param(85 * 3 + 15 + 35, 5, 335 - 50, id="two-tensors-leave"),
+        pytest.param(85 * 3 + 15 + 34, 5, 335 - 70, id="two-do-not-do"),
+        pytest.param(85 * 3 + 15 + 15, 5, 335 - 70, id="attention-alone"),
+        pytest.param(85 * 3 + 15 + 14, 4, 255, id="whole-layers-only"),
+        pytest.param(14, 0, 0, id="nothing"),
+        pytest.param(15, 1, 15, id="output-alone"),
+    ],
+)
+def test_dense_model_spills_layers_and_one_part(budget: int, n_gpu_layers: int, on_device: int) -> None:
+    units = model(4)
+    placement = pack(units, [budget], spread=False)
+    if n_gpu_layers == 0:
+        assert placement is None
+        return
+    assert placement is not None and placement.n_gpu_layers == n_gpu_layers
+    weights, caches = weights_on(units, placement), caches_on(units, placement)
+    assert weights[0] + caches[0] <= budget
+    assert weights[0] == on_device
+    assert len({item.layer for item, _ in placement.moved}) <= 1
+
+
+@pytest.mark.parametrize(
+    ("budget", "n_gpu_layers", "spilled"),
+    [
+        pytest.param(75 + 4 * 70, 5, 0, id="everything"),
+        pytest.param(75 + 4 * 70 - 1, 5, 20, id="smallest-tensor-leaves"),
+        pytest.param(75 + 3 * 70, 5, 70, id="one-layer's-leave"),
+        pytest.param(75, 5, 280, id="dense-alone"),
+        pytest.param(74, 4, 210, id="a-byte-less-and-a-layer-leaves"),
+    ],
+)
+def test_experts_leave_before_dense_weights(budget: int, n_gpu_layers: int, spilled: int) -> None:
+    units = model(4)
+    placement = pack(units, [budget], spread=True)
+    assert placement is not None and placement.n_gpu_layers == n_gpu_layers
+    assert sum(item.bytes for item, _ in placement.moved) == spilled
+    assert weights_on(units, placement)[0] + caches_on(units, placement)[0] <= budget
+
+
+def test_what_one_device_cannot_hold_goes_to_another_before_the_host() -> None:
+    units = [layer(0), layer(1), Unit(2, 15, 0)]
+    placement = pack(units, [60, 15 + 85 + 40], spread=True, counts=(1, 2))
+    assert placement is not None
+    assert [(item.stem, target) for item, target in placement.moved] == [("blk.0.ffn_down", 1)]
+
+
+def test_larger_layers_use_more_of_a_gap() -> None:
+    units = [layer(0, items=(20, 20, 20)), layer(1, items=(20, 20, 29)), Unit(2, 15, 0)]
+    placement = pack(units, [15 + 15 + 15 + 69], spread=True)
+    assert placement is not None
+    assert {item.layer for item, _ in placement.moved} == {0}
+
+
+@given(
+    st.lists(st.integers(0, 400), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(0, 60)), min_size=1, max_size=12),
+    st.booleans(),
+)
+def test_never_more_than_a_budget(budgets: list[int], sizes: list[tuple[int, int, int]], spread: bool) -> None:
+    units = [layer(i, *size[:2], items=(size[2], size[2] // 2)) for i, size in enumerate(sizes)]
+    units.append(Unit(len(units), 15, 0))
+    placement = pack(units, budgets, spread=spread)
+    if placement is None:
+        return
+    used = map(sum, zip(weights_on(units, placement), caches_on(units, placement), strict=True))
+    assert all(u <= b for u, b in zip(used, budgets, strict=True))
+    assert placement.first + placement.n_gpu_layers == len(units)
+
+
+@pytest.mark.parametrize(
+    ("n_gpu_layers", "split", "counts"),
+    [
+        pytest.param(33, (1.0, 1.0), (17, 16), id="halves"),
+        pytest.param(33, (20.0, 13.0), (20, 13), id="counts-are-kept"),
+        pytest.param(62, (9.0, 5.0, 5.0, 5.0, 8.0, 8.0, 10.0, 12.0), (9, 5, 5, 5, 8, 8, 10, 12), id="eight"),
+        pytest.param(5, (0.0, 1.0), (0, 5), id="none-on-the-first"),
+        pytest.param(5, (1.0, 0.0), (5, 0), id="none-on-the-last"),
+        pytest.param(0, (1.0, 1.0), (0, 0), id="no-layers"),
+    ],
+)
+def test_split_points(n_gpu_layers: int, split: tuple[float, ...], counts: tuple[int, ...]) -> None:
+    assert counts_for_split(n_gpu_layers, split) == counts
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=15).filter(any))
+def test_counts_as_split_give_the_same_counts(counts: list[int]) -> None:
+    assert counts_for_split(sum(counts), [float(count) for count in counts]) == tuple(counts)
+
+
+def test_patterns_find_their_tensors_and_no_others() -> None:
+    items = [
+        Item(1, "blk.1.ffn_up", ("weight",), 1),
+        Item(11, "blk.11.ffn_up", ("weight",), 1),
+        Item(11, "blk.11.ffn_down", ("bias", "weight"), 1),
+    ]
+    pattern = pattern_for(items)
+    names = [
+        f"blk.{n}.ffn_{k}.{s}"
+        for n in (0, 1, 2, 11, 111)
+        for k in ("up", "up_exps", "down")
+        for s in ("weight", "bias")
+    ]
+    found = {name for name in names if re.search(pattern, name)}
+    assert found == {"blk.1.ffn_up.weight", "blk.11.ffn_up.weight", "blk.11.ffn_down.weight", "blk.11.ffn_down.bias"}
+    assert not set(pattern) & set("\\ '\",*?[]=")
+
+
+def test_one_override_per_target() -> None:
+    a, b, c = (Item(n, f"blk.{n}.ffn_up", ("weight",), 1) for n in range(3))
+    overrides = overrides_of(Placement(0, (2, 2), ((a, HOST), (b, 1), (c, HOST))), ["CUDA0", "CUDA1"])
+    assert [(o.pattern, o.buffer_type) for o in overrides] == [
+        ("^blk.(0|2).ffn_up.weight$", "CPU"),
+        ("^blk.1.ffn_up.weight$", "CUDA1"),
+    ]
+
+
+def test_layout_becomes_layers() -> None:
+    def entry(name: str, kind: str, size: int, where: str = LAYOUT_DEVICE) -> LayoutEntry:
+        return LayoutEntry(where, name, kind, size)  # type: ignore[arg-type]
+
+    layout = Layout(
+        (
+            entry("token_embd.weight", "model", 999, "CUDA_Host"),
+            entry("token_embd.weight", "model", 130),
+            entry("blk.0.attn_q.weight", "model", 128),
+            entry("blk.0.ffn_up.weight", "model", 127),
+            entry("blk.0.ffn_up.bias", "model", 1),
+            entry("blk.1.ffn_up.weight", "model", 256),
+            entry("cache_k_l0", "context", 256),
+            entry("cache_v_l1 (view)", "context", 1),
+        ),
+        128,
+        256,
+    )
+    units = units_of(layout, 2, lambda name: "ffn_up" in name, {"blk.1.ffn_up.weight": HOST})
+    assert [(u.fixed, u.cache, u.movable) for u in units] == [(128, 256, 256), (0, 128, 0), (256, 0, 0)]
+    assert units[0].items[0].suffixes == ("weight", "bias")
+
+
+def test_caches_between_two_contexts() -> None:
+    low, high = (Unit(0, 10, 100),), (Unit(0, 10, 300),)
+    assert between(low, 1000, high, 3000, 2000)[0].cache == 200
+    assert between(low, 1000, high, 1000, 1000)[0].cache == 300
+
+
+def test_compute_is_learned() -> None:
+    learned = LearnedCompute()
+    assert learned.at("CUDA0", 5) is None
+    learned.learn("CUDA0", 1000, 100)
+    assert learned.at("CUDA0", 9999) == 100
+    learned.learn("CUDA0", 3000, 300)
+    assert [learned.at("CUDA0", n) for n in (1000, 2000, 3000, 4000, 0)] == [100, 200, 300, 400, 0]
+    learned.learn("CUDA0", 3000, 500)
+    assert learned.at("CUDA0", 2000) == 300
+
+
+@pytest.mark.parametrize("text", ["", "a", "=CPU", "a=", "a=CPU,", ",a=CPU"])
+def test_overrides_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="not of the form"):
+        parse_overrides([text])
+
+
+@pytest.mark.parametrize(
+    ("cpu_moe", "n_cpu_moe", "caught"),
+    [
+        pytest.param(True, None, {"blk.0.ffn_up_exps", "blk.12.ffn_gate_up_exps", "blk.2.ffn_down_chexps"}, id="all"),
+        pytest.param(False, 2, {"blk.0.ffn_up_exps"}, id="first-two"),
+        pytest.param(False, 13, {"blk.0.ffn_up_exps", "blk.12.ffn_gate_up_exps", "blk.2.ffn_down_chexps"}, id="many"),
+        pytest.param(False, 0, set(), id="none"),
+    ],
+)
+def test_expert_options(cpu_moe: bool, n_cpu_moe: int | None, caught: set[str]) -> None:
+    names = [
+        "blk.0.ffn_up_exps",
+        "blk.12.ffn_gate_up_exps",
+        "blk.2.ffn_down_chexps",
+        "blk.0.ffn_up",
+        "blk.1.ffn_up_shexp",
+    ]
+    patterns = [override.pattern for override in expert_overrides(cpu_moe, n_cpu_moe)]
+    assert {name for name in names if any(re.search(pattern, name + ".weight") for pattern in patterns)} == caught
+
+
+def test_a_negative_number_of_expert_layers() -> None:
+    with pytest.raises(UsageError):
+        expert_overrides(False, -1)
+
+
+def device(name: str, total: int) -> DeviceInfo:
+    return DeviceInfo(name, "", "gpu", "CUDA", total, total)
+
+
+@pytest.mark.parametrize(
+    ("margin", "expected"),
+    [
+        pytest.param(None, [1024, 1024], id="default"),
+        pytest.param(5 * MIB, [5, 5], id="one-for-all"),
+        pytest.param([7 * MIB], [7, 7], id="list-of-one"),
+        pytest.param([1 * MIB, 2 * MIB], [1, 2], id="one-each"),
+        pytest.param(2048 * MIB, [2048, 2048], id="as-large-as-the-device"),
+        pytest.param(2048 * MIB + 1, None, id="larger-than-the-device"),
+        pytest.param(-1, None, id="negative"),
+        pytest.param([1, 2, 3], None, id="too-many"),
+        pytest.param([], None, id="too-few"),
+    ],
+)
+def test_margins(margin: int | list[int] | None, expected: list[int] | None) -> None:
+    devices = [device("CUDA0", 2048 * MIB), device("CUDA1", 2048 * MIB)]
+    if expected is None:
+        with pytest.raises(UsageError):
+            device_limits(devices, margin)
+    else:
+        assert [limit.margin // MIB for limit in device_limits(devices, margin)] == expected
+
+
+def test_the_default_margin_may_be_larger_than_a_device() -> None:
+    assert device_limits([device("CUDA0", 512 * MIB)], None)[0].target < 0
