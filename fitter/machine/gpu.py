@@ -98,8 +98,9 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     A spec is a GPU of the catalogue (``rtx-4090``), a size (``24GiB``), profile, compute capability and memory
     (``cuda:8.9:24564MiB``, ``rocm:gfx1100:24GiB``), profile and memory, with a driver between them or without
     (``vulkan:24GiB``, ``vulkan:nvidia:24GiB``), or the memory of a Mac (``metal:64GiB``), of which its GPU has what
-    macOS lets it use. Before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the latter, a GPU of the catalogue
-    has free what an idle one leaves, and any other all of its memory. ``none``, alone, is a machine without a GPU.
+    macOS lets it use. Before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the latter, a GPU
+    of the catalogue has free what an idle one leaves, and any other all of its memory. ``none``, alone, is a machine
+    without a GPU.
 
     Raises ``UsageError`` for anything else, and for more than 16 devices.
     """
