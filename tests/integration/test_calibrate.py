@@ -290,7 +290,7 @@ def test_rows_are_written_as_the_others_are(tmp_path: Path) -> None:
     with file.open(newline="") as opened:
         read = list(csv.DictReader(opened))
     assert read == found
-    assert list(read[0]) == list(next(script.stored_rows()))
+    assert list(read[0]) == list(cuda_reference.read(cuda_reference.TABLES["published"])[0])
     loads = [cuda_reference.load_of(str(number), row) for number, row in enumerate(read)]
     assert {load.rows is None for load in loads} == {True, False}
     for load, row in zip(loads, read, strict=True):
@@ -298,7 +298,7 @@ def test_rows_are_written_as_the_others_are(tmp_path: Path) -> None:
 
 
 def test_a_twin_that_says_otherwise_is_found(tmp_path: Path) -> None:
-    rows = script.wanted_rows(script.stored_rows(), [890])[:2]
+    rows = script.wanted_rows(script.stored_rows(), [890])[:12]
     card = VirtualDevice("CUDA0", "Card", "cuda", 890, 2**42, 2**42)
     with Worker([card]) as worker:
 
@@ -307,7 +307,8 @@ def test_a_twin_that_says_otherwise_is_found(tmp_path: Path) -> None:
             return replace(found, rows=tuple(replace(row, compute=row.compute + 1) for row in found.rows))
 
         found, differing = script.run(rows, worker.measure, wrong, worker.devices(), tmp_path)
-    assert [real for real, _ in differing] == found
+    measured = [row for row in found if not row["result"].startswith("FAIL")]
+    assert measured and [real for real, _ in differing] == measured
 
 
 def test_a_row_that_needs_more_memory_than_there_is_is_left_out(tmp_path: Path) -> None:

@@ -173,6 +173,8 @@ INVALID = {
 @pytest.mark.parametrize(("card", "message"), INVALID.values(), ids=INVALID.keys())
 def test_a_description_that_is_not_valid(worker: Worker, card: VirtualDevice, message: str) -> None:
     worker.configure(cards(80, 80))
+    # without a question there is no process yet that could refuse
+    assert len(worker.devices()) == 2
     with pytest.raises(UsageError) as caught:
         worker.configure([card])
     assert str(caught.value).startswith(f"virtual devices: {message}")
