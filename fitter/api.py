@@ -26,7 +26,7 @@ from fitter.planning import fit as planning
 from fitter.planning.calibration import Calibration, default_margin, twin_of
 from fitter.planning.constraints import device_limits, expert_overrides, levers, parse_overrides
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
-from fitter.planning.memory import HOST, Unit, units_of
+from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import pinned_matches
 from fitter.planning.plan import ModelSummary, PlanData
 from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, HostLimit, Progress, Request
@@ -504,7 +504,6 @@ __all__ = [
     "Inspection",
     "Plan",
     "Progress",
-    "Unit",
     "calibrate",
     "devices",
     "fit",

@@ -19,10 +19,6 @@ class LearnedCompute:
         """Take in a measurement; a newer one at the same context replaces the older."""
         self._points.setdefault(device, {})[n_ctx] = compute
 
-    def knows(self, device: str) -> bool:
-        """Whether anything was ever measured there."""
-        return device in self._points
-
     def at(self, device: str, n_ctx: int) -> int | None:
         """Expected compute bytes, ``None`` where nothing was measured."""
         points = self._points.get(device)

@@ -117,8 +117,8 @@ def _spill_one(units: Sequence[Unit], over: int) -> tuple[Item, ...] | None:
 def _spill_spread(units: Sequence[Unit], gap: int) -> tuple[Item, ...]:
     """Items to spill so that the rest fits into ``gap``: whole layers stay first, then parts of as few as possible.
 
-    Late layers are the ones to lose theirs: llama.cpp's compute buffer on the first device was never larger so, and on
-    some architectures it was nearly half (486 instead of 864 MiB on Qwen3-Next).
+    Late layers are the ones to lose theirs: with some architectures llama.cpp's compute buffer on the first device is
+    much smaller then (486 instead of 864 MiB on Qwen3-Next).
     """
     whole: list[Unit] = []
     rest: list[Unit] = []
