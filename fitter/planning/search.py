@@ -122,7 +122,7 @@ class _Attempt:
         self._measure = measure
         self._record = record
         self._on_better = on_better
-        self._best = before._best if before else None
+        self._best: Trial | None = before._best if before else None
         self._compute: dict[bool, LearnedCompute] = {True: LearnedCompute(), False: LearnedCompute()}
         self._trials: dict[Params, Trial] = {}
         self._last: Trial | None = None
