@@ -127,11 +127,11 @@ class Worker:
         return self._ask(Header, "header", path=os.fspath(path))
 
     def begin_measure(self, path: str | os.PathLike[str], params: Params) -> None:
-        """Begin what ``measure`` does and do not wait for it: ``finish_measure`` does."""
+        """Begin what ``measure`` does, after what was begun before, and do not wait for it: ``finish_measure`` does."""
         self._begin("measure", path=os.fspath(path), params=params)
 
     def begin_loading(self, path: str | os.PathLike[str], params: Params) -> None:
-        """Begin to load the model that ``measure`` with the same placement will need; nobody has to wait for it."""
+        """Begin to load the model for a ``begin_measure`` with the same placement that may follow."""
         self._begin("model_info", path=os.fspath(path), params=params)
 
     @property
@@ -196,7 +196,9 @@ class Worker:
         return self._guarded(lambda: _decoded(kind, self._answer(self._ready(), command, arguments)))
 
     def _begin(self, command: str, **arguments: Any) -> None:
-        self._guarded(lambda: self._send(self._ready(), command, arguments))
+        if self._closed:
+            raise LlamaCppError("the worker is closed")
+        self._guarded(lambda: self._send(self._child or self._start(), command, arguments))
 
     def _ready(self) -> _Child:
         """The process, with nothing left of what was begun: its answer is lost, and so is its failure."""
