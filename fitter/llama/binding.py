@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama import library as native
@@ -355,8 +355,7 @@ def n_splits_from(log: Iterable[str]) -> tuple[int, int] | None:
 # --- llama.cpp's log
 
 
-@dataclass(frozen=True)
-class LogLine:
+class LogLine(NamedTuple):
     """A line of llama.cpp's log; ``level`` as ggml counts it (2 information, 3 warning, 4 error)."""
 
     level: int
@@ -366,12 +365,21 @@ class LogLine:
 def captured_log() -> tuple[LogLine, ...]:
     """Lines since the log was cleared, if this process captures it."""
     library = native.load()
-    size = 4096
-    text = library.ffi.new("char[]", size)
-    lines: list[LogLine] = []
-    while (level := library.fitter.fitter_log_line(len(lines), text, size)) >= 0:
-        lines.append(LogLine(int(level), library.text(text) or ""))
-    return tuple(lines)
+    out = library.ffi.new("fitter_columns_t *")
+    if not library.fitter.fitter_log_lines(out):
+        return ()
+    (texts,), (levels,) = _columns(library, out, 1, 1)
+    return tuple(map(LogLine, levels, texts))
+
+
+def _columns(
+    library: native.Library, out: Any, n_texts: int, n_numbers: int
+) -> tuple[list[list[str]], list[list[int]]]:
+    """What a ``fitter_columns_t`` holds, by column: so many texts and so many numbers per record."""
+    joined = bytes(library.ffi.buffer(out.texts, out.texts_size)).decode("utf-8", "replace")
+    texts = joined.split("\0")[:-1]
+    numbers = library.ffi.unpack(out.numbers, out.n_numbers) if out.n_numbers else []
+    return [texts[i::n_texts] for i in range(n_texts)], [numbers[i::n_numbers] for i in range(n_numbers)]
 
 
 # Lines that only say that what the line before them named has failed.
@@ -454,7 +462,7 @@ class Loader:
                 total = breakdown_of(context)
         finally:
             backend.fitter_virtual_record(0)
-        layout = Layout(tuple(_recorded(self._library, backend)), int(backend.fitter_virtual_alignment()), total.n_ctx)
+        layout = Layout(_recorded(self._library, backend), int(backend.fitter_virtual_alignment()), total.n_ctx)
         _check_layout(layout, total)
         return layout
 
@@ -546,12 +554,12 @@ def _recorder(library: native.Library, backend: Any) -> Device:
     return next(device for device in _devices(library) if device.address == address)
 
 
-def _recorded(library: native.Library, backend: Any) -> Iterator[LayoutEntry]:
-    out = library.ffi.new("fitter_record_t *")
-    for i in range(backend.fitter_virtual_record_count()):
-        backend.fitter_virtual_record_get(i, out)
-        kind: Literal["model", "context"] = "model" if out.is_weight else "context"
-        yield LayoutEntry(library.text(out.buffer_type) or "", library.text(out.name) or "", kind, int(out.bytes))
+def _recorded(library: native.Library, backend: Any) -> tuple[LayoutEntry, ...]:
+    out = library.ffi.new("fitter_columns_t *")
+    backend.fitter_virtual_records(out)
+    (buffer_types, names), (sizes, weights) = _columns(library, out, 2, 2)
+    kinds: list[Literal["model", "context"]] = ["model" if is_weight else "context" for is_weight in weights]
+    return tuple(map(LayoutEntry, buffer_types, names, kinds, sizes))
 
 
 def _check_layout(layout: Layout, total: Breakdown) -> None:
@@ -652,7 +660,7 @@ class Headers:
         return found
 
     def skeleton(self, skeleton: Skeleton) -> str:
-        """Path of the skeleton for this process, until another one is made. Raises ``LlamaCppError`` if it cannot be."""
+        """Path to load it from, in this process until another is made. Raises ``LlamaCppError`` if it cannot be."""
         if not skeleton.files:
             raise LlamaCppError("a skeleton needs the files of its model")
         key = tuple((os.path.abspath(file), _identity(file)) for file in skeleton.files)
@@ -727,17 +735,24 @@ def _read_header(library: native.Library, gguf: Any) -> Header:
             metadata[key] = library.text(entry.s) or ""
         else:
             metadata[key] = _number(kind, entry)
-    tensors: list[TensorInfo] = []
-    tensor = library.ffi.new("fitter_gguf_tensor_t *")
-    for i in range(info.n_tensors):
-        library.fitter.fitter_gguf_tensor(gguf, i, tensor)
-        shape = [int(n) for n in tensor.ne]
-        while len(shape) > 1 and shape[-1] == 1:
-            shape.pop()
-        tensors.append(
-            TensorInfo(library.text(tensor.name) or "", library.text(tensor.type) or "", tuple(shape), int(tensor.size))
-        )
-    return Header(metadata, tuple(tensors), int(info.data_offset), int(info.version), int(info.alignment))
+    return Header(metadata, _read_tensors(library, gguf), int(info.data_offset), int(info.version), int(info.alignment))
+
+
+def _read_tensors(library: native.Library, gguf: Any) -> tuple[TensorInfo, ...]:
+    out = library.ffi.new("fitter_columns_t *")
+    if not library.fitter.fitter_gguf_tensors(gguf, out):
+        raise ModelError(f"ggml cannot read the header: {library.last_error()}")
+    (names, types), (*dimensions, sizes) = _columns(library, out, 2, 5)
+    shapes = map(_without_ones, zip(*dimensions, strict=True))
+    return tuple(map(TensorInfo, names, types, shapes, sizes))
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` without the dimensions at its end that are 1; the first one stays."""
+    n = len(shape)
+    while n > 1 and shape[n - 1] == 1:
+        n -= 1
+    return shape[:n]
 
 
 def _read_array(library: native.Library, gguf: Any, index: int, entry: Any) -> Array:

@@ -5,6 +5,7 @@ Requests and answers are JSON lines on two pipes of their own, so that whatever 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import queue
@@ -136,8 +137,11 @@ def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:
 def _call(session: Session, command: str, arguments: dict[str, Any]) -> Any:
     if command.startswith("_") or not callable(function := getattr(session, command, None)):
         raise LlamaCppError(f"the worker knows no command '{command}'")
-    kinds = typing.get_type_hints(function)
+    kinds = _kinds(getattr(function, "__func__", function))
     return function(**{name: wire.decode(kinds[name], value) for name, value in arguments.items()})
+
+
+_kinds = functools.cache(typing.get_type_hints)
 
 
 def _log(count: int | None) -> list[str]:
