@@ -402,7 +402,7 @@ def reason(lines: Sequence[LogLine]) -> str | None:
 
 
 class Loader:
-    """Makes dummy loads, and keeps the last model so that another context of it costs no load.
+    """Makes dummy loads (``loads`` of them), and keeps the last model so that another context of it costs none.
 
     Not thread-safe. ``close`` frees what is kept; do it before virtual devices are described anew. The model is a file
     or the ``Skeleton`` of one, which ``headers`` makes.
@@ -423,7 +423,6 @@ class Loader:
     def measure(self, path: str | Skeleton, params: Params) -> Breakdown:
         """Load ``path`` with ``params`` without allocating, and say what it would take. Raises ``LlamaCppError``."""
         dummy = self._model("measure", path, params, self.devices)
-        self.loads += 1
         with dummy.context(params) as context:
             found = breakdown_of(context)
             log = [line.text for line in captured_log()]
@@ -431,9 +430,7 @@ class Loader:
 
     def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
         """Load ``path`` as ``measure`` would and describe the model. Raises ``LlamaCppError``."""
-        kept = self._models.get("measure")
         dummy = self._model("measure", path, params, self.devices)
-        self.loads += dummy is not kept
         return _model_info(self._library, dummy.model)
 
     def layout(self, path: str | Skeleton, params: Params) -> Layout:
@@ -453,7 +450,6 @@ class Loader:
             swa_full=params.swa_full,
         )
         dummy = self._model("layout", path, everything, Registry((recorder,), (recorder,)))
-        self.loads += 1
         backend.fitter_virtual_record_clear()
         try:
             backend.fitter_virtual_record(1)
@@ -469,11 +465,12 @@ class Loader:
     def _model(self, role: str, path: str | Skeleton, params: Params, devices: Registry) -> _Dummy:
         key = _model_key(path, params)
         kept = self._models.get(role)
-        if kept is not None and kept.key == key:
+        if kept is not None and kept.key == key and kept.has_layers(params.n_gpu_layers):
             return kept
         if kept is not None:
             del self._models[role]
             kept.free()
+        self.loads += 1
         file, name = (path, path) if isinstance(path, str) else (self._headers.skeleton(path), path.files[0])
         dummy = self._models[role] = _Dummy(self._library, key, file, name, params, devices)
         return dummy
@@ -494,7 +491,6 @@ def _model_key(path: str | Skeleton, params: Params) -> tuple[object, ...]:
         isinstance(path, str),
         *((os.path.abspath(file), _identity(file)) for file in files),
         params.devices,
-        params.n_gpu_layers,
         params.tensor_split,
         params.tensor_buft_overrides,
         params.split_mode,
@@ -525,6 +521,16 @@ class _Dummy:
         self.model = self._llama.llama_model_load_from_file(os.fsencode(file), model_params)
         if not self.model:
             raise failure(name, "llama.cpp cannot load the model")
+        info = _model_info(library, self.model)
+        self._all_layers = info.n_layer + info.n_layer_nextn + 1
+        self._n_gpu_layers = self._layers(params.n_gpu_layers)
+
+    def has_layers(self, n_gpu_layers: int) -> bool:
+        """Whether ``n_gpu_layers`` would have put the same layers on devices."""
+        return self._layers(n_gpu_layers) == self._n_gpu_layers
+
+    def _layers(self, n_gpu_layers: int) -> int:
+        return min(n_gpu_layers, self._all_layers) if n_gpu_layers >= 0 else self._all_layers
 
     @contextmanager
     def context(self, params: Params) -> Iterator[Any]:

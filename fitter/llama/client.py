@@ -101,7 +101,7 @@ class Worker:
 
     @property
     def dummy_loads(self) -> int:
-        """Dummy loads so far; another context of the same model counts as one."""
+        """Models loaded so far without allocating; another context of a loaded model is none."""
         return self._loads
 
     def configure(self, virtual_devices: Sequence[VirtualDevice], library: CudaLibrary | None = None) -> None:

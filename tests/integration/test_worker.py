@@ -97,7 +97,10 @@ def test_another_context_of_the_same_model_loads_nothing(worker: Worker, model: 
     assert not [line for line in lines if "n_layer" in line]
     worker.measure(model, Params(n_ctx=1024, n_gpu_layers=3))
     assert [line for line in lines if "n_layer" in line]
-    assert worker.dummy_loads == 3
+    assert worker.dummy_loads == 2
+    worker.measure(model, Params(n_ctx=1024, n_gpu_layers=99))
+    worker.measure(model, Params(n_ctx=1024, n_gpu_layers=-1))
+    assert worker.dummy_loads == 3, "all layers are all layers, however that is said"
 
 
 def test_a_file_that_changes_is_loaded_again(worker: Worker, tmp_path: Path) -> None:
