@@ -7,20 +7,15 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import fitter
 from fitter import errors
 from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, UsageError
-from fitter.llama import wire
-from fitter.llama.cuda_library import CudaLibrary
+from fitter.llama import process, wire
 from fitter.llama.types import (
     MAX_DEVICES,
     Breakdown,
@@ -33,15 +28,11 @@ from fitter.llama.types import (
     VirtualDevice,
 )
 
+if TYPE_CHECKING:
+    from fitter.llama.cuda_library import CudaLibrary
+
 _T = TypeVar("_T")
 
-# What the child runs. Its search path is the parent's, not what its own start would make of the environment.
-_BOOT = (
-    "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
-    "from fitter.llama.worker import main; main(start['requests'], start['answers'], start['parent'])"
-)
-
-_CLOSE_SECONDS = 5.0
 _STDERR_LINES = 60
 
 
@@ -183,7 +174,7 @@ class Worker:
     def _start(self) -> _Child:
         library = self._library if self._description else None
         # The links are needed until the backend is loaded.
-        with tempfile.TemporaryDirectory(prefix="fitter-") if library else contextlib.nullcontext("") as links:
+        with _temporary_directory() if library else contextlib.nullcontext("") as links:
             child = self._child = _Child(library.environment(Path(links), self._description) if library else {})
             try:
                 for endpoint in self._rpc:
@@ -255,62 +246,31 @@ class _EndedError(Exception):
 
 
 class _Child:
-    """The process, its two pipes, and the file that takes what it prints."""
+    """The process, and what is said on its pipes."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        with contextlib.ExitStack() as undo:
-            self._output: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
-            child_requests, self._requests = os.pipe()
-            undo.callback(os.close, self._requests)
-            with _closing(child_requests):
-                self._answers, child_answers = os.pipe()
-                undo.callback(os.close, self._answers)
-                with _closing(child_answers):
-                    self._process = self._start(child_requests, child_answers, variables)
-            os.set_blocking(self._requests, False)
-            undo.pop_all()
-        self._pending = b""
-
-    def _start(self, requests: int, answers: int, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        # Not the empty entry: it is the working directory, which may hold anything.
-        path = [os.path.abspath(entry) for entry in sys.path if entry]
-        package = str(Path(fitter.__file__).resolve().parent.parent)
-        if package not in path:
-            path.append(package)
-        start = {"path": path, "requests": requests, "answers": answers, "parent": os.getpid()}
-        environment = {name: value for name, value in os.environ.items() if name != "FITTER_DEVICES"}
-        environment["GGML_NO_BACKTRACE"] = "1"
-        if variables:
-            # The only backend that is loaded then is the library.
-            environment.pop("GGML_BACKEND_PATH", None)
-            environment.update(variables)
         try:
-            return subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT, json.dumps(start)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=(requests, answers),
-                env=environment,
-            )
+            self._process = process.take(variables)
         except OSError as error:
             raise LlamaCppError(f"the worker cannot be started: {error}") from error
+        self._pending = b""
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Send a request and wait for the answer. Raises ``_TimeoutError`` and ``_EndedError``."""
         deadline = time.monotonic() + timeout
         view = memoryview(json.dumps(request).encode() + b"\n")
         while view:
-            self._wait([], [self._requests], deadline)
+            self._wait(self._process.requests, select.POLLOUT, deadline)
             try:
-                view = view[os.write(self._requests, view) :]
+                view = view[os.write(self._process.requests, view) :]
             except BlockingIOError:
                 continue
             except BrokenPipeError:
                 raise self._ended() from None
+        process.wake_early()
         while b"\n" not in self._pending:
-            self._wait([self._answers], [], deadline)
-            data = os.read(self._answers, 1 << 16)
+            self._wait(self._process.answers, select.POLLIN, deadline)
+            data = os.read(self._process.answers, 1 << 16)
             if not data:
                 raise self._ended()
             self._pending += data
@@ -319,51 +279,26 @@ class _Child:
         return answer
 
     @staticmethod
-    def _wait(readable: list[int], writable: list[int], deadline: float) -> None:
+    def _wait(fd: int, event: int, deadline: float) -> None:
         poll = select.poll()
-        for fd in readable:
-            poll.register(fd, select.POLLIN)
-        for fd in writable:
-            poll.register(fd, select.POLLOUT)
+        poll.register(fd, event)
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
             raise _TimeoutError
 
     def _ended(self) -> _EndedError:
-        try:
-            return _EndedError(self._process.wait(_CLOSE_SECONDS))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return _EndedError(self._process.wait())
+        return _EndedError(self._process.wait())
 
     def close(self) -> None:
         """Let the process end by itself, and make it end if it does not."""
-        os.close(self._requests)
-        try:
-            self._process.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        finally:
-            os.close(self._answers)
-            self._output.close()
+        self._process.close()
 
     def kill(self) -> tuple[str, ...]:
         """End the process at once; returns the last lines that it printed."""
-        self._process.kill()
-        self._process.wait()
-        os.close(self._requests)
-        os.close(self._answers)
-        with self._output as output:
-            size = output.seek(0, os.SEEK_END)
-            output.seek(max(0, size - (1 << 16)))
-            text = output.read().decode("utf-8", "replace")
-        return tuple(text.splitlines()[-_STDERR_LINES:])
+        return tuple(self._process.kill().decode("utf-8", "replace").splitlines()[-_STDERR_LINES:])
 
 
-@contextlib.contextmanager
-def _closing(fd: int) -> Any:
-    try:
-        yield
-    finally:
-        os.close(fd)
+def _temporary_directory() -> contextlib.AbstractContextManager[str]:
+    import tempfile
+
+    return tempfile.TemporaryDirectory(prefix="fitter-")
