@@ -65,7 +65,7 @@ llama-cpp-python: $(STAMPS)/venv
 # Editable: the tests and the demo run this tree. Built again when the native side changes.
 $(STAMPS)/fitter: pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor/llama.cpp/fetch.py $(wildcard bindings/*) | llama-cpp-python
 	@echo "installing fitter, editable"
-	@$(PIP) install -q 'scikit-build-core>=0.10'
+	@$(PIP) install -q 'scikit-build-core>=0.10' 'cffi>=1.16'
 	@$(PIP) install -q --no-build-isolation -e '.[test]'
 	@touch $@
 
@@ -140,7 +140,7 @@ bench: install tools ## fitter and upstream's llama-fit-params side by side
 
 .PHONY: clean
 clean: ## remove what was built; .venv and the llama.cpp source stay
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis fitter/llama/*.so fitter/llama/fitter.h $(STAMPS)/fitter
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis fitter/llama/*.so fitter/llama/_declarations.py $(STAMPS)/fitter
 
 .PHONY: distclean
 distclean: clean ## remove those as well

@@ -1,7 +1,7 @@
 // The C interface of fitter's two native libraries.
 //
-// The declarations between the two "cdef" lines are read twice: by the C++ compiler, and by cffi from the copy of this
-// file that is installed beside the libraries. They hold no preprocessor lines.
+// The declarations between the two "cdef" lines are read twice: by the C++ compiler, and by declarations.py, which makes
+// the module of them that Python imports. They hold no preprocessor lines.
 //
 // No function lets a C++ exception escape. A function that can fail returns NULL, false or a negative number and leaves
 // a message for fitter_last_error(). Strings that a function returns belong to the library; each says how long they live.
