@@ -17,6 +17,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 CHECK_ARGS ?=
 ORACLE_ARGS ?=
+BENCH_ARGS ?=
 
 PY := $(VENV)/bin/python
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip
@@ -134,9 +135,10 @@ oracle: install ## the real ggml-cuda on a CUDA runtime without a GPU: make test
 oracle-rocm: install ## ggml-cuda as HIP compiles it for AMD's cards, on a HIP runtime without a GPU: make tests/data/rocm anew
 	@$(PY) -m tests.oracle --rocm --source "$$($(PY) vendor/llama.cpp/fetch.py)" --directory build/oracle-rocm --jobs $(JOBS) $(ORACLE_ARGS)
 
+# BENCH_ARGS="--only kimi-k2 --runs 1" measures less; --from build/benchmark.json writes the tables again.
 .PHONY: bench
-bench: install tools ## fitter and upstream's llama-fit-params side by side
-	@$(PY) benchmarks/compare.py
+bench: install tools ## fitter and upstream's llama-fit-params side by side: benchmarks/RESULTS.md, 20 minutes on two cores
+	@$(PY) -m benchmarks.compare --output build/benchmark.json $(BENCH_ARGS)
 
 .PHONY: clean
 clean: ## remove what was built; .venv and the llama.cpp source stay
