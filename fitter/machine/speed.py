@@ -27,7 +27,11 @@ class DeviceSpeed:
 
 @dataclass(frozen=True)
 class HostSpeed:
-    """``bandwidth`` of the host's memory, bytes per second, as all cores together read it; ``source``: one line."""
+    """``bandwidth`` of the host's memory, bytes per second, as all cores together read it; ``source``: one line.
+
+    ``threads``: how many llama.cpp computes with, its default being one per physical core; 0 where it is not known.
+    """
 
     bandwidth: float
     source: str
+    threads: int = 0
