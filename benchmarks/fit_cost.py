@@ -1,0 +1,326 @@
+"""Fits the cost model's constants on published measurements, and shows how well it does on them.
+
+    python benchmarks/fit_cost.py [--write] [--stored] [--placements FILE] [--gpus FILE] [--rows]
+
+Without options it fits and prints; ``--write`` stores the constants in ``fitter/planning/cost.toml``; ``--stored`` fits
+nothing and prices with what is stored there (``--placements`` and ``--gpus`` take other rows in the same form).
+
+A fit is least squares of log(priced / measured), robust against outliers, every series of rows (one source, machine and
+arm) with the same weight. First the devices' constants on full offload, then the host's and the graph's on placements.
+A host whose bandwidth nobody states gets one of its own that suits its rows best; such rows do not count as complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import re
+import statistics
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fitter.planning import cost
+from fitter.planning.cost import Costs, Workload, price
+from tests import speed_rows
+from tests.speed_rows import Measured, Skipped
+
+COST = ROOT / "fitter" / "planning" / "cost.toml"
+Tables = dict[str, Any]
+Key = tuple[str, ...]
+
+DEVICE_KEYS: tuple[Key, ...] = (
+    *((("family", name, "layer")) for name in ("cuda", "cuda-hbm", "rocm", "rocm-hbm", "vulkan", "vulkan-apple", "metal")),
+    *(
+        (("family", name, "bandwidth"))
+        for name in ("cuda", "cuda-hbm", "cuda-old", "rocm", "rocm-hbm", "vulkan", "vulkan-apple", "metal")
+    ),
+)
+PROMPT_DEVICE_KEYS: tuple[Key, ...] = tuple(
+    ("family", name, "compute")
+    for name in ("cuda", "cuda-hbm", "cuda-old", "rocm", "rocm-hbm", "vulkan", "vulkan-apple", "metal")
+)
+PLACEMENT_KEYS: tuple[Key, ...] = (
+    ("family", "cuda", "cache"),
+    ("family", "cuda", "quantized_cache"),
+    ("host", "layer"),
+    ("host", "bandwidth"),
+    ("host", "attention"),
+    ("graph", "split"),
+    ("graph", "pageable"),
+)
+PROMPT_PLACEMENT_KEYS: tuple[Key, ...] = (
+    ("family", "cuda", "attention"),
+    ("host", "compute"),
+    ("graph", "pcie"),
+)
+
+
+# ---- pricing
+
+
+def generation_tps(row: Measured, costs: Costs, bandwidth: float | None = None) -> float:
+    """Tokens per second that a row's placement generates at its depth, priced."""
+    host = row.host if bandwidth is None else replace(row.host, bandwidth=bandwidth)
+    workload = Workload(prompt=0, generate=128, cached=row.depth)
+    return price(row.work, row.devices, host, workload, costs).generation_tokens_per_second
+
+
+def prompt_tps(row: Measured, costs: Costs, bandwidth: float | None = None) -> float:
+    """Prompt tokens per second at the row's depth, priced."""
+    host = row.host if bandwidth is None else replace(row.host, bandwidth=bandwidth)
+    workload = Workload(prompt=row.prompt, generate=0, cached=row.depth)
+    return price(row.work, row.devices, host, workload, costs).prompt_tokens_per_second
+
+
+# ---- fitting
+
+
+def fitted(
+    tables: Tables,
+    keys: Sequence[Key],
+    rows: Sequence[Measured],
+    priced: Callable[[Measured, Costs, float | None], float],
+    measured: Callable[[Measured], float | None],
+    hosts: dict[str, float],
+    prior: float,
+) -> tuple[Tables, dict[str, float]]:
+    """``tables`` with the constants ``keys`` fitted, and the bandwidth of hosts that nobody states.
+
+    ``prior``: how far, as a factor's logarithm, a constant may drift from where it starts before that costs as much as
+    one series that is off by 20 %.
+    """
+    rows = [row for row in rows if measured(row)]
+    unknown = sorted({row.machine for row in rows if not row.complete})
+    start = np.log([_get(tables, key) for key in keys] + [hosts.get(name, 50e9) for name in unknown])
+    series: dict[Key, int] = defaultdict(int)
+    for row in rows:
+        series[_series(row)] += 1
+    weights = np.array([1 / math.sqrt(series[_series(row)]) for row in rows])
+    target = np.log([measured(row) or 1.0 for row in rows])
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        now, bandwidths = unpack(x)
+        costs = cost.costs_of(now)
+        return np.array(
+            [math.log(priced(row, costs, bandwidths.get(row.machine) if not row.complete else None)) for row in rows]
+        ) - target
+
+    def unpack(x: np.ndarray) -> tuple[Tables, dict[str, float]]:
+        now = tables
+        for key, value in zip(keys, np.exp(x[: len(keys)]), strict=True):
+            now = _with(now, key, float(value))
+        return now, dict(zip(unknown, map(float, np.exp(x[len(keys) :])), strict=True))
+
+    loose = np.array([prior] * len(keys) + [1.5] * len(unknown))
+
+    def objective(r: np.ndarray, x: np.ndarray) -> float:
+        return float(np.sum(weights**2 * 2 * (np.sqrt(1 + (r / 0.2) ** 2) - 1)) + np.sum(((x - start) / loose) ** 2))
+
+    x, damping = start.copy(), 1e-2
+    r = residuals(x)
+    best = objective(r, x)
+    for _ in range(60):
+        jacobian = np.empty((len(rows), len(x)))
+        for j in range(len(x)):
+            step = x.copy()
+            step[j] += 1e-4
+            jacobian[:, j] = (residuals(step) - r) / 1e-4
+        robust = weights**2 / (0.04 * np.sqrt(1 + (r / 0.2) ** 2))
+        left = jacobian.T @ (robust[:, None] * jacobian) + np.diag(1 / loose**2)
+        right = jacobian.T @ (robust * r) + (x - start) / loose**2
+        for _ in range(8):
+            trial = x - np.linalg.solve(left + damping * np.diag(np.diag(left)), right)
+            r_trial = residuals(trial)
+            value = objective(r_trial, trial)
+            if value < best:
+                break
+            damping *= 4
+        else:
+            break
+        done = best - value < 1e-6 * best
+        x, r, best, damping = trial, r_trial, value, damping / 4
+        if done:
+            break
+    return unpack(x)
+
+
+def _series(row: Measured) -> Key:
+    return (row.source, *row.cell[:4], row.arm)
+
+
+def _get(tables: Tables, key: Key) -> float:
+    value: Any = tables
+    for word in key:
+        value = value[word] if word in value else tables["family"]["cuda"][word]
+    return float(value)
+
+
+def _with(tables: Tables, key: Key, value: float) -> Tables:
+    head, *rest = key
+    return {**tables, head: _with(tables.get(head, {}), tuple(rest), value) if rest else value}
+
+
+def fit_devices(tables: Tables, gpus: Sequence[Measured]) -> Tables:
+    """Constants of the devices, from models that are whole on one."""
+    tables, _ = fitted(tables, DEVICE_KEYS, gpus, generation_tps, lambda row: row.generation_tps, {}, 1.0)
+    tables, _ = fitted(tables, PROMPT_DEVICE_KEYS, gpus, prompt_tps, lambda row: row.prompt_tps, {}, 1.0)
+    return tables
+
+
+def fit_placements(tables: Tables, rows: Sequence[Measured]) -> tuple[Tables, dict[str, float]]:
+    """Constants of the host and the graph, from placements; and the bandwidth of hosts that nobody states."""
+    tables, hosts = fitted(tables, PLACEMENT_KEYS, rows, generation_tps, lambda row: row.generation_tps, {}, 1.0)
+    tables, _ = fitted(tables, PROMPT_PLACEMENT_KEYS, [row for row in rows if row.complete], prompt_tps, lambda row: row.prompt_tps, hosts, 1.0)
+    return tables, hosts
+
+
+# ---- criteria
+
+
+def error(priced: float, measured: float) -> float:
+    """|priced / measured - 1|."""
+    return abs(priced / measured - 1)
+
+
+def ordered(rows: Iterable[tuple[Measured, float, float]]) -> list[tuple[Measured, Measured, bool]]:
+    """Pairs of arms whose measured speeds differ by more than 10 %, and whether the priced ones are ordered alike."""
+    cells: dict[Key, list[tuple[Measured, float, float]]] = defaultdict(list)
+    for row, priced, measured in rows:
+        cells[row.cell].append((row, priced, measured))
+    pairs = []
+    for cell in cells.values():
+        for (a, priced_a, measured_a), (b, priced_b, measured_b) in itertools.combinations(cell, 2):
+            if a.arm != b.arm and not 0.9 <= measured_a / measured_b <= 1.1:
+                pairs.append((a, b, (priced_a > priced_b) == (measured_a > measured_b)))
+    return pairs
+
+
+def generation(rows: Sequence[Measured], costs: Costs, hosts: dict[str, float]) -> list[tuple[Measured, float, float]]:
+    """Rows with a generation speed: priced and measured."""
+    return [
+        (row, generation_tps(row, costs, None if row.complete else hosts.get(row.machine)), row.generation_tps)
+        for row in rows
+        if row.generation_tps
+    ]
+
+
+def prompts(rows: Sequence[Measured], costs: Costs, hosts: dict[str, float]) -> list[tuple[Measured, float, float]]:
+    """Rows with a prompt speed: priced and measured."""
+    return [
+        (row, prompt_tps(row, costs, None if row.complete else hosts.get(row.machine)), row.prompt_tps)
+        for row in rows
+        if row.prompt_tps
+    ]
+
+
+# ---- printing
+
+
+def print_rows(title: str, rows: Sequence[tuple[Measured, float, float]]) -> None:
+    """One line per row."""
+    print(f"\n{title}")
+    print(f"{'line':>5} {'measured':>9} {'priced':>9} {'error':>7}  row")
+    for row, priced, measured in rows:
+        note = "" if row.complete else " (host's bandwidth fitted)"
+        depth = f" @ {row.depth}" if row.depth else ""
+        print(f"{row.line:>5} {measured:>9.2f} {priced:>9.2f} {priced / measured - 1:>+7.0%}  {' '.join(row.cell[:2])} | {row.arm}{depth}{note}")
+
+
+def print_summary(name: str, rows: Sequence[tuple[Measured, float, float]]) -> None:
+    """Median and worst."""
+    errors = [error(priced, measured) for _, priced, measured in rows]
+    factors = [max(priced / measured, measured / priced) for _, priced, measured in rows]
+    if errors:
+        beyond = sum(factor > 2 for factor in factors)
+        print(f"{name}: {len(rows)} rows, median error {statistics.median(errors):.1%}, largest factor {max(factors):.2f}, beyond a factor of 2: {beyond}")
+
+
+def print_pairs(name: str, pairs: Sequence[tuple[Measured, Measured, bool]]) -> None:
+    """How many are in order, and those that are not."""
+    right = sum(good for _, _, good in pairs)
+    print(f"{name}: {right} of {len(pairs)} pairs beyond 10 % in order" + (f" ({right / len(pairs):.1%})" if pairs else ""))
+    for a, b, good in pairs:
+        if not good:
+            print(f"    not: lines {a.line} and {b.line}: {a.cell[0]} {a.cell[1]} @ {a.depth}: {a.arm} / {b.arm}")
+
+
+def print_skipped(skipped: Sequence[Skipped]) -> None:
+    """Rows that are not used, by reason."""
+    reasons: dict[str, list[int]] = defaultdict(list)
+    for row in skipped:
+        reasons[row.reason].append(row.line)
+    for reason, lines in reasons.items():
+        print(f"    {reason}: lines {', '.join(map(str, lines))}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="store the fitted constants")
+    parser.add_argument("--stored", action="store_true", help="price with the stored constants, fit nothing")
+    parser.add_argument("--placements", type=Path, default=speed_rows.PLACEMENTS, help="rows like placements.csv")
+    parser.add_argument("--gpus", type=Path, default=speed_rows.GPUS, help="rows like gpus_tg128.csv")
+    parser.add_argument("--rows", action="store_true", help="print every row")
+    options = parser.parse_args()
+    gpus, gpus_skipped = speed_rows.full_offload(options.gpus)
+    rows, skipped = speed_rows.placements(options.placements)
+    tables = tomllib.loads(COST.read_text(encoding="utf-8"))
+    if not options.stored:
+        tables = fit_devices(tables, gpus)
+        tables, hosts = fit_placements(tables, rows)
+    else:
+        hosts = {}
+    show(tables, hosts, gpus, gpus_skipped, rows, skipped, options.rows)
+    if not options.stored:
+        cross_validate(tables, rows)
+
+
+def show(tables: Tables, hosts: dict[str, float], gpus: Sequence[Measured], gpus_skipped: Sequence[Skipped], rows: Sequence[Measured], skipped: Sequence[Skipped], every: bool) -> None:
+    """The tables that say how good the constants are."""
+    costs = cost.costs_of(tables)
+    offload, offload_prompts = generation(gpus, costs, hosts), prompts(gpus, costs, hosts)
+    placed, placed_prompts = generation(rows, costs, hosts), prompts(rows, costs, hosts)
+    if every:
+        print_rows("Whole model on one device: generated tokens per second", offload)
+        print_rows("Whole model on one device: prompt tokens per second", offload_prompts)
+        print_rows("Placements: generated tokens per second", placed)
+        print_rows("Placements: prompt tokens per second", placed_prompts)
+    print("\nConstants")
+    for key in (*DEVICE_KEYS, *PROMPT_DEVICE_KEYS, *PLACEMENT_KEYS, *PROMPT_PLACEMENT_KEYS):
+        print(f"    {'.'.join(key)} = {_get(tables, key):.4g}")
+    for name, bandwidth in hosts.items():
+        print(f"    bandwidth fitted to its own rows: {name}: {bandwidth / 1e9:.0f} GB/s")
+    print("\nWhole model on one device (gpus_tg128.csv)")
+    print_summary("  generation", offload)
+    print_summary("  prompt", offload_prompts)
+    print("  not used:")
+    print_skipped(gpus_skipped)
+    print("\nPlacements (placements.csv)")
+    print_summary("  generation, complete rows", [row for row in placed if row[0].complete])
+    print_summary("  generation, complete rows of llama.cpp", [row for row in placed if row[0].complete and row[0].cell[3] == "llama.cpp"])
+    print_summary("  generation, host's bandwidth fitted", [row for row in placed if not row[0].complete])
+    print_summary("  prompt, complete rows of llama.cpp", [row for row in placed_prompts if row[0].complete and row[0].cell[3] == "llama.cpp"])
+    print_summary("  prompt, complete rows", [row for row in placed_prompts if row[0].complete])
+    print_pairs("  generation", ordered(placed))
+    print_pairs("  prompt", ordered(placed_prompts))
+    print("  not used:")
+    print_skipped(skipped)
+
+
+def cross_validate(tables: Tables, rows: Sequence[Measured]) -> None:
+    """Every source priced with constants that were fitted without it."""
+    pass
+
+
+if __name__ == "__main__":
+    main()
