@@ -11,12 +11,9 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-
-import psutil
-from platformdirs import user_cache_path
 
 from fitter.errors import UsageError
 from fitter.machine.host import host_memory
@@ -50,8 +47,8 @@ _SECONDS = 0.25
 _PASSES = 5
 """Other programs slow some passes down; the best one counts, and is kept for long."""
 
-DEFAULT = HostSpeed(40e9, "default: two channels of DDR4-3200 less a fifth, for nothing could be measured")
-"""What a host that cannot be measured is taken to read: 2 channels x 8 bytes x 3200 MT/s = 51.2 GB/s, less a fifth."""
+DEFAULT = HostSpeed(40e9, "default: two channels of DDR4-3200 less a fifth, for nothing was measured", known=False)
+"""What a host that was not measured is taken to read: 2 channels x 8 bytes x 3200 MT/s = 51.2 GB/s, less a fifth."""
 
 
 @dataclass(frozen=True)
@@ -92,26 +89,28 @@ def host_speed(measure: Callable[[int], float] | None = None) -> HostSpeed:
     """
     host = this_host()
     if (bandwidth := _read(host)) is not None:
-        return HostSpeed(bandwidth, "measured, kept since")
+        return HostSpeed(bandwidth, "measured, kept since", host.cores)
     try:
         bandwidth = (measure or read_bandwidth)(host.cores)
     except (ImportError, MemoryError, OSError, RuntimeError):
-        return DEFAULT
+        return replace(DEFAULT, threads=host.cores)
     if not _LEAST <= bandwidth <= _MOST:
-        return DEFAULT
+        return replace(DEFAULT, threads=host.cores)
     _write(host, bandwidth)
-    return HostSpeed(bandwidth, "measured")
+    return HostSpeed(bandwidth, "measured", host.cores)
 
 
 def cache_path() -> Path:
     """The file: ``llama-fitter/bandwidth.json`` where the platform keeps caches (``XDG_CACHE_HOME``)."""
+    from platformdirs import user_cache_path
+
     return user_cache_path("llama-fitter", appauthor=False) / "bandwidth.json"
 
 
 def this_host() -> Host:
     """This machine, or the container that this process runs in."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores = min(usable, psutil.cpu_count(logical=False) or usable)
+    cores = min(usable, _physical_cores() or usable)
     return Host(_processor(), cores, host_memory().total)
 
 
@@ -124,7 +123,7 @@ def read_bandwidth(cores: int) -> float:
     # Its reductions read as fast as memory is and leave the interpreter's lock; imported here, for it takes a while.
     import numpy
 
-    size = buffer_bytes(cores, _cache_bytes(), psutil.virtual_memory().available)
+    size = buffer_bytes(cores, _cache_bytes(), host_memory().available)
     buffers = [numpy.empty(size // 4, dtype=numpy.float32) for _ in range(cores)]
     # Untouched pages are all one page of zeros, which is in the cache.
     _together(cores, lambda thread: buffers[thread].fill(1))
@@ -175,6 +174,24 @@ def _cache_bytes(root: Path = Path("/")) -> int:
                 size = (index / "size").read_text().strip()
                 caches[(index / "shared_cpu_list").read_text()] = int(size.removesuffix("K")) * 1024
     return sum(caches.values()) or 32 * _MIB
+
+
+def _physical_cores(root: Path = Path("/")) -> int:
+    """Cores of this machine, two threads of one counted once; 0 where nothing says it."""
+    cores, package = set(), ""
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "physical id":
+                package = value.strip()
+            elif key.strip() == "core id":
+                cores.add((package, value.strip()))
+    if cores:
+        return len(cores)
+    # not Linux, or an architecture whose /proc does not tell; imported here, for it takes a while
+    import psutil
+
+    return psutil.cpu_count(logical=False) or 0
 
 
 def _processor(root: Path = Path("/")) -> str:

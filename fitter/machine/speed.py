@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -53,11 +52,13 @@ class HostSpeed:
     """``bandwidth`` of the host's memory, bytes per second, as all cores together read it; ``source``: one line.
 
     ``threads``: how many llama.cpp computes with, its default being one per physical core; 0 where it is not known.
+    ``known``: whether it was measured or given; else it is a stated default.
     """
 
     bandwidth: float
     source: str
     threads: int = 0
+    known: bool = True
 
 
 def speed_of(info: DeviceInfo | VirtualDevice) -> DeviceSpeed:
@@ -200,4 +201,6 @@ def _speed(card: CatalogueGpu, kind: str, source: str, known: bool) -> DeviceSpe
 def _middle_intensity(profile: str) -> float:
     """FLOP per byte of the cards that it is known of."""
     cards = [card for card in catalogue.gpus().values() if card.profile == profile]
-    return statistics.median(card.compute / card.bandwidth for card in cards if card.compute)
+    intensities = sorted(card.compute / card.bandwidth for card in cards if card.compute)
+    middle = len(intensities) // 2
+    return (intensities[middle] + intensities[-1 - middle]) / 2

@@ -9,9 +9,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, FlashAttn, Params, SplitMode, TensorBuftOverride
 from fitter.planning.cost import Workload
 from fitter.planning.request import (
-    DEFAULT_GENERATE,
     DEFAULT_MARGIN,
-    DEFAULT_PROMPT,
     LEVERS,
     MIB,
     OBJECTIVES,
@@ -129,10 +127,22 @@ def workload_of(prompt: int | None, generate: int | None, context: int, *, is_se
             raise UsageError(f"{asked} are more than {whose} of {context} tokens can hold: {remedy}")
     if generate is None:
         room = context - prompt if prompt else max(1, context // 5)
-        generate = min(DEFAULT_GENERATE, room)
+        generate = min(Workload.generate, room)
     if prompt is None:
-        prompt = min(DEFAULT_PROMPT, max(0, context - generate))
+        prompt = min(Workload.prompt, max(0, context - generate))
     return Workload(prompt, generate)
+
+
+def check_live_tokens(live_tokens: int | None, context: int) -> None:
+    """Raise ``UsageError`` for tokens that a ``context`` of so many tokens cannot have."""
+    if live_tokens is not None and not 0 <= live_tokens <= context:
+        raise UsageError(f"{live_tokens} live tokens cannot be in a context of {context}: give 0 to {context}")
+
+
+def check_timeout(timeout: float) -> None:
+    """Raise ``UsageError`` for a time that is none."""
+    if not timeout > 0:
+        raise UsageError(f"a timeout of {timeout} seconds is too short")
 
 
 def check_choices(objective: str, strategy: str) -> None:

@@ -22,9 +22,6 @@ OBJECTIVES = ("request", "generation", "prompt", "context")
 """What a fit can be best at: the time of the request, generation or prompt processing alone, the most context."""
 STRATEGIES = ("fastest", "llama.cpp")
 """How a fit places: by estimated time, or as upstream's own fit does."""
-DEFAULT_PROMPT = 2048
-DEFAULT_GENERATE = 512
-"""The request that a fit is to be fast at, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +66,9 @@ class Request:
     sequence that is worth having. ``model_bytes`` is what all tensors have in the file. ``pinned`` says of the tensors
     that an override of the user's catches where they go (a device's index or ``HOST``).
 
-    ``objective`` (of ``OBJECTIVES``) and ``strategy`` (of ``STRATEGIES``) say which plan is the best. ``workload`` is the
-    request that is priced, which every context from ``n_ctx_min`` up holds; ``speeds`` has every device's by name. What
-    is to be priced has ``facts`` and ``host_speed``; without them there is no estimate.
+    ``objective`` (of ``OBJECTIVES``) and ``strategy`` (of ``STRATEGIES``) say which plan is the best. ``workload`` is
+    the request that is priced, which every context from ``n_ctx_min`` up holds; ``speeds`` has every device's by name.
+    What is to be priced has ``facts`` and ``host_speed``; without them there is no estimate.
     """
 
     params: Params
@@ -88,7 +85,7 @@ class Request:
     facts: ModelFacts | None = None
     speeds: dict[str, DeviceSpeed] = field(default_factory=dict)
     host_speed: HostSpeed | None = None
-    workload: Workload = Workload(DEFAULT_PROMPT, DEFAULT_GENERATE)
+    workload: Workload = field(default_factory=Workload)
     objective: str = "request"
     strategy: str = "fastest"
 
