@@ -12,6 +12,7 @@ from fitter.output.arguments import arguments
 from fitter.planning.calibration import Calibration
 from fitter.planning.inspection import Inspection
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData
+from fitter.planning.pricing import Price
 
 SCHEMA = 1
 
@@ -26,7 +27,7 @@ def to_dict(plan: PlanData) -> dict[str, Any]:
         "arguments": arguments(plan),
         "devices": [_device(device) for device in plan.devices],
         "host": _host(plan.host),
-        "estimate": None,
+        "estimate": None if plan.estimate is None else _estimate(plan.estimate),
         "search": {"dummy_loads": plan.search.dummy_loads, "seconds": round(plan.search.seconds, 3)},
         "problems": [
             {"device": problem.device, "missing": problem.missing, "message": problem.message}
@@ -223,6 +224,13 @@ def _host(host: HostUse) -> dict[str, Any]:
         "compute": host.compute,
         "used": host.used,
         "left": host.left,
+    }
+
+
+def _estimate(price: Price) -> dict[str, Any]:
+    return {
+        "prompt_tokens_per_second": float(f"{price.prompt_tokens_per_second:.4g}"),
+        "generation_tokens_per_second": float(f"{price.generation_tokens_per_second:.4g}"),
     }
 
 

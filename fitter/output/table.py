@@ -12,10 +12,11 @@ from rich.text import Text
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
 from fitter.machine.catalogue import CatalogueGpu, capability_text
-from fitter.output.units import dummy_loads, human, mib, scaled
+from fitter.output.units import dummy_loads, human, mib, scaled, speed
 from fitter.planning.calibration import Calibration, Comparison
 from fitter.planning.inspection import Inspection
 from fitter.planning.plan import DeviceUse, HostUse, PlanData
+from fitter.planning.pricing import Price
 
 _FILE_WIDTH = 120
 
@@ -40,6 +41,8 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"
         parts.append(Text(need))
     parts.append(Text("\n".join(_parameters(plan))))
+    if plan.estimate is not None:
+        parts.append(Text("\n".join(_estimate(plan.estimate)), overflow="fold"))
     loads = dummy_loads(plan.search.dummy_loads)
     parts.append(Text(f"measured with {loads} in {plan.search.seconds:.1f} s", style="dim"))
     return Group(*parts)
@@ -234,6 +237,16 @@ def _parameters(plan: PlanData) -> list[str]:
     lines = [" · ".join(where), " · ".join(how)]
     lines += [f"{override.pattern} in {override.buffer_type}" for override in params.tensor_buft_overrides]
     return lines
+
+
+def _estimate(price: Price) -> list[str]:
+    workload = price.workload
+    prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
+    lines = [
+        f"estimated {prompt} t/s prompt · {generation} t/s generation "
+        f"({workload.prompt} + {workload.generate} tokens: {price.seconds:.1f} s)"
+    ]
+    return lines + [f"speed of {s.device}: {s.text}" for s in price.sources if s.is_default]
 
 
 def _metadata(value: MetadataValue) -> str:

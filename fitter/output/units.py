@@ -33,3 +33,10 @@ def human(size: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} GiB"
+
+
+def speed(tokens_per_second: float) -> str:
+    """Tokens per second to three digits: ``1,240``, ``38``, ``2.19``, ``0.56``."""
+    if tokens_per_second >= 100:
+        return f"{float(f'{tokens_per_second:.3g}'):,.0f}"
+    return f"{tokens_per_second:.3g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -134,6 +135,7 @@ def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown
         live = live_tokens
         at_depth = price(work, speeds.devices, speeds.host, replace(workload, prompt=0, generate=0, cached=live_tokens))
         estimate = _joined(estimate, at_depth, workload)
+    named = tuple(replace(part, name=_named(part.name, speeds.names)) for part in estimate.parts)
     used = {place for layer in work.layers for place in (layer.home, layer.cache, *(w.place for w in layer.weights))}
     sources = [
         SpeedSource(name, speed.source, not speed.known)
@@ -142,7 +144,13 @@ def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown
     ]
     if HOST in used:
         sources.append(SpeedSource("host", speeds.host.source, not speeds.host.known))
-    return Price(estimate, workload, live, tuple(sources), breakdown)
+    return Price(replace(estimate, parts=named), workload, live, tuple(sources), breakdown)
+
+
+def _named(part: str, names: Sequence[str]) -> str:
+    """``device 0: weights`` with the device's name."""
+    match = re.match(r"device (\d+)(?=:)", part)
+    return names[int(match[1])] + part[match.end() :] if match else part
 
 
 def _joined(prompt: Estimate, generation: Estimate, workload: Workload) -> Estimate:
