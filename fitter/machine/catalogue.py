@@ -6,7 +6,8 @@ import difflib
 import functools
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from importlib import resources
 from typing import Any
 
@@ -17,23 +18,33 @@ else:
 
 MIB = 1024 * 1024
 
+_METAL_STEP = 2**14
+
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the figures of a card are from; ``usable`` is ``None`` where that figure is not known."""
+    """Where the figures of a card are from; ``None`` where a figure is not known, or a card has none."""
 
-    compute_capability: str
+    compute_capability: str | None
     total: str
     usable: str | None
     free: str
+    bandwidth: str | None = None
+    compute: str | None = None
+    pcie: str | None = None
 
 
 @dataclass(frozen=True)
 class CatalogueGpu:
     """A card: memory in bytes, ``compute_capability`` as ggml-cuda counts it (890 for 8.9, see ``capability``).
 
-    ``total`` is the card's memory, ``usable`` what the driver leaves of it (``None``: not known), ``free`` what an idle
-    card leaves to llama.cpp.
+    The latter is 0 where there is none (Vulkan, Metal). ``total`` is the card's memory, ``usable`` what the driver
+    leaves of it (``None``: not known), ``free`` what an idle card leaves to llama.cpp.
+
+    ``bandwidth`` of its memory and ``pcie``, from the host in one direction, are bytes per second; ``compute`` is dense
+    fp16 FLOP per second with accumulation in fp32, ``None`` where nobody published it. ``unified``: its memory is the
+    machine's, as much as its owner chose, and there is no ``pcie``; ``sizes`` are those that it is sold with, where
+    they say which card it is. ``names`` are what drivers call it, ``description`` first.
     """
 
     key: str
@@ -44,15 +55,25 @@ class CatalogueGpu:
     usable: int | None
     free: int
     sources: Sources
+    bandwidth: float = 0.0
+    compute: float | None = None
+    pcie: float | None = None
+    unified: bool = False
+    sizes: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Default:
-    """What a GPU is taken to be where nothing says so: ``free_fraction`` of a card's memory, profile and capability."""
+    """What a GPU is taken to be where nothing says so: ``free_fraction`` of a card's memory, profile and capability.
+
+    ``integrated`` is the card that one without memory of its own is taken to be as fast as.
+    """
 
     free_fraction: float
     profile: str
     compute_capability: int
+    integrated: str
 
 
 AMD_OFFSET = 0x1000000
@@ -69,11 +90,18 @@ def capability(text: str) -> int:
     return int(match[1]) * 100 + int(match[2]) * 10
 
 
+def capability_text(compute_capability: int) -> str:
+    """890 as ``8.9``, and ggml's number of an AMD architecture as ``gfx1100``; the other way round: ``capability``."""
+    if compute_capability >= AMD_OFFSET:
+        return f"gfx{compute_capability - AMD_OFFSET:x}"
+    return f"{compute_capability // 100}.{compute_capability % 100 // 10}"
+
+
 @functools.cache
 def default() -> Default:
     """The defaults of the catalogue."""
     data = _data()["default"]
-    return Default(data["free_fraction"], data["profile"], capability(data["compute_capability"]))
+    return Default(data["free_fraction"], data["profile"], capability(data["compute_capability"]), data["integrated"])
 
 
 @functools.cache
@@ -83,8 +111,8 @@ def gpus() -> dict[str, CatalogueGpu]:
 
 
 def find(name: str) -> CatalogueGpu | None:
-    """The card of that name: a key, or what its driver calls it; case, spaces, ``NVIDIA GeForce`` and ``AMD Radeon`` do
-    not matter.
+    """The card of that name: a key, or what a driver calls it; case, spaces, ``NVIDIA GeForce``, ``AMD Radeon``,
+    ``Intel`` and ``Apple`` do not matter.
 
     A name that lacks the memory (``rtx-3060``) is the card where only one has it.
     """
@@ -92,7 +120,7 @@ def find(name: str) -> CatalogueGpu | None:
     known = gpus()
     if key in known:
         return known[key]
-    matches = [gpu for gpu in known.values() if _normal(gpu.description) == key]
+    matches = [gpu for gpu in known.values() if key in map(_normal, gpu.names)]
     matches = matches or [gpu for gpu in known.values() if re.fullmatch(re.escape(key) + r"-[0-9]+gb", gpu.key)]
     return matches[0] if len(matches) == 1 else None
 
@@ -107,32 +135,64 @@ def similar(name: str) -> list[str]:
 
 def _normal(name: str) -> str:
     words = re.sub(r"[\s_]+", "-", name.strip().lower())
-    return re.sub(r"^(nvidia-|amd-)?(geforce-|radeon-pro-|radeon-|instinct-)?", "", words)
+    return re.sub(r"^(nvidia-|amd-|intel-|apple-)?(geforce-|radeon-pro-|radeon-|instinct-)?", "", words)
+
+
+def metal_working_set(memory: int) -> int:
+    """Bytes that macOS lets Metal use of a Mac's ``memory``, in whole pages."""
+    data = _data()["metal"]
+    share = Fraction(data["shares"]["large" if memory >= data["large_gib"] * 2**30 else "small"])
+    return int(memory * share) // _METAL_STEP * _METAL_STEP
 
 
 def _gpu(key: str, entry: dict[str, Any]) -> CatalogueGpu:
-    total, usable, free = entry["total"], entry.get("usable"), entry.get("free")
+    total, usable, free, architecture = (entry.get(name) for name in ("total", "usable", "free", "compute_capability"))
+    bandwidth, compute, pcie = (entry.get(name) for name in ("bandwidth", "compute", "pcie"))
+    assert total is not None
+    size = total["mib"] * MIB
     share = default().free_fraction
+    sources = Sources(
+        _source(architecture),
+        total=_data()["source"][total["source"]],
+        usable=_source(usable),
+        free=_source(free) or f"estimated: {share:.0%} of the total, the smallest share among known cards",
+        bandwidth=_source(bandwidth),
+        compute=_source(compute),
+        pcie=_source(pcie),
+    )
+    usable_size = usable["mib"] * MIB if usable else None
+    free_size = free["mib"] * MIB if free else int(total["mib"] * share) * MIB
+    if entry["profile"] == "metal":
+        usable_size = free_size = metal_working_set(size)
+        logs = _data()["source"][_data()["metal"]["shares"]["source"]]
+        sources = replace(sources, usable=logs, free=logs)
     return CatalogueGpu(
         key,
         entry["description"],
         entry["profile"],
-        capability(entry["compute_capability"]["value"]),
-        total["mib"] * MIB,
-        usable["mib"] * MIB if usable else None,
-        (free["mib"] if free else int(total["mib"] * share)) * MIB,
-        Sources(
-            _source(entry["compute_capability"]),
-            _source(total),
-            _source(usable) if usable else None,
-            _source(free) if free else f"estimated: {share:.0%} of the total, the smallest share among known cards",
-        ),
+        capability(architecture["value"]) if architecture else 0,
+        size,
+        usable_size,
+        free_size,
+        sources,
+        entry["bandwidth"]["gbs"] * 1e9,
+        compute["tflops"] * 1e12 if compute else None,
+        _pcie(pcie) if pcie else None,
+        entry.get("unified", False),
+        tuple(size * 2**30 for size in entry.get("memory_gib", ())),
+        (entry["description"], *entry.get("also", ())),
     )
 
 
-def _source(figure: dict[str, Any]) -> str:
-    text: str = _data()["source"][figure["source"]]
-    return text
+def _pcie(figure: dict[str, Any]) -> float:
+    speed: float = (
+        figure["gbs"] if "gbs" in figure else _data()["pcie"]["lane"][str(figure["generation"])] * figure["lanes"]
+    )
+    return speed * 1e9
+
+
+def _source(figure: dict[str, Any] | None) -> str | None:
+    return None if figure is None else _data()["source"][figure["source"]]
 
 
 @functools.cache

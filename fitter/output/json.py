@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Params
-from fitter.machine.catalogue import CatalogueGpu
+from fitter.machine.catalogue import CatalogueGpu, capability_text
 from fitter.output.arguments import arguments
-from fitter.output.units import capability_text
 from fitter.planning.calibration import Calibration
 from fitter.planning.inspection import Inspection
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData
@@ -57,7 +56,10 @@ def devices_to_dict(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> dict[s
 
 
 def catalogue_to_dict(gpus: Iterable[CatalogueGpu]) -> dict[str, Any]:
-    """What ``fitter devices --catalogue`` shows; ``usable`` is ``null`` where nobody published it."""
+    """What ``fitter devices --catalogue`` shows; a figure is ``null`` where nobody published it, or there is none.
+
+    ``bandwidth`` and ``pcie`` are bytes per second, ``compute`` FLOP per second.
+    """
     return {
         "schema": SCHEMA,
         "gpus": [
@@ -65,15 +67,22 @@ def catalogue_to_dict(gpus: Iterable[CatalogueGpu]) -> dict[str, Any]:
                 "name": gpu.key,
                 "description": gpu.description,
                 "profile": gpu.profile,
-                "compute_capability": capability_text(gpu.compute_capability),
+                "compute_capability": capability_text(gpu.compute_capability) if gpu.compute_capability else None,
                 "total": gpu.total,
                 "usable": gpu.usable,
                 "free": gpu.free,
+                "bandwidth": gpu.bandwidth,
+                "pcie": gpu.pcie,
+                "compute": gpu.compute,
+                "unified": gpu.unified,
                 "sources": {
                     "compute_capability": gpu.sources.compute_capability,
                     "total": gpu.sources.total,
                     "usable": gpu.sources.usable,
                     "free": gpu.sources.free,
+                    "bandwidth": gpu.sources.bandwidth,
+                    "pcie": gpu.sources.pcie,
+                    "compute": gpu.sources.compute,
                 },
             }
             for gpu in gpus

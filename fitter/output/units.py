@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fitter.machine.catalogue import AMD_OFFSET
-
 MIB = 1024 * 1024
 
 
@@ -17,11 +15,9 @@ def mib(size: int | None) -> str:
     return "-" if size is None else str(size // MIB)
 
 
-def capability_text(compute_capability: int) -> str:
-    """890 as ``8.9``, and ggml's number of an AMD architecture as ``gfx1100``."""
-    if compute_capability >= AMD_OFFSET:
-        return f"gfx{compute_capability - AMD_OFFSET:x}"
-    return f"{compute_capability // 100}.{compute_capability % 100 // 10}"
+def scaled(figure: float | None, unit: int) -> str:
+    """``figure`` in ``unit``, with one decimal below 100: ``1008``, ``31.5``; ``-`` where it is not known."""
+    return "-" if figure is None else f"{figure / unit:.{0 if figure >= 100 * unit else 1}f}"
 
 
 def dummy_loads(count: int) -> str:

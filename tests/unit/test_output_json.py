@@ -124,8 +124,8 @@ def test_devices() -> None:
 
 
 def test_catalogue() -> None:
-    sources = Sources("a page", "a log", None, "estimated")
-    card = CatalogueGpu("card-8gb", "Card", "cuda", 1210, 8 * GIB, None, 7 * GIB, sources)
+    sources = Sources("a page", "a log", None, "estimated", "a sheet", None, "a bus")
+    card = CatalogueGpu("card-8gb", "Card", "cuda", 1210, 8 * GIB, None, 7 * GIB, sources, 1e12, None, 32e9)
     assert catalogue_to_dict([card]) == {
         "schema": 1,
         "gpus": [
@@ -137,7 +137,19 @@ def test_catalogue() -> None:
                 "total": 8 * GIB,
                 "usable": None,
                 "free": 7 * GIB,
-                "sources": {"compute_capability": "a page", "total": "a log", "usable": None, "free": "estimated"},
+                "bandwidth": 1e12,
+                "pcie": 32e9,
+                "compute": None,
+                "unified": False,
+                "sources": {
+                    "compute_capability": "a page",
+                    "total": "a log",
+                    "usable": None,
+                    "free": "estimated",
+                    "bandwidth": "a sheet",
+                    "pcie": "a bus",
+                    "compute": None,
+                },
             }
         ],
     }

@@ -115,21 +115,26 @@ def test_devices() -> None:
 
 def test_catalogue() -> None:
     out = io.StringIO()
-    one = CatalogueGpu("one", "One", "cuda", 890, 8 * GIB, None, 7 * GIB, Sources("a page", "a log", None, "estimated"))
-    two = CatalogueGpu("two", "Two", "cuda", 1210, 9 * GIB, 8 * GIB, 7 * GIB, Sources("a page", "x", "a log", "y"))
+    one = CatalogueGpu(
+        "one", "One", "cuda", 890, 8 * GIB, None, 7 * GIB, Sources("a page", "a log", None, "estimated"), 1008e9
+    )
+    sources = Sources(None, "x", "a log", "y", "a page", "z", "a log")
+    two = CatalogueGpu("two", "Two", "vulkan-anv", 0, 9 * GIB, 8 * GIB, 7 * GIB, sources, 89.6e9, 116.4e12, 15.752e9)
     table.print_to(out, table.catalogue_table([one, two]))
     assert out.getvalue() == (
-        "GPU  capability  MiB: total  usable  free  profile  sources\n"
-        "one         8.9        8192       -  7168  cuda     1 2 - 3\n"
-        "two        12.1        9216    8192  7168  cuda     1 4 2 5\n"
+        "GPU  arch  MiB: total  usable  free  GB/s  PCIe  TFLOPS  profile     sources\n"
+        "one   8.9        8192       -  7168  1008     -       -  cuda        1 2 - 3 - - -\n"
+        "two     -        9216    8192  7168  89.6  15.8     116  vulkan-anv  - 4 2 5 1 2 6\n"
         "\n"
         "total: the card's memory. usable: what the driver leaves of it. free: what an idle card leaves to llama.cpp.\n"
-        "sources: of capability, total, usable and free, by number:\n"
+        "GB/s: of its memory, and over PCIe. TFLOPS: dense fp16.\n"
+        "sources: of arch, total, usable, free, GB/s, PCIe and TFLOPS, by number:\n"
         "  1  a page\n"
         "  2  a log\n"
         "  3  estimated\n"
         "  4  x\n"
         "  5  y\n"
+        "  6  z\n"
     )
 
 
