@@ -40,7 +40,10 @@ Tables = dict[str, Any]
 Key = tuple[str, ...]
 
 DEVICE_KEYS: tuple[Key, ...] = (
-    *((("family", name, "layer")) for name in ("cuda", "cuda-hbm", "rocm", "rocm-hbm", "vulkan", "vulkan-apple", "metal")),
+    *(
+        (("family", name, "layer"))
+        for name in ("cuda", "cuda-hbm", "rocm", "rocm-hbm", "vulkan", "vulkan-apple", "metal")
+    ),
     *(
         (("family", name, "bandwidth"))
         for name in ("cuda", "cuda-hbm", "cuda-old", "rocm", "rocm-hbm", "vulkan", "vulkan-apple", "metal")
@@ -52,18 +55,45 @@ PROMPT_DEVICE_KEYS: tuple[Key, ...] = tuple(
 )
 PLACEMENT_KEYS: tuple[Key, ...] = (
     ("family", "cuda", "cache"),
+    ("family", "cuda-hbm", "cache"),
     ("family", "cuda", "quantized_cache"),
-    ("host", "layer"),
+    ("host", "sync"),
     ("host", "bandwidth"),
     ("host", "attention"),
+    ("host", "plain_attention"),
     ("graph", "split"),
     ("graph", "pageable"),
+    ("graph", "min_bits"),
 )
 PROMPT_PLACEMENT_KEYS: tuple[Key, ...] = (
     ("family", "cuda", "attention"),
     ("host", "compute"),
     ("graph", "pcie"),
 )
+
+START: Tables = {
+    # ikawrakow/ik_llama.cpp#232 took a run apart: 1.88 s of 11.53 s went to synchronising and copying, 59 µs a split
+    "graph": {"split": 60e-6, "hop": 50e-6, "pcie": 0.75, "pageable": 0.15, "min_bits": 3.5},
+    "host": {"sync": 4e-6, "bandwidth": 0.9, "attention": 3e9, "plain_attention": 15e9, "compute": 50e9},
+    "family": {
+        "cuda": {
+            "layer": 35e-6,
+            "bandwidth": 0.8,
+            "cache": 0.6,
+            "quantized_cache": 0.8,
+            "compute": 0.8,
+            "attention": 0.3,
+        },
+        "cuda-hbm": {"layer": 80e-6, "bandwidth": 0.7, "cache": 0.4, "compute": 0.3},
+        "cuda-old": {"bandwidth": 0.5, "compute": 0.5},
+        "rocm": {"layer": 35e-6, "bandwidth": 0.7, "compute": 0.4},
+        "rocm-hbm": {"layer": 40e-6, "bandwidth": 0.5, "compute": 0.4},
+        "vulkan": {"layer": 35e-6, "bandwidth": 0.7, "compute": 0.4},
+        "vulkan-apple": {"layer": 300e-6, "bandwidth": 0.7, "compute": 0.4},
+        "metal": {"layer": 150e-6, "bandwidth": 0.9, "compute": 0.7},
+    },
+}
+"""Where the fit begins: what the rows say at a glance. It may go far from there, but not without reason."""
 
 
 # ---- pricing
@@ -79,7 +109,7 @@ def generation_tps(row: Measured, costs: Costs, bandwidth: float | None = None) 
 def prompt_tps(row: Measured, costs: Costs, bandwidth: float | None = None) -> float:
     """Prompt tokens per second at the row's depth, priced."""
     host = row.host if bandwidth is None else replace(row.host, bandwidth=bandwidth)
-    workload = Workload(prompt=row.prompt, generate=0, cached=row.depth)
+    workload = Workload(prompt=row.prompt, generate=0, cached=row.prompt_after)
     return price(row.work, row.devices, host, workload, costs).prompt_tokens_per_second
 
 
@@ -94,11 +124,13 @@ def fitted(
     measured: Callable[[Measured], float | None],
     hosts: dict[str, float],
     prior: float,
+    tolerance: float,
 ) -> tuple[Tables, dict[str, float]]:
     """``tables`` with the constants ``keys`` fitted, and the bandwidth of hosts that nobody states.
 
     ``prior``: how far, as a factor's logarithm, a constant may drift from where it starts before that costs as much as
-    one series that is off by 20 %.
+    one series that is off by 20 %. ``tolerance``: from which logarithm on an error counts linearly, not squared. Rows of
+    other programs than llama.cpp count a quarter: the constants are to be llama.cpp's.
     """
     rows = [row for row in rows if measured(row)]
     unknown = sorted({row.machine for row in rows if not row.complete})
@@ -106,15 +138,23 @@ def fitted(
     series: dict[Key, int] = defaultdict(int)
     for row in rows:
         series[_series(row)] += 1
-    weights = np.array([1 / math.sqrt(series[_series(row)]) for row in rows])
+    weights = np.array(
+        [(1 if row.cell[3] in ("llama.cpp", "0", "1") else 0.5) / math.sqrt(series[_series(row)]) for row in rows]
+    )
     target = np.log([measured(row) or 1.0 for row in rows])
 
     def residuals(x: np.ndarray) -> np.ndarray:
         now, bandwidths = unpack(x)
         costs = cost.costs_of(now)
-        return np.array(
-            [math.log(priced(row, costs, bandwidths.get(row.machine) if not row.complete else None)) for row in rows]
-        ) - target
+        return (
+            np.array(
+                [
+                    math.log(priced(row, costs, bandwidths.get(row.machine) if not row.complete else None))
+                    for row in rows
+                ]
+            )
+            - target
+        )
 
     def unpack(x: np.ndarray) -> tuple[Tables, dict[str, float]]:
         now = tables
@@ -125,7 +165,8 @@ def fitted(
     loose = np.array([prior] * len(keys) + [1.5] * len(unknown))
 
     def objective(r: np.ndarray, x: np.ndarray) -> float:
-        return float(np.sum(weights**2 * 2 * (np.sqrt(1 + (r / 0.2) ** 2) - 1)) + np.sum(((x - start) / loose) ** 2))
+        robust = 2 * (tolerance / 0.2) ** 2 * (np.sqrt(1 + (r / tolerance) ** 2) - 1)
+        return float(np.sum(weights**2 * robust) + np.sum(((x - start) / loose) ** 2))
 
     x, damping = start.copy(), 1e-2
     r = residuals(x)
@@ -136,7 +177,7 @@ def fitted(
             step = x.copy()
             step[j] += 1e-4
             jacobian[:, j] = (residuals(step) - r) / 1e-4
-        robust = weights**2 / (0.04 * np.sqrt(1 + (r / 0.2) ** 2))
+        robust = weights**2 / (0.04 * np.sqrt(1 + (r / tolerance) ** 2))
         left = jacobian.T @ (robust[:, None] * jacobian) + np.diag(1 / loose**2)
         right = jacobian.T @ (robust * r) + (x - start) / loose**2
         for _ in range(8):
@@ -171,18 +212,41 @@ def _with(tables: Tables, key: Key, value: float) -> Tables:
     return {**tables, head: _with(tables.get(head, {}), tuple(rest), value) if rest else value}
 
 
-def fit_devices(tables: Tables, gpus: Sequence[Measured]) -> Tables:
+def fit_devices(tables: Tables, gpus: Sequence[Measured], with_prompts: bool = True) -> Tables:
     """Constants of the devices, from models that are whole on one."""
-    tables, _ = fitted(tables, DEVICE_KEYS, gpus, generation_tps, lambda row: row.generation_tps, {}, 1.0)
-    tables, _ = fitted(tables, PROMPT_DEVICE_KEYS, gpus, prompt_tps, lambda row: row.prompt_tps, {}, 1.0)
+    tables, _ = fitted(tables, DEVICE_KEYS, gpus, generation_tps, lambda row: row.generation_tps, {}, 3.0, 1.5)
+    if not with_prompts:
+        return tables
+    tables, _ = fitted(tables, PROMPT_DEVICE_KEYS, gpus, prompt_tps, lambda row: row.prompt_tps, {}, 1.0, 0.3)
     return tables
 
 
-def fit_placements(tables: Tables, rows: Sequence[Measured]) -> tuple[Tables, dict[str, float]]:
+def fit_placements(
+    tables: Tables, rows: Sequence[Measured], with_prompts: bool = True
+) -> tuple[Tables, dict[str, float]]:
     """Constants of the host and the graph, from placements; and the bandwidth of hosts that nobody states."""
-    tables, hosts = fitted(tables, PLACEMENT_KEYS, rows, generation_tps, lambda row: row.generation_tps, {}, 1.0)
-    tables, _ = fitted(tables, PROMPT_PLACEMENT_KEYS, [row for row in rows if row.complete], prompt_tps, lambda row: row.prompt_tps, hosts, 1.0)
+    # what other programs do on the CPU says nothing of llama.cpp
+    rows = [row for row in rows if row.cell[3] == "llama.cpp" or not speed_rows.attends_on_host(row)]
+    tables, hosts = fitted(tables, PLACEMENT_KEYS, rows, generation_tps, lambda row: row.generation_tps, {}, 1.0, 0.2)
+    if not with_prompts:
+        return tables, hosts
+    tables, _ = fitted(
+        tables,
+        PROMPT_PLACEMENT_KEYS,
+        [row for row in rows if row.complete and row.cell[3] == "llama.cpp"],
+        prompt_tps,
+        lambda row: row.prompt_tps,
+        hosts,
+        1.0,
+        0.3,
+    )
     return tables, hosts
+
+
+def fit_hosts(tables: Tables, rows: Sequence[Measured]) -> dict[str, float]:
+    """The bandwidth of hosts that nobody states, everything else given."""
+    rows = [row for row in rows if not row.complete and row.generation_tps]
+    return fitted(tables, (), rows, generation_tps, lambda row: row.generation_tps, {}, 1.0, 0.2)[1] if rows else {}
 
 
 # ---- criteria
@@ -234,7 +298,9 @@ def print_rows(title: str, rows: Sequence[tuple[Measured, float, float]]) -> Non
     for row, priced, measured in rows:
         note = "" if row.complete else " (host's bandwidth fitted)"
         depth = f" @ {row.depth}" if row.depth else ""
-        print(f"{row.line:>5} {measured:>9.2f} {priced:>9.2f} {priced / measured - 1:>+7.0%}  {' '.join(row.cell[:2])} | {row.arm}{depth}{note}")
+        print(
+            f"{row.line:>5} {measured:>9.2f} {priced:>9.2f} {priced / measured - 1:>+7.0%}  {' '.join(row.cell[:2])} | {row.arm}{depth}{note}"
+        )
 
 
 def print_summary(name: str, rows: Sequence[tuple[Measured, float, float]]) -> None:
@@ -243,13 +309,18 @@ def print_summary(name: str, rows: Sequence[tuple[Measured, float, float]]) -> N
     factors = [max(priced / measured, measured / priced) for _, priced, measured in rows]
     if errors:
         beyond = sum(factor > 2 for factor in factors)
-        print(f"{name}: {len(rows)} rows, median error {statistics.median(errors):.1%}, largest factor {max(factors):.2f}, beyond a factor of 2: {beyond}")
+        print(
+            f"{name}: {len(rows)} rows, median error {statistics.median(errors):.1%}, largest factor {max(factors):.2f}, beyond a factor of 2: {beyond}"
+        )
 
 
 def print_pairs(name: str, pairs: Sequence[tuple[Measured, Measured, bool]]) -> None:
     """How many are in order, and those that are not."""
     right = sum(good for _, _, good in pairs)
-    print(f"{name}: {right} of {len(pairs)} pairs beyond 10 % in order" + (f" ({right / len(pairs):.1%})" if pairs else ""))
+    print(
+        f"{name}: {right} of {len(pairs)} pairs beyond 10 % in order"
+        + (f" ({right / len(pairs):.1%})" if pairs else "")
+    )
     for a, b, good in pairs:
         if not good:
             print(f"    not: lines {a.line} and {b.line}: {a.cell[0]} {a.cell[1]} @ {a.depth}: {a.arm} / {b.arm}")
@@ -274,18 +345,28 @@ def main() -> None:
     options = parser.parse_args()
     gpus, gpus_skipped = speed_rows.full_offload(options.gpus)
     rows, skipped = speed_rows.placements(options.placements)
-    tables = tomllib.loads(COST.read_text(encoding="utf-8"))
-    if not options.stored:
-        tables = fit_devices(tables, gpus)
-        tables, hosts = fit_placements(tables, rows)
-    else:
-        hosts = {}
+    stored = tomllib.loads(COST.read_text(encoding="utf-8"))
+    if options.stored:
+        show(stored, fit_hosts(stored, rows), gpus, gpus_skipped, rows, skipped, options.rows)
+        return
+    devices = fit_devices(_merged(stored, START), gpus)
+    tables, hosts = fit_placements(devices, rows)
     show(tables, hosts, gpus, gpus_skipped, rows, skipped, options.rows)
-    if not options.stored:
-        cross_validate(tables, rows)
+    cross_validate(_merged(stored, START), gpus, rows)
+    if options.write:
+        COST.write_text(rewritten(COST.read_text(encoding="utf-8"), tables), encoding="utf-8")
+        print(f"\nwritten to {COST.relative_to(ROOT)}")
 
 
-def show(tables: Tables, hosts: dict[str, float], gpus: Sequence[Measured], gpus_skipped: Sequence[Skipped], rows: Sequence[Measured], skipped: Sequence[Skipped], every: bool) -> None:
+def show(
+    tables: Tables,
+    hosts: dict[str, float],
+    gpus: Sequence[Measured],
+    gpus_skipped: Sequence[Skipped],
+    rows: Sequence[Measured],
+    skipped: Sequence[Skipped],
+    every: bool,
+) -> None:
     """The tables that say how good the constants are."""
     costs = cost.costs_of(tables)
     offload, offload_prompts = generation(gpus, costs, hosts), prompts(gpus, costs, hosts)
@@ -307,9 +388,15 @@ def show(tables: Tables, hosts: dict[str, float], gpus: Sequence[Measured], gpus
     print_skipped(gpus_skipped)
     print("\nPlacements (placements.csv)")
     print_summary("  generation, complete rows", [row for row in placed if row[0].complete])
-    print_summary("  generation, complete rows of llama.cpp", [row for row in placed if row[0].complete and row[0].cell[3] == "llama.cpp"])
+    print_summary(
+        "  generation, complete rows of llama.cpp",
+        [row for row in placed if row[0].complete and row[0].cell[3] == "llama.cpp"],
+    )
     print_summary("  generation, host's bandwidth fitted", [row for row in placed if not row[0].complete])
-    print_summary("  prompt, complete rows of llama.cpp", [row for row in placed_prompts if row[0].complete and row[0].cell[3] == "llama.cpp"])
+    print_summary(
+        "  prompt, complete rows of llama.cpp",
+        [row for row in placed_prompts if row[0].complete and row[0].cell[3] == "llama.cpp"],
+    )
     print_summary("  prompt, complete rows", [row for row in placed_prompts if row[0].complete])
     print_pairs("  generation", ordered(placed))
     print_pairs("  prompt", ordered(placed_prompts))
@@ -317,9 +404,60 @@ def show(tables: Tables, hosts: dict[str, float], gpus: Sequence[Measured], gpus
     print_skipped(skipped)
 
 
-def cross_validate(tables: Tables, rows: Sequence[Measured]) -> None:
-    """Every source priced with constants that were fitted without it."""
-    pass
+_FOLDS = 8
+
+
+def cross_validate(start: Tables, gpus: Sequence[Measured], rows: Sequence[Measured]) -> None:
+    """Every row priced with constants that were fitted without any row of its source, or card."""
+    print("\nLeft out of the fit in turn")
+    left: list[tuple[Measured, float, float]] = []
+    cards = sorted({row.machine for row in gpus})
+    for fold in (cards[first::_FOLDS] for first in range(_FOLDS)):
+        tables = fit_devices(start, [row for row in gpus if row.machine not in fold], with_prompts=False)
+        left += generation([row for row in gpus if row.machine in fold], cost.costs_of(tables), {})
+    print_summary(f"  a {_FOLDS}th of the cards: generation", left)
+    devices = fit_devices(start, gpus)
+    left, medians = [], []
+    for name in sorted({_thread(row) for row in rows}):
+        tables, _ = fit_placements(devices, [row for row in rows if _thread(row) != name], with_prompts=False)
+        own = [row for row in rows if _thread(row) == name]
+        priced = generation(own, cost.costs_of(tables), fit_hosts(tables, own))
+        left += priced
+        complete = [error(p, m) for row, p, m in priced if row.complete]
+        if complete:
+            medians.append(statistics.median(complete))
+            print(f"    {name}: {len(complete)} complete rows, median error {medians[-1]:.1%}")
+    print_summary("  each source: generation, complete rows", [row for row in left if row[0].complete])
+    print(f"  median of the sources' medians: {statistics.median(medians):.1%}")
+    print_pairs("  each source: generation", ordered(left))
+
+
+def _thread(row: Measured) -> str:
+    """The discussion that a row is from, without the comment or the person; a discussion is one source."""
+    return row.source.split(" ")[0]
+
+
+def _merged(below: Tables, above: Tables) -> Tables:
+    both = {**below, **above}
+    for key in below.keys() & above.keys():
+        if isinstance(below[key], dict):
+            both[key] = _merged(below[key], above[key])
+    return both
+
+
+def rewritten(text: str, tables: Tables) -> str:
+    """``cost.toml`` with the figures of ``tables``, everything else as it is."""
+    section: Key = ()
+    lines = []
+    for line in text.splitlines():
+        if match := re.fullmatch(r"\[([\w.-]+)\]", line):
+            section = tuple(match[1].split("."))
+        elif line.startswith("[["):
+            section = ()
+        elif section and (match := re.fullmatch(r"(\w+) = .+", line)):
+            line = f"{match[1]} = {_get(tables, (*section, match[1])):.3g}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Published measurements of ``tests/data/speeds`` as the cost model's input.
 
-A row says in words what ran where. ``reference.toml`` says what its names mean; what a row leaves open makes it unusable,
-and ``Unusable`` says why.
+A row says in words what ran where. ``reference.toml`` says what its names mean; what a row leaves open makes it
+unusable, and ``Unusable`` says why.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Measured:
-    """One row. Speeds in tokens per second, ``None`` where the row has none; ``depth``: tokens in the cache.
+    """One row. Speeds in tokens per second, ``None`` where the row has none; ``depth``: tokens in the cache at
+    generation. ``prompt`` tokens were processed after ``prompt_after``.
 
     Rows with the same ``cell`` are arms to compare: same model, quantization, machine, engine and depth. ``complete``:
     whether the bandwidth of the host is stated, where it matters.
@@ -56,6 +57,7 @@ class Measured:
     host: HostSpeed
     depth: int
     prompt: int
+    prompt_after: int
     generation_tps: float | None
     prompt_tps: float | None
     complete: bool
@@ -113,17 +115,43 @@ def _devices(gpu: str, source: str) -> tuple[DeviceSpeed, ...]:
 
 
 def _host(cpu: str, ram: str) -> tuple[HostSpeed, bool]:
-    """The host, and whether its bandwidth is known."""
+    """The host, and whether its bandwidth is known: from the table, or from what the row says of its memory."""
+    achieved = _reference()["host_memory"]["achieved"]
+    text = f"{cpu} {ram}"
     try:
-        entry = _entry("host", f"{cpu} {ram}", "")
+        entry = _entry("host", text, "")
     except Unusable:
-        return HostSpeed(50 * GB, "not stated", 8), False
+        entry = {"source": "the row", "threads": _threads(text)}
+        if match := re.search(r"([\d.]+) ?GB/s( theoretical)?", text):
+            entry["theoretical" if match[2] else "stated"] = float(match[1])
+        elif theoretical := _theoretical(text):
+            entry["theoretical"] = theoretical
     if "stated" in entry:
         return HostSpeed(entry["stated"] * GB, entry["source"], entry["threads"]), True
     if "theoretical" in entry:
-        bandwidth = entry["theoretical"] * _reference()["host_memory"]["achieved"]
-        return HostSpeed(bandwidth * GB, entry["source"], entry["threads"]), True
-    return HostSpeed(50 * GB, entry["source"], entry["threads"]), False
+        return HostSpeed(entry["theoretical"] * achieved * GB, entry["source"], entry["threads"]), True
+    return HostSpeed(50 * GB, "not stated", entry["threads"]), False
+
+
+def _threads(text: str) -> int:
+    match = re.search(r"(\d+) ?(?:c\b|cores|-core|threads|t\b)", text)
+    return int(match[1]) if match else 0
+
+
+def _theoretical(text: str) -> float | None:
+    """GB/s of the channels that ``text`` names: two where it names a speed only."""
+    speed = re.search(r"DDR[345][- @]*(\d{4})|@ ?(\d{4})|(\d{4}) ?M(?:T/s|Hz)", text, re.IGNORECASE)
+    if not speed:
+        return None
+    words = {"dual": 2, "quad": 4, "octa": 8, "eight": 8, "twelve": 12}
+    channels = 2
+    if match := re.search(r"(\d+)[- ]?ch", text):
+        channels = int(match[1])
+    elif match := re.search(r"(dual|quad|octa|eight|twelve)[- ]channel", text, re.IGNORECASE):
+        channels = words[match[1].lower()]
+    elif (match := re.search(r"(\d+) ?x ?\d*(?: ?GB)? ?DDR", text)) and int(match[1]) > 4:
+        channels = int(match[1])
+    return channels * int(speed[1] or speed[2] or speed[3]) * 8 / 1000
 
 
 # ---- models
@@ -150,7 +178,7 @@ class Model:
     n_expert_used: int
 
 
-def model_of(name: str, quant: str, size_gib: float | None, kv_type: str) -> Model:
+def model_of(name: str, quant: str, size_gib: float | None, kv_type: str, flash: bool = True) -> Model:
     """The model of that name in that quantization; ``size_gib`` of the file scales what the quantization says."""
     facts = _entry("model", name, f"no architecture of {name!r} is published")["facts"]
     bits = _entry("quant", quant, f"no bits per weight of {quant!r}", name)["bits"]
@@ -163,7 +191,7 @@ def model_of(name: str, quant: str, size_gib: float | None, kv_type: str) -> Mod
         for layer in counts
     )
     moe = facts.get("moe", [0, 0])
-    return Model(layers, tuple(_attentions(facts, kv_type)), facts["n_embd"], moe[0], moe[1])
+    return Model(layers, tuple(_attentions(facts, kv_type, flash)), facts["n_embd"], moe[0], moe[1])
 
 
 def _counts(facts: dict[str, Any]) -> Iterator[list[tuple[str, float, int, bool]]]:
@@ -196,7 +224,7 @@ def _counts(facts: dict[str, Any]) -> Iterator[list[tuple[str, float, int, bool]
     yield [("output.weight", n_embd * facts["n_vocab"], 2, False)]
 
 
-def _attentions(facts: dict[str, Any], kv_type: str) -> Iterator[Attention | None]:
+def _attentions(facts: dict[str, Any], kv_type: str, flash: bool) -> Iterator[Attention | None]:
     match = re.match(r"K (\w+), V (\w+)", kv_type)
     named = (match[1], match[2]) if match else (kv_type, kv_type)
     if "quantkv 1" in kv_type:
@@ -209,13 +237,13 @@ def _attentions(facts: dict[str, Any], kv_type: str) -> Iterator[Attention | Non
         apart = (i + 1) % every != 0
         if "mla" in facts:
             rank, rope = facts["mla"][:2]
-            yield Attention((rank + rope) * key_bits / 8, 2 * heads * (2 * rank + rope), 1, 0, quantized)
+            yield Attention((rank + rope) * key_bits / 8, 2 * heads * (2 * rank + rope), 1, 0, quantized, flash)
         elif apart and "recurrent" in facts:
             yield None
         else:
             kv_bytes = kv_heads * head * (key_bits + value_bits) / 8
             window = facts.get("window", 0) if apart else 0
-            yield Attention(kv_bytes, 4 * heads * head, heads / kv_heads, window, quantized)
+            yield Attention(kv_bytes, 4 * heads * head, heads / kv_heads, window, quantized, flash)
     yield None
 
 
@@ -224,7 +252,7 @@ def _attentions(facts: dict[str, Any], kv_type: str) -> Iterator[Attention | Non
 
 @dataclass(frozen=True)
 class Where:
-    """Which layers are on devices (the last ``n_gpu_layers``, the output counted), what is apart, where the cache is."""
+    """Which layers are on devices (the last ``n_gpu_layers``, the output counted), what is apart, where the cache."""
 
     n_gpu_layers: int
     apart: Callable[[int, str], int | None]
@@ -317,7 +345,8 @@ def work_of(model: Model, where: Where, n_devices: int, n_ubatch: int) -> Work:
     """``model`` placed: layers on devices in even ranges."""
     units = len(model.layers)
     first = units - where.n_gpu_layers
-    layers = []
+    layers: list[Layer] = []
+    known: dict[Layer, Layer] = {}
     for i, (tensors, attention) in enumerate(zip(model.layers, model.attention, strict=True)):
         home = HOST if i < first or not n_devices else (i - first) * n_devices // (units - first)
         groups: dict[tuple[int, bool], list[Tensor]] = {}
@@ -328,7 +357,8 @@ def work_of(model: Model, where: Where, n_devices: int, n_ubatch: int) -> Work:
             Weights(place, sum(t.bytes for t in group), sum(t.n_params for t in group), experts)
             for (place, experts), group in groups.items()
         )
-        layers.append(Layer(home, weights, attention, HOST if where.cache_on_host else None))
+        layer = Layer(home, weights, attention, HOST if where.cache_on_host else None)
+        layers.append(known.setdefault(layer, layer))
     return Work(tuple(layers), model.n_embd, model.n_expert, model.n_expert_used, n_ubatch)
 
 
@@ -397,13 +427,20 @@ def _placement(line: int, row: dict[str, str]) -> Measured:
     if generation is None and prompt_speed is None:
         raise Unusable("no speed measured")
     depth, prompt = _live(row["live_tokens"])
+    after = depth
     if match := re.search(r"PP=(\d+)", row["notes"]):
         prompt = int(match[1])
+    elif depth:
+        # whoever gives one speed for a prompt of that length means all of it
+        prompt, after = depth, 0
     ubatch = re.search(r"\bub(?:atch)? (\d+)|n_ubatch (\d+)", row["notes"])
     n_ubatch = int(ubatch[1] or ubatch[2]) if ubatch else 512
     if not row["quant"]:
         raise Unusable("quantization not stated")
-    model = model_of(row["model"], row["quant"], _size(row["quant"]), row["kv_type"])
+    engine = _engine(row)
+    # other programs attend on the CPU with matrix products, flash attention or not, as llama.cpp does without
+    flash = engine == "llama.cpp" and not re.search(r"no FA\b", row["placement"])
+    model = model_of(row["model"], row["quant"], _size(row["quant"]), row["kv_type"], flash)
     free, n_ctx = _number(row["gpu_free_mib"]), _number(row["n_ctx"])
     fit = (lambda: whole_layers(model, free, int(n_ctx))) if free and n_ctx and not model.n_expert else None
     words = row["placement"]
@@ -416,13 +453,10 @@ def _placement(line: int, row: dict[str, str]) -> Measured:
     work = work_of(model, where, len(devices), n_ubatch)
     host, known = _host(row["host_cpu"], row["host_ram"])
     on_host = any(w.place == HOST for layer in work.layers for w in layer.weights) or where.cache_on_host
-    engine = "ik_llama.cpp" if re.search(r"\bik_|-rtr|fmoe|\bik PR|koboldcpp", row["notes"]) else "llama.cpp"
-    if "ik_llama.cpp#" in row["source"] and not re.search(r"mainline|llama\.cpp 20|; llama\.cpp", row["notes"]):
-        engine = "ik_llama.cpp"
-    if "koboldcpp" in row["notes"]:
-        engine = "koboldcpp"
-    machine = f"{row['host_cpu']} {row['host_ram']}".strip() or f"{row['source']} {row['gpu']}"
-    cell = (row["model"], row["quant"], machine, engine, row["live_tokens"])
+    machine = " ".join(f"{row['host_cpu']} {row['host_ram']}".replace(",", " ").split())
+    machine = machine or f"{row['source']} {row['gpu']}"
+    depth_key = "0" if row["live_tokens"] == "short" else row["live_tokens"]
+    cell = (_plain(row["model"]), _plain(row["quant"]), machine, engine, depth_key)
     return Measured(
         line,
         row["source"],
@@ -434,10 +468,31 @@ def _placement(line: int, row: dict[str, str]) -> Measured:
         host,
         depth,
         prompt or 512,
+        after,
         generation,
         prompt_speed,
         known or not on_host,
     )
+
+
+def attends_on_host(row: Measured) -> bool:
+    """Whether any layer's attention is computed on the host, or on a cache there."""
+    return any(layer.attention and HOST in (layer.home, layer.cache) for layer in row.work.layers)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\s*\([^)]*\)", "", text)
+
+
+def _engine(row: dict[str, str]) -> str:
+    """The program that was measured; rows of different ones are no arms of one comparison."""
+    notes = row["notes"]
+    if "koboldcpp" in notes:
+        return "koboldcpp"
+    if match := re.search(r"ik (PR\d+)", notes):
+        return f"ik_llama.cpp {match[1]}"
+    of_ik = "ik_llama.cpp#" in row["source"] and not re.search(r"mainline|; llama\.cpp", notes)
+    return "ik_llama.cpp" if of_ik or "ik_llama.cpp" in notes else "llama.cpp"
 
 
 def full_offload(path: Path = GPUS) -> tuple[list[Measured], list[Skipped]]:
@@ -468,6 +523,7 @@ def full_offload(path: Path = GPUS) -> tuple[list[Measured], list[Skipped]]:
                     HostSpeed(50 * GB, "of no matter"),
                     0,
                     512,
+                    0,
                     _number(row["tg128"]),
                     _number(row["pp512"]),
                     True,

@@ -10,8 +10,9 @@ on published measurements by ``benchmarks/fit_cost.py``.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
@@ -50,14 +51,16 @@ class Family:
 class HostCosts:
     """What llama.cpp reaches on the host, as fitted.
 
-    ``layer``: seconds per layer, or group of a layer's tensors, that is computed there. ``bandwidth``: share of the
-    host's bandwidth that reading weights reaches. Per thread, FLOP per second: ``attention`` and ``compute``.
-    ``threads``: where it is not known how many there are.
+    ``sync``: seconds per thread, and per group of a layer's tensors that is computed there: threads wait for one another
+    after every operation, the longer the more there are. ``bandwidth``: share of the host's bandwidth that reading
+    weights reaches. Per thread, FLOP per second: ``attention`` with flash attention, ``plain_attention`` without,
+    ``compute`` of a prompt's matrix products. ``threads``: where it is not known how many there are.
     """
 
-    layer: float
+    sync: float
     bandwidth: float
     attention: float
+    plain_attention: float
     compute: float
     threads: int
 
@@ -67,7 +70,8 @@ class Costs:
     """All fitted constants. ``split``, ``hop``: seconds of a graph split, and of passing on from device to device.
 
     ``pcie``: share of the theoretical PCIe bandwidth that streaming weights reaches. ``pageable``: the same for a KV
-    cache in host memory that a device attends to.
+    cache in host memory that a device attends to. ``min_bits``: unpacking a weight takes at least as long as reading
+    this many bits.
     """
 
     families: Mapping[str, Family]
@@ -76,14 +80,17 @@ class Costs:
     hop: float
     pcie: float
     pageable: float
+    min_bits: float
 
 
 @dataclass(frozen=True)
 class Attention:
     """What attention does in one layer, per token that is computed and token that is in the cache.
 
-    ``kv_bytes``: bytes of K and V. ``flops``: 2 × query heads × (key length + value length). ``sharing``: query heads to a
-    KV head. ``window``: how far back it sees, 0 for all. ``quantized``: whether K or V is anything but f16, bf16 or f32.
+    ``kv_bytes``: bytes of K and V. ``flops``: 2 × query heads × (key length + value length). ``sharing``: query heads
+    to a KV head; 1 where the heads share one latent vector (MLA), which no kernel reads once for each. ``window``: how
+    far back it sees, 0 for all. ``quantized``: whether K or V is anything but f16, bf16 or f32. ``flash``: whether flash
+    attention is on.
     """
 
     kv_bytes: float
@@ -91,6 +98,7 @@ class Attention:
     sharing: float = 1.0
     window: int = 0
     quantized: bool = False
+    flash: bool = True
 
     def seen(self, live_tokens: float) -> float:
         """Cached tokens that are attended to where ``live_tokens`` are in the cache."""
@@ -112,7 +120,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer, or the output. ``home``: the place that has it; ``cache``: its KV cache's place, ``None`` for ``home``."""
+    """A layer, or the output.
+
+    ``home``: the place that has it. ``cache``: that of its KV cache where it is another, as with ``-nkvo``.
+    """
 
     home: int
     weights: tuple[Weights, ...]
@@ -122,10 +133,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Work:
-    """A placed model. ``layers`` in graph order, the output last; token embeddings, which are only looked up, left out.
+    """A placed model. ``layers`` in graph order, the output last, without the token embedding, which is only looked up.
 
-    ``n_splits``: graph splits of prompt processing and of generation as llama.cpp counted them (``Breakdown.n_splits``);
-    ``None``: predicted (``predicted_splits``).
+    Layers that are alike should be one object: it is priced once. ``n_splits``: graph splits of prompt processing and
+    of generation as llama.cpp counted them (``Breakdown.n_splits``); ``None``: predicted (``predicted_splits``).
     """
 
     layers: tuple[Layer, ...]
@@ -139,7 +150,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Workload:
-    """A request: ``prompt`` tokens are processed and ``generate`` made, after ``cached`` ones that are there already."""
+    """A request: ``prompt`` tokens to process and ``generate`` to make, after ``cached`` ones that are there already."""
 
     prompt: int = 2048
     generate: int = 512
@@ -184,6 +195,9 @@ class Seconds:
 
     def __add__(self, other: Seconds) -> Seconds:
         return Seconds(self.prompt + other.prompt, self.generation + other.generation)
+
+    def __mul__(self, count: float) -> Seconds:
+        return Seconds(self.prompt * count, self.generation * count)
 
 
 @dataclass(frozen=True)
@@ -241,7 +255,8 @@ def setting(
 def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
     """What reading and computing with ``weights`` costs where they are."""
     costs = at.costs
-    generation_bytes = weights.bytes * (at.expert_share if weights.experts else 1)
+    read = max(weights.bytes, weights.n_params * costs.min_bits / 8)
+    generation_bytes = read * (at.expert_share if weights.experts else 1)
     prompt_bytes = weights.bytes * (at.experts_touched if weights.experts else 1)
     flops = 2 * weights.n_params * (at.expert_share if weights.experts else 1) * at.batch
     if weights.place != HOST:
@@ -266,11 +281,13 @@ def layer_seconds(layer: Layer, at: Setting) -> Seconds:
 
 
 def _fixed(layer: Layer, at: Setting) -> Seconds:
-    home = at.costs.host.layer if layer.home == HOST else at.families[layer.home].layer
-    away = len({weights.place for weights in layer.weights} - {layer.home})
-    groups = away * at.costs.host.layer if layer.home != HOST else 0.0
-    prompt = at.families[0].layer if layer.home == HOST and at.streams else home
-    return Seconds(prompt, home + groups)
+    sync = at.costs.host.sync * at.threads
+    if layer.home == HOST:
+        # attention and feed-forward
+        return Seconds(at.families[0].layer if at.streams else 2 * sync, 2 * sync)
+    home = at.families[layer.home].layer
+    away = sync if any(weights.place == HOST for weights in layer.weights) else 0.0
+    return Seconds(home + (0 if at.streams else away), home + away)
 
 
 def _attention(layer: Layer, at: Setting) -> Seconds:
@@ -280,7 +297,7 @@ def _attention(layer: Layer, at: Setting) -> Seconds:
     costs = at.costs
     prompt_seen, seen = attention.seen(at.prompt_live), attention.seen(at.generation_live)
     flops = attention.flops * prompt_seen * at.batch
-    on_host = costs.host.attention * at.threads
+    on_host = (costs.host.attention if attention.flash else costs.host.plain_attention) * at.threads
     cache = layer.home if layer.cache is None else layer.cache
     if cache == HOST and (layer.home == HOST or _computes_on_host(layer)):
         generation = attention.flops * seen / on_host
@@ -319,14 +336,15 @@ def predicted_splits(work: Work) -> int:
     for layer in work.layers:
         splits += layer.home != place
         place = layer.home
-        splits += 2 * len({weights.place for weights in layer.weights} - {layer.home})
+        if any(weights.place != place for weights in layer.weights):
+            splits += 2 * len({weights.place for weights in layer.weights} - {place})
     return splits
 
 
 def hops(work: Work) -> int:
     """How often the graph passes on from one device to another."""
     homes = [layer.home for layer in work.layers if layer.home != HOST]
-    return sum(a != b for a, b in zip(homes, homes[1:], strict=False))
+    return sum(a != b for a, b in itertools.pairwise(homes))
 
 
 def price(
@@ -343,24 +361,35 @@ def price(
     def add(name: str, seconds: Seconds) -> None:
         parts[name] = parts.get(name, Seconds()) + seconds
 
-    for layer in work.layers:
+    for layer, count in _repeated(work.layers):
         for weights in layer.weights:
-            add(f"{names[weights.place]}: weights", tensor_seconds(weights, at))
+            add(f"{names[weights.place]}: weights", tensor_seconds(weights, at) * count)
         cache = layer.home if layer.cache is None else layer.cache
-        add(f"{names[layer.home]}: layers", _fixed(layer, at))
-        add(f"{names[cache]}: attention", _attention(layer, at))
+        add(f"{names[layer.home]}: layers", _fixed(layer, at) * count)
+        add(f"{names[cache]}: attention", _attention(layer, at) * count)
+    passed_on = hops(work)
+    # whoever streams host weights makes no splits for them in a prompt
+    predicted = 0 if work.n_splits else predicted_splits(work)
+    prompt_splits, splits = work.n_splits or (1 + 2 * passed_on if at.streams else predicted, predicted)
+    activations = 4 * work.n_embd * at.batch / min((d.pcie * at.costs.pcie for d in at.devices), default=float("inf"))
     # the first split is every model's, and is in the fixed cost of its layers
-    predicted = predicted_splits(work)
-    prompt_splits, splits = work.n_splits or (1 + 2 * hops(work) if at.streams else predicted, predicted)
-    passed = 4 * work.n_embd * at.batch / min((d.pcie * at.costs.pcie for d in at.devices), default=float("inf"))
-    add("graph splits", Seconds(max(0, prompt_splits - 1) * at.costs.split, max(0, splits - 1) * at.costs.split))
-    add("device hops", Seconds(hops(work) * (at.costs.hop + passed), hops(work) * at.costs.hop))
+    add("graph splits", Seconds(max(0, prompt_splits - 1), max(0, splits - 1)) * at.costs.split)
+    add("device hops", Seconds(at.costs.hop + activations, at.costs.hop) * passed_on)
     shares = tuple(Part(name, seconds.prompt / at.batch, seconds.generation) for name, seconds in parts.items())
     prompt, generation = sum(part.prompt for part in shares), sum(part.generation for part in shares)
     seconds = workload.prompt * prompt + workload.generate * generation
     return Estimate(prompt, generation, seconds, tuple(part for part in shares if part.prompt or part.generation))
 
 
+def _repeated(layers: Sequence[Layer]) -> Iterable[tuple[Layer, int]]:
+    """Layers with how often each is there, as far as they are the same object: hashing them would cost what it saves."""
+    found: dict[int, tuple[Layer, int]] = {}
+    for layer in layers:
+        found[id(layer)] = (layer, found.get(id(layer), (layer, 0))[1] + 1)
+    return found.values()
+
+
+@functools.cache
 def family_name(device: DeviceSpeed) -> str:
     """The key of ``Costs.families`` that a device belongs to: the first rule of ``cost.toml`` that it meets."""
     for rule in _data()["rule"]:
