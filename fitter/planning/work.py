@@ -34,9 +34,6 @@ _CACHE_BYTES = {
     "q5_1": 24 / 32,
 }
 
-_PADDING = 256
-"""What llama.cpp rounds the cells of a KV cache up to."""
-
 
 class WeightFacts(NamedTuple):
     """A tensor that is computed with for every token; ``experts``: routed experts, of which a token uses a part."""
@@ -180,6 +177,7 @@ class Pieces:
     _made: dict[tuple[int, int, tuple[tuple[str, int], ...]], Layer] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _alike: dict[Layer, Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def layer(self, index: int, home: int, apart: tuple[tuple[str, int], ...] = ()) -> Layer:
         """Layer ``index`` (that of ``facts.layers``, or one more for the output) at ``home``.
@@ -188,7 +186,9 @@ class Pieces:
         """
         key = (index, home, apart)
         if key not in self._made:
-            self._made[key] = self._make(index, home, dict(apart))
+            layer = self._make(index, home, dict(apart))
+            # layers that are alike are priced once where they are one object
+            self._made[key] = self._alike.setdefault(layer, layer)
         return self._made[key]
 
     def _make(self, index: int, home: int, apart: Mapping[str, int]) -> Layer:
@@ -244,8 +244,12 @@ def _attention(layer: LayerFacts, window: int, cache: int, n_ctx: int, params: P
     if cache <= 0 or n_ctx <= 0:
         return None
     width = layer.n_head_kv * (layer.key_length + layer.value_length)
-    cells = -(-n_ctx // _PADDING) * _PADDING
-    short = _window_cells(window, n_ctx, params)
+    streams = 1 if params.kv_unified else params.n_seq_max
+    per_stream = _padded(-(-n_ctx // streams))
+    # llama_kv_cache_iswa: a sliding window's layers have cells for it and for one micro batch
+    wanted = window * (params.n_seq_max if params.kv_unified else 1) + params.n_ubatch
+    cells = per_stream * streams
+    short = cells if params.swa_full else _padded(min(per_stream, wanted)) * streams
     is_windowed = bool(layer.is_windowed)
     if window and layer.is_windowed is None and short < cells:
         elements = layer.n_head_kv * (
@@ -263,16 +267,13 @@ def _attention(layer: LayerFacts, window: int, cache: int, n_ctx: int, params: P
         sharing,
         window if is_windowed else 0,
         params.type_k not in _FLOATS or params.type_v not in _FLOATS,
+        flash,
     )
 
 
-def _window_cells(window: int, n_ctx: int, params: Params) -> int:
-    """Cells of a sliding-window layer's cache (``llama_kv_cache_iswa``)."""
-    streams = 1 if params.kv_unified else params.n_seq_max
-    per_stream = -(-n_ctx // streams)
-    wanted = window * (params.n_seq_max if params.kv_unified else 1) + params.n_ubatch
-    size = per_stream if params.swa_full else min(per_stream, wanted)
-    return -(-size // _PADDING) * _PADDING * streams
+def _padded(cells: int) -> int:
+    """Cells of a KV cache, which llama.cpp rounds up."""
+    return -(-cells // 256) * 256
 
 
 def work_of(pieces: Pieces, placement: Placement, n_splits: tuple[int, int] | None = None) -> Work:
