@@ -114,7 +114,7 @@ def workload_of(prompt: int | None, generate: int | None, context: int, *, is_se
     """
     for name, value in (("prompt", prompt), ("generate", generate)):
         if value is not None and value < 1:
-            raise UsageError(f"a {name} of {value} tokens is too small: give 1 or more")
+            raise UsageError(f"{name} is {value}: it must be 1 or more")
     if (prompt or 1) + (generate or 1) > context:
         remedy = "ask for fewer, or for a larger -c" if is_set else "it has no larger one, so ask for fewer"
         whose = "the context" if is_set else "the model's own context"
@@ -124,7 +124,7 @@ def workload_of(prompt: int | None, generate: int | None, context: int, *, is_se
             if value is not None
         )
         if asked:
-            raise UsageError(f"{asked} are more than {whose} of {context} tokens can hold: {remedy}")
+            raise UsageError(f"{asked} are more than {whose} of {context} tokens: {remedy}")
     if generate is None:
         room = context - prompt if prompt else max(1, context // 5)
         generate = min(Workload.generate, room)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from plans import GIB, MIB, make_plan
+from plans import GIB, MIB, make_plan, make_price
 
 from fitter.llama.types import Array, DeviceInfo, Params, Row, TensorBuftOverride, VirtualDevice
 from fitter.machine.catalogue import CatalogueGpu, Sources
@@ -86,6 +86,13 @@ def test_a_plan_by_the_schema() -> None:
     assert document == expected
     # dict equality does not see the order, which is part of what is stable
     assert json.dumps(document) == json.dumps(expected)
+
+
+def test_the_estimate() -> None:
+    assert to_dict(make_plan(estimate=make_price()))["estimate"] == {
+        "prompt_tokens_per_second": 1240,
+        "generation_tokens_per_second": 38.04,
+    }
 
 
 def test_what_llama_cpp_chose_is_said_where_nobody_set_it() -> None:

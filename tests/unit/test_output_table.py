@@ -3,14 +3,16 @@ from __future__ import annotations
 import io
 
 import pytest
-from plans import GIB, MIB, make_plan
+from plans import GIB, MIB, make_plan, make_price
 from test_output_json import CALIBRATION, INSPECTION
 
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.catalogue import CatalogueGpu, Sources
 from fitter.output import table
 from fitter.output.progress import progress
+from fitter.output.units import speed
 from fitter.planning.plan import PlanData, Problem
+from fitter.planning.pricing import SpeedSource
 from fitter.planning.request import Progress
 
 
@@ -46,6 +48,34 @@ def test_plan_on_virtual_devices() -> None:
         "^blk.1. in CPU\n"
         "measured with 5 dummy loads in 1.2 s\n"
     )
+
+
+def test_the_estimate_says_which_speeds_are_defaults() -> None:
+    known = SpeedSource("CUDA0", "catalogue: NVIDIA GeForce RTX 4090", False)
+    other = SpeedSource("host", "default: two channels", True)
+    assert (
+        "flash attention on\n"
+        "estimated 1,240 t/s prompt · 38 t/s generation (2048 + 512 tokens: 15.1 s)\n"
+        "speed of host: default: two channels\n"
+        "measured with" in rendered(make_plan(estimate=make_price(known, other)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (12345.6, "12,300"),
+        (1240.4, "1,240"),
+        (999.6, "1,000"),
+        (140.78, "141"),
+        (99.95, "100"),
+        (38.04, "38"),
+        (2.194, "2.19"),
+        (0.5601, "0.56"),
+    ],
+)
+def test_speeds_have_three_digits(value: float, text: str) -> None:
+    assert speed(value) == text
 
 
 def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
