@@ -18,7 +18,6 @@ import math
 import re
 import statistics
 import sys
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -27,32 +26,30 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fitter.planning import cost
 from fitter.planning.cost import Costs, Workload, price
 from tests import speed_rows
 from tests.speed_rows import Measured, Skipped
 
-COST = ROOT / "fitter" / "planning" / "cost.toml"
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+COST = Path(cost.__file__).with_suffix(".toml")
 Tables = dict[str, Any]
 Key = tuple[str, ...]
 
+_FAMILIES = ("cuda", "cuda-hbm", "cuda-old", "rocm", "rocm-hbm", "vulkan", "vulkan-alchemist", "vulkan-apple", "metal")
+# too few rows of the others tell a fixed cost from a share
+_WITH_LAYER = ("cuda", "cuda-hbm", "rocm", "rocm-hbm", "vulkan", "vulkan-apple", "metal")
 DEVICE_KEYS: tuple[Key, ...] = (
-    *(
-        (("family", name, "layer"))
-        for name in ("cuda", "cuda-hbm", "rocm", "rocm-hbm", "vulkan", "vulkan-apple", "metal")
-    ),
-    *(
-        (("family", name, "bandwidth"))
-        for name in ("cuda", "cuda-hbm", "cuda-old", "rocm", "rocm-hbm", "vulkan", "vulkan-apple", "metal")
-    ),
+    *(("family", name, "layer") for name in _WITH_LAYER),
+    *(("family", name, "bandwidth") for name in _FAMILIES),
 )
-PROMPT_DEVICE_KEYS: tuple[Key, ...] = tuple(
-    ("family", name, "compute")
-    for name in ("cuda", "cuda-hbm", "cuda-old", "rocm", "rocm-hbm", "vulkan", "vulkan-apple", "metal")
-)
+PROMPT_DEVICE_KEYS: tuple[Key, ...] = tuple(("family", name, "compute") for name in _FAMILIES)
 PLACEMENT_KEYS: tuple[Key, ...] = (
     ("family", "cuda", "cache"),
     ("family", "cuda-hbm", "cache"),
@@ -89,7 +86,8 @@ START: Tables = {
         "rocm": {"layer": 35e-6, "bandwidth": 0.7, "compute": 0.4},
         "rocm-hbm": {"layer": 40e-6, "bandwidth": 0.5, "compute": 0.4},
         "vulkan": {"layer": 35e-6, "bandwidth": 0.7, "compute": 0.4},
-        "vulkan-apple": {"layer": 300e-6, "bandwidth": 0.7, "compute": 0.4},
+        "vulkan-alchemist": {"bandwidth": 0.4, "compute": 0.2},
+        "vulkan-apple": {"layer": 700e-6, "bandwidth": 0.7, "compute": 0.4},
         "metal": {"layer": 150e-6, "bandwidth": 0.9, "compute": 0.7},
     },
 }
@@ -129,8 +127,8 @@ def fitted(
     """``tables`` with the constants ``keys`` fitted, and the bandwidth of hosts that nobody states.
 
     ``prior``: how far, as a factor's logarithm, a constant may drift from where it starts before that costs as much as
-    one series that is off by 20 %. ``tolerance``: from which logarithm on an error counts linearly, not squared. Rows of
-    other programs than llama.cpp count a quarter: the constants are to be llama.cpp's.
+    one series that is off by 20 %. ``tolerance``: from which logarithm on an error counts linearly, not squared.
+    Rows of other programs than llama.cpp count a quarter: the constants are to be llama.cpp's.
     """
     rows = [row for row in rows if measured(row)]
     unknown = sorted({row.machine for row in rows if not row.complete})
@@ -214,7 +212,7 @@ def _with(tables: Tables, key: Key, value: float) -> Tables:
 
 def fit_devices(tables: Tables, gpus: Sequence[Measured], with_prompts: bool = True) -> Tables:
     """Constants of the devices, from models that are whole on one."""
-    tables, _ = fitted(tables, DEVICE_KEYS, gpus, generation_tps, lambda row: row.generation_tps, {}, 3.0, 1.5)
+    tables, _ = fitted(tables, DEVICE_KEYS, gpus, generation_tps, lambda row: row.generation_tps, {}, 1.0, 3.0)
     if not with_prompts:
         return tables
     tables, _ = fitted(tables, PROMPT_DEVICE_KEYS, gpus, prompt_tps, lambda row: row.prompt_tps, {}, 1.0, 0.3)
@@ -296,11 +294,9 @@ def print_rows(title: str, rows: Sequence[tuple[Measured, float, float]]) -> Non
     print(f"\n{title}")
     print(f"{'line':>5} {'measured':>9} {'priced':>9} {'error':>7}  row")
     for row, priced, measured in rows:
+        what = f"{' '.join(row.cell[:2])} | {row.arm}" + (f" @ {row.depth}" if row.depth else "")
         note = "" if row.complete else " (host's bandwidth fitted)"
-        depth = f" @ {row.depth}" if row.depth else ""
-        print(
-            f"{row.line:>5} {measured:>9.2f} {priced:>9.2f} {priced / measured - 1:>+7.0%}  {' '.join(row.cell[:2])} | {row.arm}{depth}{note}"
-        )
+        print(f"{row.line:>5} {measured:>9.2f} {priced:>9.2f} {priced / measured - 1:>+7.0%}  {what}{note}")
 
 
 def print_summary(name: str, rows: Sequence[tuple[Measured, float, float]]) -> None:
@@ -309,9 +305,8 @@ def print_summary(name: str, rows: Sequence[tuple[Measured, float, float]]) -> N
     factors = [max(priced / measured, measured / priced) for _, priced, measured in rows]
     if errors:
         beyond = sum(factor > 2 for factor in factors)
-        print(
-            f"{name}: {len(rows)} rows, median error {statistics.median(errors):.1%}, largest factor {max(factors):.2f}, beyond a factor of 2: {beyond}"
-        )
+        print(f"{name}: {len(rows)} rows, median error {statistics.median(errors):.1%}, ", end="")
+        print(f"largest factor {max(factors):.2f}, beyond a factor of 2: {beyond}")
 
 
 def print_pairs(name: str, pairs: Sequence[tuple[Measured, Measured, bool]]) -> None:
@@ -355,7 +350,7 @@ def main() -> None:
     cross_validate(_merged(stored, START), gpus, rows)
     if options.write:
         COST.write_text(rewritten(COST.read_text(encoding="utf-8"), tables), encoding="utf-8")
-        print(f"\nwritten to {COST.relative_to(ROOT)}")
+        print(f"\nwritten to {COST}")
 
 
 def show(

@@ -11,11 +11,14 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.llama.types import VirtualDevice
+from fitter.machine import catalogue
+from fitter.machine.catalogue import CatalogueGpu
+from fitter.machine.speed import DeviceSpeed, HostSpeed, named, speed_of
 from fitter.planning.cost import Attention, Layer, Weights, Work
 from fitter.planning.memory import HOST
 
@@ -92,8 +95,20 @@ def _entry(table: str, text: str, what: str, model: str = "") -> dict[str, Any]:
 
 def device_speed(name: str, backend: str) -> DeviceSpeed:
     """What the card of that name has by its datasheet."""
-    figures = _entry("device", name, f"no datasheet of {name!r}")["figures"]
-    kind = {"cuda": "cuda", "rocm": "rocm", "vulkan": "vulkan", "metal": "metal"}[backend.split()[0].lower()]
+    kind = backend.split()[0].lower()
+    try:
+        entry = _entry("device", name, f"no datasheet of {name!r}")
+    except Unusable:
+        card = _card(name)
+        if card is None:
+            raise
+        entry = {"card": card.key}
+    if "card" in entry:
+        card = catalogue.gpus()[entry["card"]]
+        virtual = VirtualDevice("", card.description, kind, card.compute_capability, card.total, card.free)
+        speed = speed_of(virtual)
+        return replace(speed, pcie=entry["pcie"] * GB) if "pcie" in entry else speed
+    figures = entry["figures"]
     return DeviceSpeed(
         figures["bandwidth"] * GB,
         figures["compute"] * 1e12,
@@ -103,6 +118,17 @@ def device_speed(name: str, backend: str) -> DeviceSpeed:
         f"datasheet: {name}",
         True,
     )
+
+
+def _card(name: str) -> CatalogueGpu | None:
+    """The card of the catalogue, without what else the column says: how many, memory, slot, cores."""
+    plain = re.sub(r"\([^)]*\)|^\d+x |PCIe ?\d.*|<.*| \d+c\b", "", name).strip()
+    for text in (plain, re.sub(r" \d+ ?GB$", "", plain)):
+        if card := catalogue.find(text):
+            return card
+        if cards := named(text) or named(f"GeForce {text}"):
+            return cards[0]
+    return None
 
 
 def _devices(gpu: str, source: str) -> tuple[DeviceSpeed, ...]:

@@ -51,10 +51,10 @@ class Family:
 class HostCosts:
     """What llama.cpp reaches on the host, as fitted.
 
-    ``sync``: seconds per thread, and per group of a layer's tensors that is computed there: threads wait for one another
-    after every operation, the longer the more there are. ``bandwidth``: share of the host's bandwidth that reading
-    weights reaches. Per thread, FLOP per second: ``attention`` with flash attention, ``plain_attention`` without,
-    ``compute`` of a prompt's matrix products. ``threads``: where it is not known how many there are.
+    ``sync``: seconds per thread, and per group of a layer's tensors that is computed there: threads wait for one
+    another after every operation, the longer the more there are. ``bandwidth``: share of the host's bandwidth that
+    reading weights reaches. Per thread, FLOP per second: ``attention`` with flash attention, ``plain_attention``
+    without, ``compute`` of a prompt's matrix products. ``threads``: where it is not known how many there are.
     """
 
     sync: float
@@ -89,8 +89,8 @@ class Attention:
 
     ``kv_bytes``: bytes of K and V. ``flops``: 2 × query heads × (key length + value length). ``sharing``: query heads
     to a KV head; 1 where the heads share one latent vector (MLA), which no kernel reads once for each. ``window``: how
-    far back it sees, 0 for all. ``quantized``: whether K or V is anything but f16, bf16 or f32. ``flash``: whether flash
-    attention is on.
+    far back it sees, 0 for all. ``quantized``: whether K or V is anything but f16, bf16 or f32. ``flash``: whether
+    flash attention is on.
     """
 
     kv_bytes: float
@@ -150,7 +150,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Workload:
-    """A request: ``prompt`` tokens to process and ``generate`` to make, after ``cached`` ones that are there already."""
+    """A request: ``prompt`` tokens to process, then ``generate`` to make, after ``cached`` ones that are there."""
 
     prompt: int = 2048
     generate: int = 512
@@ -218,6 +218,11 @@ class Setting:
     streams: bool
     expert_share: float
     experts_touched: float
+    workload: Workload
+
+    def request(self, seconds: Seconds) -> float:
+        """Seconds of the whole request that have ``seconds`` in every micro batch and every generated token."""
+        return self.workload.prompt / self.batch * seconds.prompt + self.workload.generate * seconds.generation
 
     @functools.cached_property
     def families(self) -> tuple[Family, ...]:
@@ -249,6 +254,7 @@ def setting(
         bool(devices) and work.op_offload and batch >= MIN_OFFLOAD_BATCH,
         share,
         1 - (1 - share) ** batch,
+        workload,
     )
 
 
@@ -299,9 +305,10 @@ def _attention(layer: Layer, at: Setting) -> Seconds:
     flops = attention.flops * prompt_seen * at.batch
     on_host = (costs.host.attention if attention.flash else costs.host.plain_attention) * at.threads
     cache = layer.home if layer.cache is None else layer.cache
-    if cache == HOST and (layer.home == HOST or _computes_on_host(layer)):
+    if cache == HOST and (layer.home == HOST or not attention.flash or _computes_on_host(layer)):
         generation = attention.flops * seen / on_host
     elif cache == HOST:
+        # the device computes, and has all of the cache copied for every token
         generation = attention.kv_bytes * seen / (costs.pageable * at.devices[layer.home].pcie)
     else:
         device, family = at.devices[cache], at.families[cache]
@@ -329,7 +336,8 @@ def _computes_on_host(layer: Layer) -> bool:
 def predicted_splits(work: Work) -> int:
     """Graph splits of generation that llama.cpp will make: one for every change of place in graph order, and one.
 
-    Tensors of a layer that are apart from it are one change there and one back; the token embedding is on the host.
+    Tensors of a layer that are apart from it are one change there and one back, and so is a cache on the host; the
+    token embedding is on the host.
     """
     splits = 1
     place = HOST
@@ -338,6 +346,22 @@ def predicted_splits(work: Work) -> int:
         place = layer.home
         if any(weights.place != place for weights in layer.weights):
             splits += 2 * len({weights.place for weights in layer.weights} - {place})
+        if layer.attention and layer.cache not in (None, place):
+            splits += 2
+    return splits
+
+
+def predicted_prompt_splits(work: Work) -> int:
+    """Graph splits of a prompt whose host weights are streamed: every streamed tensor is one.
+
+    Of a layer that is on the host llama.cpp makes about a dozen, of the feed-forward part alone three.
+    """
+    splits = 2 + hops(work)
+    for layer in work.layers:
+        if layer.home == HOST:
+            splits += 12
+        elif any(weights.place == HOST for weights in layer.weights):
+            splits += 3
     return splits
 
 
@@ -368,9 +392,8 @@ def price(
         add(f"{names[layer.home]}: layers", _fixed(layer, at) * count)
         add(f"{names[cache]}: attention", _attention(layer, at) * count)
     passed_on = hops(work)
-    # whoever streams host weights makes no splits for them in a prompt
-    predicted = 0 if work.n_splits else predicted_splits(work)
-    prompt_splits, splits = work.n_splits or (1 + 2 * passed_on if at.streams else predicted, predicted)
+    splits = work.n_splits[1] if work.n_splits else predicted_splits(work)
+    prompt_splits = work.n_splits[0] if work.n_splits else predicted_prompt_splits(work) if at.streams else splits
     activations = 4 * work.n_embd * at.batch / min((d.pcie * at.costs.pcie for d in at.devices), default=float("inf"))
     # the first split is every model's, and is in the fixed cost of its layers
     add("graph splits", Seconds(max(0, prompt_splits - 1), max(0, splits - 1)) * at.costs.split)
@@ -382,7 +405,7 @@ def price(
 
 
 def _repeated(layers: Sequence[Layer]) -> Iterable[tuple[Layer, int]]:
-    """Layers with how often each is there, as far as they are the same object: hashing them would cost what it saves."""
+    """Layers with how often each is there, told by identity: hashing them would cost what it saves."""
     found: dict[int, tuple[Layer, int]] = {}
     for layer in layers:
         found[id(layer)] = (layer, found.get(id(layer), (layer, 0))[1] + 1)
@@ -393,7 +416,11 @@ def _repeated(layers: Sequence[Layer]) -> Iterable[tuple[Layer, int]]:
 def family_name(device: DeviceSpeed) -> str:
     """The key of ``Costs.families`` that a device belongs to: the first rule of ``cost.toml`` that it meets."""
     for rule in _data()["rule"]:
-        if rule["kind"] in (device.kind, "*") and device.compute_capability.startswith(tuple(rule["capabilities"])):
+        if (
+            rule["kind"] in (device.kind, "*")
+            and device.compute_capability.startswith(tuple(rule.get("capabilities", [""])))
+            and rule.get("named", "") in device.source
+        ):
             name: str = rule["family"]
             return name
     raise ValueError(f"no rule for a device of kind {device.kind}")
