@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import fields, replace
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from fitter.errors import LibraryError, UsageError
 from fitter.llama.client import Worker
-from fitter.llama.cuda_library import CudaLibrary, find_cuda_library
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     Breakdown,
@@ -43,6 +41,8 @@ from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, HostLi
 
 if TYPE_CHECKING:
     import llama_cpp
+
+    from fitter.llama.cuda_library import CudaLibrary
 
 Path = str | os.PathLike[str]
 DEFAULT_TIMEOUT = 120.0
@@ -152,7 +152,7 @@ def fit(
         opened = open_model(model, worker.header)
         machine = _machine(worker, virtual, host_memory) if virtual or not gpus else _machine_without_gpu(host_memory)
         chosen = _choose(machine, devices, split_mode, main_gpu)
-        known = calibrated.read()
+        known = () if virtual else calibrated.read()
         defaults = [default_margin(calibrated.outside_of(device, known)) for device in chosen]
         limits = device_limits(chosen, margin, defaults)
         if overrides:
@@ -348,6 +348,8 @@ def calibrate(
 
     Raises ``LibraryError`` where there is no device, and what ``fit`` raises.
     """
+    import tempfile
+
     profile, capability = parse_twin(twin) if twin else (None, None)
 
     def start(virtual: Sequence[VirtualDevice] = ()) -> Worker:
@@ -491,6 +493,8 @@ def _library(profile: str | None, virtual: tuple[VirtualDevice, ...]) -> CudaLib
         raise UsageError(f"the profile 'library' plans NVIDIA cards, and {other.name} ({other.description}) is none")
     if not virtual:
         raise UsageError("the profile 'library' plans cards that are not here: describe them, such as --gpu rtx-4090")
+    from fitter.llama.cuda_library import find_cuda_library
+
     return find_cuda_library(place or None)
 
 
