@@ -21,11 +21,15 @@ def inspect(model: str, as_json: bool | None, **given: Any) -> int:
     The KV cache and the compute buffers are those of a context of -c tokens, with everything in host memory.
     """
     from fitter import api
-    from fitter.output import json, table
 
+    options.import_meanwhile("fitter.output.json" if as_json else "fitter.output.table")
     inspection = api.inspect(model, **options.given(given))
     if as_json:
+        from fitter.output import json
+
         click.echo(json.dumps(json.inspection_to_dict(inspection)))
     else:
+        from fitter.output import table
+
         table.print_to(sys.stdout, table.inspection_table(inspection))
     return EXIT_FITS

@@ -267,7 +267,7 @@ class _Child:
                 continue
             except BrokenPipeError:
                 raise self._ended() from None
-        process.wake_early()
+        process.use_wait()
         while b"\n" not in self._pending:
             self._wait(self._process.answers, select.POLLIN, deadline)
             data = os.read(self._process.answers, 1 << 16)
