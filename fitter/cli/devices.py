@@ -11,7 +11,7 @@ from fitter.cli import options
 from fitter.errors import EXIT_FITS, UsageError
 
 
-@click.command(cls=options.Command, short_help="What there is to plan with.")
+@click.command(cls=options.Command)
 @options.gpu_option
 @options.catalogue_option
 @options.json_option

@@ -20,7 +20,7 @@ Exit status: 0 fits, 1 does not fit, 2 usage, 3 the model cannot be read or llam
 """
 
 
-@click.command(cls=options.Command, epilog=_EPILOG, short_help="The parameters that fit (the default).")
+@click.command(cls=options.Command, epilog=_EPILOG)
 @options.model_argument
 @options.context_options
 @options.placement_options

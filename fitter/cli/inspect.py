@@ -11,7 +11,7 @@ from fitter.cli import options
 from fitter.errors import EXIT_FITS
 
 
-@click.command(cls=options.Command, short_help="What a model is made of.")
+@click.command(cls=options.Command)
 @options.model_argument
 @options.ctx_size_option("the model's own")
 @options.json_option
