@@ -29,10 +29,8 @@ from fitter.machine.host import host_memory as measure_host_memory
 from fitter.model.header import Model, open_model
 from fitter.model.source import model_files
 from fitter.model.tensors import Role, is_expert, layer_of, role_of
-from fitter.planning import calibration
 from fitter.planning import fit as planning
-from fitter.planning.calibration import Calibration, default_margin, twin_of
-from fitter.planning.constraints import device_limits, expert_overrides, levers, parse_overrides
+from fitter.planning.constraints import default_margin, device_limits, expert_overrides, levers, parse_overrides
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import pinned_matches
@@ -43,6 +41,7 @@ if TYPE_CHECKING:
     import llama_cpp
 
     from fitter.llama.cuda_library import CudaLibrary
+    from fitter.planning.calibration import Calibration
 
 Path = str | os.PathLike[str]
 DEFAULT_TIMEOUT = 120.0
@@ -350,6 +349,9 @@ def calibrate(
     """
     import tempfile
 
+    from fitter.planning import calibration
+    from fitter.planning.calibration import Calibration, twin_of
+
     profile, capability = parse_twin(twin) if twin else (None, None)
 
     def start(virtual: Sequence[VirtualDevice] = ()) -> Worker:
@@ -565,7 +567,6 @@ def _summary(model: Model) -> ModelSummary:
 
 __all__ = [
     "Breakdown",
-    "Calibration",
     "Inspection",
     "Plan",
     "Progress",
