@@ -32,7 +32,7 @@ def main() -> int:
 
     if count:
         # Whoever asks a worker imports it sooner or later.
-        import fitter.api
+        import fitter.api  # noqa: F401
     try:
         if is_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)

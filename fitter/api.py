@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -12,8 +11,8 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from fitter.errors import LibraryError, UsageError
+from fitter.llama import process
 from fitter.llama.client import Worker
-from fitter.llama.cuda_library import CudaLibrary, find_cuda_library
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     Breakdown,
@@ -24,7 +23,7 @@ from fitter.llama.types import (
     SplitMode,
     VirtualDevice,
 )
-from fitter.machine import calibrated
+from fitter.machine import calibrated, catalogue
 from fitter.machine.devices import Machine, real_machine, virtual_machine
 from fitter.machine.gpu import parse_gpus, parse_size, parse_twin
 from fitter.machine.host import host_memory as measure_host_memory
@@ -32,9 +31,8 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed, speed_of
 from fitter.model.header import Model, open_model
 from fitter.model.source import model_files
 from fitter.model.tensors import Role, is_expert, layer_of, role_of
-from fitter.planning import calibration
+from fitter.planning import cost
 from fitter.planning import fit as planning
-from fitter.planning.calibration import Calibration, default_margin, twin_of
 from fitter.planning.constraints import (
     Parameters,
     check_choices,
@@ -42,6 +40,7 @@ from fitter.planning.constraints import (
     check_pins,
     check_split_mode,
     check_timeout,
+    default_margin,
     device_limits,
     levers,
     params_of,
@@ -59,6 +58,9 @@ from fitter.planning.work import facts_of
 if TYPE_CHECKING:
     import llama_cpp
     from typing_extensions import Unpack
+
+    from fitter.llama.cuda_library import CudaLibrary
+    from fitter.planning.calibration import Calibration
 
 Path = str | os.PathLike[str]
 DEFAULT_TIMEOUT = 120.0
@@ -189,6 +191,9 @@ def fit(
     )
     overrides = given.tensor_buft_overrides
     host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
+    # both take longer to parse than there is time for once the model is known
+    process.meanwhile(catalogue.gpus)
+    process.meanwhile(cost.default)
     virtual = _virtual(gpus)
     library = _library(profile, virtual)
     if gpus and not virtual:
@@ -205,7 +210,7 @@ def fit(
         opened = open_model(model, worker.header)
         machine = _machine(worker, virtual, host_memory) if virtual or not gpus else _machine_without_gpu(host_memory)
         chosen = _choose(machine, devices, split_mode, main_gpu)
-        known = calibrated.read()
+        known = () if virtual else calibrated.read()
         defaults = [default_margin(calibrated.outside_of(device, known)) for device in chosen]
         limits = device_limits(chosen, margin, defaults)
         if overrides:
@@ -438,6 +443,11 @@ def calibrate(
 
     Raises ``LibraryError`` where there is no device, and what ``fit`` raises.
     """
+    import tempfile
+
+    from fitter.planning import calibration
+    from fitter.planning.calibration import Calibration, twin_of
+
     profile, capability = parse_twin(twin) if twin else (None, None)
 
     def start(virtual: Sequence[VirtualDevice] = ()) -> Worker:
@@ -553,6 +563,8 @@ def _library(profile: str | None, virtual: tuple[VirtualDevice, ...]) -> CudaLib
         raise UsageError(f"the profile 'library' plans NVIDIA cards, and {other.name} ({other.description}) is none")
     if not virtual:
         raise UsageError("the profile 'library' plans cards that are not here: describe them, such as --gpu rtx-4090")
+    from fitter.llama.cuda_library import find_cuda_library
+
     return find_cuda_library(place or None)
 
 
@@ -643,7 +655,6 @@ def _summary(model: Model) -> ModelSummary:
 
 __all__ = [
     "Breakdown",
-    "Calibration",
     "Inspection",
     "Plan",
     "Price",

@@ -6,20 +6,21 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import click
 
 import fitter
-from fitter.cli import backend, calibrate, devices, fit, inspect
 from fitter.errors import EXIT_USAGE, FitterError
 
-_COMMANDS: tuple[click.Command, ...] = (
-    fit.fit,
-    devices.devices,
-    inspect.inspect,
-    backend.backend,
-    calibrate.calibrate,
-)
+_COMMANDS = {
+    "fit": "The parameters that fit (the default).",
+    "devices": "What there is to plan with.",
+    "inspect": "What a model is made of.",
+    "backend": "Virtual GPUs for any llama.cpp program.",
+    "calibrate": "Real devices against their virtual twins.",
+}
+"""What ``--help`` says about each. A command is a file and a function of its name, imported when it is called."""
 
 _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
@@ -41,7 +42,7 @@ class _Fitter(click.Group):
         if not args:
             click.echo(ctx.get_help(), err=True)
             ctx.exit(EXIT_USAGE)
-        if args[0] not in self.commands and args[0] not in ("-h", "--help", "--version"):
+        if args[0] not in _COMMANDS and args[0] not in ("-h", "--help", "--version"):
             args = ["fit", *args]
         return super().parse_args(ctx, args)
 
@@ -50,7 +51,17 @@ class _Fitter(click.Group):
         formatter.write(_EPILOG)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [command.name or "" for command in _COMMANDS]
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"fitter.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "MODEL [OPTIONS]")
@@ -64,10 +75,6 @@ def cli() -> None:
 
     fitter MODEL is fitter fit MODEL. A file named like a command is ./devices.
     """
-
-
-for _command in _COMMANDS:
-    cli.add_command(_command)
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ Example:
 """
 
 
-@click.command(cls=options.Command, epilog=_EPILOG, short_help="Virtual GPUs for any llama.cpp program.")
+@click.command(cls=options.Command, epilog=_EPILOG)
 @options.gpu_option
 def backend(gpus: tuple[str, ...] | None, **_: Any) -> int:
     """Print the two lines of shell that show virtual GPUs to any llama.cpp program.

@@ -15,7 +15,7 @@ Exit status: 0 no byte differs, 2 usage, 3 no GPU here or llama.cpp failed, 4 a 
 """
 
 
-@click.command(cls=options.Command, epilog=_EPILOG, short_help="Real devices against their virtual twins.")
+@click.command(cls=options.Command, epilog=_EPILOG)
 @click.argument("model", type=click.Path(), metavar="[MODEL]", required=False)
 @options.calibration_options
 @options.json_option

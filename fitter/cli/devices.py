@@ -11,7 +11,7 @@ from fitter.cli import options
 from fitter.errors import EXIT_FITS, UsageError
 
 
-@click.command(cls=options.Command, short_help="What there is to plan with.")
+@click.command(cls=options.Command)
 @options.gpu_option
 @options.catalogue_option
 @options.json_option
@@ -20,18 +20,21 @@ def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
 
     With --catalogue, the GPUs that --gpu knows by name instead, and where each figure about them is from.
     """
-    from fitter.output import json, table
-
     if catalogue:
         if given["gpus"]:
             raise UsageError("--catalogue shows every GPU that --gpu knows: give one of the two")
         return _catalogue(as_json)
     from fitter import api
 
+    options.import_meanwhile("fitter.output.json" if as_json else "fitter.output.table")
     found, host = api.devices(**options.given(given))
     if as_json:
+        from fitter.output import json
+
         click.echo(json.dumps(json.devices_to_dict(found, host)))
     else:
+        from fitter.output import table
+
         table.print_to(sys.stdout, table.devices_table(found, host))
     return EXIT_FITS
 

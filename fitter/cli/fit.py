@@ -20,7 +20,7 @@ Exit status: 0 fits, 1 does not fit, 2 usage, 3 the model cannot be read or llam
 """
 
 
-@click.command(cls=options.Command, epilog=_EPILOG, short_help="The parameters that fit (the default).")
+@click.command(cls=options.Command, epilog=_EPILOG)
 @options.model_argument
 @options.context_options
 @options.placement_options
@@ -36,8 +36,9 @@ def fit(model: str, as_json: bool | None, verbose: int, **given: Any) -> int:
     is a table on stderr. Every number was measured by llama.cpp itself in a load that allocates nothing.
     """
     from fitter import api
-    from fitter.output import arguments, json, progress, table
+    from fitter.output import progress
 
+    options.import_meanwhile("fitter.output.table")
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
         on_log = options.log_line if verbose > 1 else None
         try:
@@ -46,10 +47,14 @@ def fit(model: str, as_json: bool | None, verbose: int, **given: Any) -> int:
             if verbose == 1:
                 click.echo("\n".join(error.log), err=True)
             raise
+    from fitter.output import arguments, table
+
     table.print_to(sys.stderr, table.plan_table(plan, verbose=verbose > 0))
     for problem in plan.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
     if as_json:
+        from fitter.output import json
+
         click.echo(json.dumps(plan.to_dict()))
     elif plan.fits:
         args = plan.arguments()

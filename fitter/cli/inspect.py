@@ -11,7 +11,7 @@ from fitter.cli import options
 from fitter.errors import EXIT_FITS
 
 
-@click.command(cls=options.Command, short_help="What a model is made of.")
+@click.command(cls=options.Command)
 @options.model_argument
 @options.ctx_size_option("the model's own")
 @options.json_option
@@ -21,11 +21,15 @@ def inspect(model: str, as_json: bool | None, **given: Any) -> int:
     The KV cache and the compute buffers are those of a context of -c tokens, with everything in host memory.
     """
     from fitter import api
-    from fitter.output import json, table
 
+    options.import_meanwhile("fitter.output.json" if as_json else "fitter.output.table")
     inspection = api.inspect(model, **options.given(given))
     if as_json:
+        from fitter.output import json
+
         click.echo(json.dumps(json.inspection_to_dict(inspection)))
     else:
+        from fitter.output import table
+
         table.print_to(sys.stdout, table.inspection_table(inspection))
     return EXIT_FITS

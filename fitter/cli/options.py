@@ -6,10 +6,12 @@ An option that is not given is ``None`` and is not passed on, so that defaults a
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fitter.llama import process
 from fitter.output.units import from_mib
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -148,6 +150,11 @@ class Names(_ParamType):
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """Those of ``options`` that were given."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def import_meanwhile(module: str) -> None:
+    """Import what shows the answer while the first one is waited for."""
+    process.meanwhile(lambda: import_module(module))
 
 
 def log_line(line: str) -> None:

@@ -370,7 +370,7 @@ class _Child:
 
     def receive(self, deadline: float) -> dict[str, Any]:
         """Wait for the answer to the request that was sent. Raises ``_TimeoutError`` and ``_EndedError``."""
-        process.wake_early()
+        process.use_wait()
         while b"\n" not in self._pending:
             self._wait(self._process.answers, select.POLLIN, deadline)
             data = os.read(self._process.answers, 1 << 16)

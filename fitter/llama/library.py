@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import fitter.llama
 from fitter.errors import LibraryError
@@ -162,8 +162,13 @@ def load_only_bindings() -> None:
         return
     bare = types.ModuleType("llama_cpp")
     bare.__path__ = list(spec.submodule_search_locations)
-    bare.__dict__["__version__"] = _version_in(bare.__path__)
+    version = bare.__dict__["__version__"] = _version_in(bare.__path__)
     sys.modules["llama_cpp"] = bare
+    if version == LLAMA_CPP_PYTHON_VERSION and "typing_extensions" not in sys.modules:
+        # For one name, which typing has as well, it imports inspect and more.
+        extensions = types.ModuleType("typing_extensions")
+        extensions.__dict__["TypeAlias"] = TypeAlias
+        sys.modules["typing_extensions"] = extensions
 
 
 def _version_in(package: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import fitter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
 # What a child runs that is a new interpreter: its search path is the parent's, not what it would make of its
@@ -130,6 +130,8 @@ _early: list[Process] = []
 
 _owner = 0
 
+_meanwhile: list[Callable[[], object]] = []
+
 
 def prestart(count: int) -> None:
     """Begin ``count`` plain workers, for ``take``: the first loads at once, the others when something is asked of it.
@@ -157,8 +159,20 @@ def take(variables: Mapping[str, str]) -> Process:
     return Process(variables)
 
 
-def wake_early() -> None:
-    """Let the early processes that are left load what they need, now that there is time for it."""
+def meanwhile(function: Callable[[], object]) -> None:
+    """Have ``function`` called while the next answer is waited for: for imports that the answer will need."""
+    _meanwhile.append(function)
+
+
+def use_wait() -> None:
+    """Do what can be done while a worker is busy; the early ones that are left begin to load."""
+    while _meanwhile:
+        try:
+            function = _meanwhile.pop()
+        except IndexError:
+            # another thread was quicker
+            break
+        function()
     if _owner == os.getpid():
         for process in _early:
             process.wake()

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 
 from fitter.errors import UsageError
@@ -69,10 +68,10 @@ def parse_bandwidth(text: str) -> float:
     unit = (match[2] or "b").lower() if match else ""
     if not match or unit not in _UNITS:
         raise UsageError(f"{text!r} is no bandwidth: write a number and a unit, such as 60GB/s or 56GiB/s")
-    bandwidth = Fraction(match[1]) * _UNITS[unit]
+    bandwidth = float(match[1]) * _UNITS[unit]
     if not _LEAST <= bandwidth <= _MOST:
         raise UsageError(f"{text!r} is no bandwidth that memory has: write one such as 60GB/s")
-    return float(bandwidth)
+    return bandwidth
 
 
 def given(text: str) -> HostSpeed:

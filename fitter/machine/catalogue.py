@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 import sys
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from importlib import resources
+from pathlib import Path
 from typing import Any
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 MIB = 1024 * 1024
 
@@ -100,14 +93,15 @@ def capability_text(compute_capability: int) -> str:
 @functools.cache
 def default() -> Default:
     """The defaults of the catalogue."""
-    data = _data()["default"]
+    data = _parsed(_part("default"))["default"]
     return Default(data["free_fraction"], data["profile"], capability(data["compute_capability"]), data["integrated"])
 
 
 @functools.cache
 def gpus() -> dict[str, CatalogueGpu]:
     """Every card by its key, in the catalogue's order."""
-    return {key: _gpu(key, entry) for key, entry in _data()["gpu"].items()}
+    data = _parsed(_text())
+    return {key: _gpu(key, entry, data) for key, entry in data["gpu"].items()}
 
 
 def find(name: str) -> CatalogueGpu | None:
@@ -117,9 +111,14 @@ def find(name: str) -> CatalogueGpu | None:
     A name that lacks the memory (``rtx-3060``) is the card where only one has it.
     """
     key = _normal(name)
+    if part := _part(f"gpu.{key}"):
+        # Not the whole catalogue, which takes longer to parse than most models to plan.
+        parts = [_part("pcie"), _part("metal"), part]
+        words = set(re.findall(r'"([^"]*)"', "".join(parts)))
+        source = [line for line in _part("source").splitlines() if line.partition(" =")[0] in words]
+        data = _parsed("\n".join(["[source]", *source, *parts]))
+        return _gpu(key, data["gpu"][key], data)
     known = gpus()
-    if key in known:
-        return known[key]
     matches = [gpu for gpu in known.values() if key in map(_normal, gpu.names)]
     matches = matches or [gpu for gpu in known.values() if re.fullmatch(re.escape(key) + r"-[0-9]+gb", gpu.key)]
     return matches[0] if len(matches) == 1 else None
@@ -127,6 +126,8 @@ def find(name: str) -> CatalogueGpu | None:
 
 def similar(name: str) -> list[str]:
     """Up to three keys that ``name`` may have meant, the likeliest first."""
+    import difflib
+
     key = _normal(name)
     longer = [known for known in gpus() if key and f"-{key}-" in f"-{known}-"]
     close = difflib.get_close_matches(key, list(gpus()), n=3, cutoff=0.6)
@@ -140,31 +141,32 @@ def _normal(name: str) -> str:
 
 def metal_working_set(memory: int) -> int:
     """Bytes that macOS lets Metal use of a Mac's ``memory``, in whole pages."""
-    data = _data()["metal"]
-    share = Fraction(data["shares"]["large" if memory >= data["large_gib"] * 2**30 else "small"])
-    return int(memory * share) // _METAL_STEP * _METAL_STEP
+    data = _parsed(_part("metal"))["metal"]
+    share, whole = data["shares"]["large" if memory >= data["large_gib"] * 2**30 else "small"].split("/")
+    return memory * int(share) // int(whole) // _METAL_STEP * _METAL_STEP
 
 
-def _gpu(key: str, entry: dict[str, Any]) -> CatalogueGpu:
+def _gpu(key: str, entry: dict[str, Any], data: dict[str, Any]) -> CatalogueGpu:
     total, usable, free, architecture = (entry.get(name) for name in ("total", "usable", "free", "compute_capability"))
     bandwidth, compute, pcie = (entry.get(name) for name in ("bandwidth", "compute", "pcie"))
     assert total is not None
     size = total["mib"] * MIB
     share = default().free_fraction
+    source = data["source"]
     sources = Sources(
-        _source(architecture),
-        total=_data()["source"][total["source"]],
-        usable=_source(usable),
-        free=_source(free) or f"estimated: {share:.0%} of the total, the smallest share among known cards",
-        bandwidth=_source(bandwidth),
-        compute=_source(compute),
-        pcie=_source(pcie),
+        _source(architecture, source),
+        total=source[total["source"]],
+        usable=_source(usable, source),
+        free=_source(free, source) or f"estimated: {share:.0%} of the total, the smallest share among known cards",
+        bandwidth=_source(bandwidth, source),
+        compute=_source(compute, source),
+        pcie=_source(pcie, source),
     )
     usable_size = usable["mib"] * MIB if usable else None
     free_size = free["mib"] * MIB if free else int(total["mib"] * share) * MIB
     if entry["profile"] == "metal":
         usable_size = free_size = metal_working_set(size)
-        logs = _data()["source"][_data()["metal"]["shares"]["source"]]
+        logs = source[data["metal"]["shares"]["source"]]
         sources = replace(sources, usable=logs, free=logs)
     return CatalogueGpu(
         key,
@@ -177,26 +179,37 @@ def _gpu(key: str, entry: dict[str, Any]) -> CatalogueGpu:
         sources,
         entry["bandwidth"]["gbs"] * 1e9,
         compute["tflops"] * 1e12 if compute else None,
-        _pcie(pcie) if pcie else None,
+        _pcie(pcie, data["pcie"]["lane"]) if pcie else None,
         entry.get("unified", False),
         tuple(size * 2**30 for size in entry.get("memory_gib", ())),
         (entry["description"], *entry.get("also", ())),
     )
 
 
-def _pcie(figure: dict[str, Any]) -> float:
-    speed: float = (
-        figure["gbs"] if "gbs" in figure else _data()["pcie"]["lane"][str(figure["generation"])] * figure["lanes"]
-    )
+def _pcie(figure: dict[str, Any], lane: dict[str, float]) -> float:
+    speed: float = figure["gbs"] if "gbs" in figure else lane[str(figure["generation"])] * figure["lanes"]
     return speed * 1e9
 
 
-def _source(figure: dict[str, Any] | None) -> str | None:
-    return None if figure is None else _data()["source"][figure["source"]]
+def _source(figure: dict[str, Any] | None, source: dict[str, str]) -> str | None:
+    return None if figure is None else source[figure["source"]]
 
 
 @functools.cache
-def _data() -> dict[str, Any]:
-    text = resources.files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
+def _text() -> str:
+    return Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8")
+
+
+def _part(name: str) -> str:
+    """The table ``[name]`` of the catalogue, "" where there is none."""
+    _, start, rest = _text().partition(f"\n[{name}]\n")
+    return start + rest.partition("\n[")[0]
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     data: dict[str, Any] = tomllib.loads(text)
     return data

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from fitter.errors import UsageError
 from fitter.llama.types import MAX_DEVICES, VirtualDevice
@@ -76,7 +75,8 @@ def parse_size(text: str) -> int:
         raise UsageError(f"{text!r} has no unit: write {number}MiB or {number}GiB")
     if unit.lower() not in _UNITS:
         raise UsageError(f"{text!r} has an unknown unit: use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
-    size = int(Fraction(number) * _UNITS[unit.lower()])
+    whole, _, decimals = number.partition(".")
+    size = int(whole + decimals) * _UNITS[unit.lower()] // int("1" + "0" * len(decimals))
     if size > _MOST:
         raise UsageError(f"{text!r} is more memory than any machine has")
     return size
@@ -171,19 +171,27 @@ def _parse_free(options: list[str]) -> int | None:
 
 
 def _parse_kind(body: str) -> _Kind:
-    if gpu := catalogue.find(body):
-        return _known(gpu, gpu.total, gpu.free)
     if ":" in body:
         name, _, memory = body.rpartition(":")
-        return _parse_unified(gpu, memory) if (gpu := catalogue.find(name)) else _parse_profile(body)
+        if body.partition(":")[0].strip().lower() in PROFILES or not (gpu := catalogue.find(name)):
+            return _parse_profile(body)
+        return _parse_unified(gpu, memory)
+    if (match := _SIZE.fullmatch(body)) and match[2].lower() in _UNITS:
+        return _parse_memory(body)
+    if gpu := catalogue.find(body):
+        return _known(gpu, gpu.total, gpu.free)
     names = catalogue.similar(body)
     if body[:1].isdigit() and not (body.isdigit() and names):
-        size = parse_size(body)
-        default = catalogue.default()
-        return _Kind(f"virtual {default.profile.upper()} GPU", default.profile, default.compute_capability, size, size)
+        return _parse_memory(body)
     if not body:
         raise UsageError(f"no GPU: {_FORMS}")
     raise UsageError(f"unknown GPU; did you mean {' or '.join(names)}?" if names else f"unknown GPU: {_FORMS}")
+
+
+def _parse_memory(body: str) -> _Kind:
+    size = parse_size(body)
+    default = catalogue.default()
+    return _Kind(f"virtual {default.profile.upper()} GPU", default.profile, default.compute_capability, size, size)
 
 
 def _known(gpu: catalogue.CatalogueGpu, total: int, free: int) -> _Kind:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
-from fitter.machine.catalogue import CatalogueGpu, capability_text
+from fitter.machine.catalogue import capability_text
 from fitter.output.units import dummy_loads, human, mib, scaled, speed
-from fitter.planning.calibration import Calibration, Comparison
-from fitter.planning.inspection import Inspection
 from fitter.planning.plan import DeviceUse, HostUse, PlanData
 from fitter.planning.pricing import Price
+
+if TYPE_CHECKING:
+    from fitter.machine.catalogue import CatalogueGpu
+    from fitter.planning.calibration import Calibration, Comparison
+    from fitter.planning.inspection import Inspection
 
 _FILE_WIDTH = 120
 

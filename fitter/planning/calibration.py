@@ -18,8 +18,7 @@ from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDev
 from fitter.machine import catalogue
 from fitter.machine.calibrated import Calibrated
 from fitter.model.zeros import Value, ZeroTensor, write_zeros
-from fitter.planning.constraints import parse_overrides
-from fitter.planning.request import DEFAULT_MARGIN, MIB
+from fitter.planning.constraints import default_margin, parse_overrides
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,9 +27,6 @@ else:
 
 PROFILES = {"CUDA": "cuda", "ROCm": "rocm"}
 """The profile of the virtual twin, by the backend of the real device."""
-
-SLACK = 512 * MIB
-"""Beside what was measured outside of llama.cpp's accounting: work spaces that a larger model needs, other programs."""
 
 LOAD = Params(n_ctx=4096)
 """What is loaded for real: all layers on the device, a full micro batch of 512 tokens and single ones."""
@@ -122,11 +118,6 @@ class Process(Protocol):
 
     def load(self, path: Path, params: Params) -> Loaded:
         """Load for real, compute, and keep it."""
-
-
-def default_margin(outside: int | None) -> int:
-    """Upstream's margin; what was measured ``outside`` of llama.cpp's accounting and ``SLACK`` where that is more."""
-    return max(DEFAULT_MARGIN, 0 if outside is None else outside + SLACK)
 
 
 # --- models and configurations

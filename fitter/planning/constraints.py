@@ -20,6 +20,14 @@ from fitter.planning.request import (
 _EXPERTS = ".ffn_(up|down|gate|gate_up)_(ch|)exps"
 """What ``--cpu-moe`` moves (``LLM_FFN_EXPS_REGEX`` upstream); the dot stands for itself."""
 
+SLACK = 512 * MIB
+"""Beside what was measured outside of llama.cpp's accounting: work spaces that a larger model needs, other programs."""
+
+
+def default_margin(outside: int | None) -> int:
+    """Upstream's margin; what was measured ``outside`` of llama.cpp's accounting and ``SLACK`` where that is more."""
+    return max(DEFAULT_MARGIN, 0 if outside is None else outside + SLACK)
+
 
 class Parameters(TypedDict, total=False):
     """What ``params_of`` takes: llama.cpp's parameters for one load, as people give them."""

@@ -14,16 +14,11 @@ import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.memory import HOST
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 MIN_OFFLOAD_BATCH = 32
 """Tokens from which a device computes with weights that are on the host (``op_offload``); llama.cpp's default."""
@@ -441,6 +436,9 @@ def costs_of(data: Mapping[str, Any]) -> Costs:
 
 @functools.cache
 def _data() -> dict[str, Any]:
-    text = resources.files(__package__).joinpath("cost.toml").read_text(encoding="utf-8")
-    data: dict[str, Any] = tomllib.loads(text)
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    data: dict[str, Any] = tomllib.loads(Path(__file__).with_name("cost.toml").read_text(encoding="utf-8"))
     return data

@@ -135,9 +135,9 @@ class _Attempt:
     def units(self, n_ctx: int) -> tuple[Unit, ...]:
         """Layers with their caches at ``n_ctx``."""
         request = self.request
-        if "n_ctx" in request.fixed:
-            return self._recorded(n_ctx)
         low, high = request.n_ctx_min, request.n_ctx_max
+        if "n_ctx" in request.fixed or n_ctx in (low, high):
+            return self._recorded(n_ctx)
         return between(self._recorded(low), low, self._recorded(high), high, n_ctx)
 
     def _recorded(self, n_ctx: int) -> tuple[Unit, ...]:

@@ -1,0 +1,222 @@
+"""A quick start: what a command does not import, and the workers that begin before it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fitter.__main__ import workers
+from fitter.errors import LibraryError
+from fitter.llama import library, process
+from fitter.llama.client import Worker
+from tests.cuda_reference import write_model
+
+MAIN = [sys.executable, "-m", "fitter"]
+HEAVY = {"llama_cpp", "numpy", "cffi", "jinja2"}
+SLOW = {"rich", "subprocess", "tempfile", "psutil", "platformdirs", "tomllib", "tomli", "importlib.resources", "ctypes"}
+
+# As `python -m fitter` would, and then something else.
+EARLY = "from fitter.llama import process; process.prestart({count}); from fitter.llama.client import Worker\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model("llama31-8b", tmp_path_factory.mktemp("models"))
+
+
+def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    env = {**os.environ, "PYTHONPATH": path, **variables}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> None:
+    psutil.wait_procs(processes, timeout=10)
+    assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+IMPORTS = {
+    "import fitter": ("import fitter", HEAVY | SLOW | {"typing", "dataclasses", "click"}),
+    "a worker's process": ("import fitter.llama.process", HEAVY | SLOW | {"typing", "dataclasses", "click"}),
+    "--help": ("from fitter import cli; cli.main(['--help'])", HEAVY | SLOW | {"dataclasses", "fitter.cli.fit"}),
+    "fit --help": ("from fitter import cli; cli.main(['fit', '--help'])", HEAVY | SLOW | {"dataclasses"}),
+    "import fitter.api": ("import fitter.api", HEAVY | SLOW | {"click"}),
+}
+
+
+@pytest.mark.parametrize(("code", "unwanted"), IMPORTS.values(), ids=IMPORTS)
+def test_what_is_not_imported(code: str, unwanted: set[str]) -> None:
+    # What the interpreter itself has imported at its start, such as for an editable install, is not of the code.
+    script = (
+        f"import sys; before = set(sys.modules)\n{code}\nimport json; print(json.dumps([*set(sys.modules) - before]))"
+    )
+    done = python(script)
+    assert not unwanted & set(json.loads(done.stdout.splitlines()[-1])), done.stderr
+
+
+@pytest.mark.parametrize("early", [0, 1], ids=["new interpreter", "early"])
+def test_a_worker_has_only_the_bindings(early: int) -> None:
+    code = EARLY.format(count=early) + (
+        "with Worker() as worker:\n"
+        "    worker.devices()\n"
+        "    print(open(f'/proc/{worker._child._process.pid}/maps').read())\n"
+    )
+    maps = python(code).stdout
+    assert "libllama.so" in maps
+    assert "libggml-fitter.so" in maps
+    assert "numpy" not in maps
+
+
+def test_the_version_is_read_without_the_package(tmp_path: Path) -> None:
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp/__init__.py").write_text('raise SystemExit\n__version__ = "0.3.99"\n')
+    (tmp_path / "llama_cpp/llama_cpp.py").write_text("")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom fitter.llama.client import Worker\nWorker().devices()"
+    )
+    error = python(code).stderr.splitlines()[-1]
+    assert error == (
+        f"fitter.errors.LibraryError: fitter needs llama-cpp-python {library.LLAMA_CPP_PYTHON_VERSION}, "
+        f"but 0.3.99 is installed: pip install llama-cpp-python=={library.LLAMA_CPP_PYTHON_VERSION}"
+    )
+
+
+def test_early_workers_are_used_and_the_rest_is_ended() -> None:
+    code = (
+        "import atexit, os\n"
+        "def children(): return open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
+        "atexit.register(lambda: print(children()))\n" + EARLY.format(count=2) + "early = children()\n"
+        "first, second, third = Worker(), Worker(), Worker()\n"
+        "for worker in (first, second, third): worker.devices()\n"
+        "pids = [str(worker._child._process.pid) for worker in (first, second, third)]\n"
+        "assert len(early) == 2 and pids[:2] == early and pids[2] not in early, (early, pids)\n"
+        "first.close(), second.close(), third.close()\n"
+        "process.prestart(3)\n"
+        "assert len(children()) == 3\n"
+    )
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+OTHERS = {
+    "environment": "import os; os.environ['GGML_BACKEND_PATH'] = '/nowhere'",
+    "search path": "import sys; sys.path.append('/nowhere')",
+    "another process": "import os; pid = os.fork()\nif pid: os.waitpid(pid, 0); os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+def test_an_early_worker_that_does_not_suit_is_left(change: str) -> None:
+    code = EARLY.format(count=1) + (
+        f"early = process._early[0].pid\n{change}\n"
+        "worker = Worker(); worker.devices(); print(worker._child._process.pid == early); worker.close()\n"
+    )
+    done = python(code)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+WORKERS = {
+    "nothing": ([], 0),
+    "help": (["--help"], 0),
+    "help of a command": (["fit", "-h"], 0),
+    "version": (["--version"], 0),
+    "a model": (["model.gguf", "--gpu", "24GiB"], 2),
+    "fit": (["fit", "model.gguf"], 2),
+    "inspect": (["inspect", "model.gguf"], 1),
+    "devices": (["devices"], 1),
+    "catalogue": (["devices", "--catalogue"], 0),
+    "calibrate": (["calibrate"], 1),
+    "backend": (["backend", "--gpu", "24GiB"], 0),
+    "library": (["model.gguf", "--profile=library"], 0),
+}
+
+
+@pytest.mark.parametrize(("args", "count"), WORKERS.values(), ids=WORKERS)
+def test_how_many_workers_begin_early(args: list[str], count: int) -> None:
+    assert workers(args) == count
+
+
+ENDS = {
+    "success": (["devices", "--gpu", "24GiB"], 0),
+    "usage": (["model.gguf", "--nonsense"], 2),
+    "no model": (["missing.gguf"], 3),
+}
+
+
+@pytest.mark.parametrize(("words", "status"), ENDS.values(), ids=ENDS)
+def test_nothing_is_left_behind(words: list[str], status: int) -> None:
+    with subprocess.Popen(
+        [*MAIN, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as command:
+        _, err = command.communicate(timeout=60)
+    assert command.returncode == status, err
+    assert "Traceback" not in err
+    # None of its group: all have been waited for.
+    with pytest.raises(ProcessLookupError):
+        os.killpg(command.pid, 0)
+
+
+def test_an_interrupt_at_any_moment_of_the_start_is_quiet(model: Path) -> None:
+    for milliseconds in range(0, 160, 8):
+        with subprocess.Popen(
+            [*MAIN, str(model), "--gpu", "24GiB"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as command:
+            parent = psutil.Process(command.pid)
+            # The interpreter's own start is not ours.
+            while command.poll() is None and not parent.children():
+                time.sleep(0.001)
+            time.sleep(milliseconds / 1000)
+            os.killpg(command.pid, signal.SIGINT)
+            out, err = command.communicate(timeout=20)
+        assert (command.returncode, out, err) == (130, "", ""), milliseconds
+
+
+def test_early_workers_end_with_a_killed_parent() -> None:
+    code = EARLY.format(count=2) + "import time; print('started', flush=True); time.sleep(600)"
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        early = psutil.Process(parent.pid).children()
+        assert len(early) == 2
+        parent.kill()
+    wait_until_gone(early)
+
+
+def test_a_worker_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process.sys, "executable", "/nowhere/python")
+    before = os.listdir("/proc/self/fd")
+    with Worker() as worker, pytest.raises(Exception, match=r"the worker cannot be started: .*No such file"):
+        worker.devices()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_files_of_the_parent_do_not_reach_a_worker() -> None:
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    with Worker() as worker:
+        worker.devices()
+        assert worker._child is not None
+        os.close(writer)
+        assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+def test_a_missing_declarations_module_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_DECLARATIONS", "fitter.llama._nowhere")
+    with pytest.raises(LibraryError, match=r"_declarations.py is missing .* reinstall llama-fitter"):
+        library._declarations()
