@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fitter.errors import UsageError
 from fitter.machine.host import host_memory
-from fitter.machine.speed import HostSpeed
+from fitter.machine.speed import DEFAULT_HOST, HostSpeed
 
 _SCHEMA = 1
 
@@ -45,9 +45,6 @@ _CACHES = 3
 _SECONDS = 0.25
 _PASSES = 5
 """Other programs slow some passes down; the best one counts, and is kept for long."""
-
-DEFAULT = HostSpeed(40e9, "default: two channels of DDR4-3200 less a fifth, for nothing was measured", known=False)
-"""What a host that was not measured is taken to read: 2 channels x 8 bytes x 3200 MT/s = 51.2 GB/s, less a fifth."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def host_speed(measure: Callable[[int], float] | None = None) -> HostSpeed:
 
     The first call measures that, in about half a second, and keeps it for this machine in ``cache_path()``; where the
     file cannot be read it is measured again, and where it cannot be written, every time. Never raises: a machine that
-    cannot be measured has ``DEFAULT``. ``measure`` takes the number of cores and returns bytes per second.
+    cannot be measured has ``DEFAULT_HOST``. ``measure`` takes the number of cores and returns bytes per second.
     """
     host = this_host()
     if (bandwidth := _read(host)) is not None:
@@ -92,9 +89,9 @@ def host_speed(measure: Callable[[int], float] | None = None) -> HostSpeed:
     try:
         bandwidth = (measure or read_bandwidth)(host.cores)
     except (ImportError, MemoryError, OSError, RuntimeError):
-        return replace(DEFAULT, threads=host.cores)
+        return replace(DEFAULT_HOST, threads=host.cores)
     if not _LEAST <= bandwidth <= _MOST:
-        return replace(DEFAULT, threads=host.cores)
+        return replace(DEFAULT_HOST, threads=host.cores)
     _write(host, bandwidth)
     return HostSpeed(bandwidth, "measured", host.cores)
 
