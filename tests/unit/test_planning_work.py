@@ -8,10 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama.types import Array, MetadataValue, Params, TensorBuftOverride, TensorInfo
+from fitter.llama.types import (
+    LAYOUT_DEVICE,
+    Array,
+    Layout,
+    LayoutEntry,
+    MetadataValue,
+    Params,
+    TensorBuftOverride,
+    TensorInfo,
+)
 from fitter.model.header import Model
 from fitter.planning.cost import Work
-from fitter.planning.memory import HOST, Item, Unit
+from fitter.planning.memory import HOST, Item, Unit, between, units_of
 from fitter.planning.placement import Placement, overrides_of, pinned_matches
 from fitter.planning.work import ModelFacts, Pieces, facts_of, pieces_of, work_of, work_of_params
 from tests.shapes import SHAPES, Shape
@@ -112,8 +121,8 @@ def test_layers_for_multi_token_prediction_are_not_computed() -> None:
     found = facts("llama-3.1-8b", nextn_predict_layers=2)
     assert (found.n_layer, len(found.layers)) == (32, 30)
     pieces = pieces_of(found, units("llama-3.1-8b", 4096 * N_CTX), N_CTX, Params())
-    work = work_of(pieces, Placement(10, (23,)))
-    assert places(work) == [HOST] * 10 + [0] * 21, "the output is after the layers that are left out"
+    work = work_of(pieces, Placement(10, (21, 2)))
+    assert places(work) == [HOST] * 10 + [0] * 20 + [1], "the output is after the layers that are left out"
 
 
 @pytest.mark.parametrize(
@@ -212,6 +221,25 @@ def test_recurrent_layers_read_and_write_their_state() -> None:
     assert [layer.attention is not None for layer in work.layers] == [kind > 0 for kind in [*kinds, 0]]
     two = work_of(pieces_of(found, recorded, N_CTX, Params(n_seq_max=2)), Placement(0, (57,)))
     assert total(two) - total(plain) == state * kinds.count(0), "one sequence reads its own state alone"
+
+
+def test_states_are_told_from_caches_by_their_names() -> None:
+    sizes = {
+        "cache_k_l0": 1,
+        "cache_v_l0": 2,
+        "cache_r_l1": 4,
+        "cache_s_l1": 8,
+        "cache_ple_r_l1": 16,
+        "cache_s_l12": 32,
+    }
+    entries = tuple(LayoutEntry(LAYOUT_DEVICE, name, "context", size) for name, size in sizes.items())
+    found = units_of(Layout(entries, 1, N_CTX), 13, lambda _: False)
+    assert {unit.index: (unit.cache, unit.state) for unit in found if unit.cache} == {
+        0: (3, 0),
+        1: (28, 28),
+        12: (32, 32),
+    }
+    assert between(found, 1, found, 3, 2) == found
 
 
 # --- placements
