@@ -72,6 +72,8 @@ $(STAMPS)/fitter: pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor
 
 .PHONY: install
 install: llama-cpp-python $(STAMPS)/fitter ## fitter, editable, in .venv, with llama-cpp-python and what the tests need
+	@# Where Python may not write bytecode, every start would compile fitter anew.
+	@$(PY) -m compileall -q fitter
 
 .PHONY: tools
 tools: $(STAMPS)/venv ## upstream's rpc-server and llama-fit-params, with their libllama, in build/llama/bin
