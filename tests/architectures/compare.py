@@ -1,0 +1,218 @@
+"""One model on several machines, each plan made twice: searched for on a skeleton of the header, and on the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from gguf import GGUFReader
+
+from fitter import api
+from fitter.errors import FitterError
+from fitter.llama.client import Worker
+from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
+from fitter.machine.gpu import NO_GPU, parse_gpus
+from tests.cases import CASES
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Virtual GPUs (none of them: a machine without a GPU), and what ``fit`` is told beside them."""
+
+    name: str
+    gpus: tuple[VirtualDevice, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A plan made with the skeleton and without it. ``difference`` is empty where both are the same.
+
+    ``refused``: both ways ended in that error. ``dummy_loads`` and ``seconds`` are of the two searches in that order.
+    """
+
+    machine: str
+    difference: str
+    refused: str = ""
+    dummy_loads: tuple[int, int] = (0, 0)
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """All comparisons of a model. ``useless`` says how its skeleton differs from it; it is empty where it does not."""
+
+    name: str
+    comparisons: tuple[Comparison, ...]
+    n_placements: int
+    useless: str
+
+    @property
+    def verdict(self) -> Literal["equal", "fell back", "refused", "differs"]:
+        """What to report of the model."""
+        if any(comparison.difference for comparison in self.comparisons):
+            return "differs"
+        if all(comparison.refused for comparison in self.comparisons):
+            return "refused"
+        return "fell back" if self.useless else "equal"
+
+    def __str__(self) -> str:
+        loads = [sum(comparison.dummy_loads[i] for comparison in self.comparisons) for i in (0, 1)]
+        lines = [
+            f"{self.name:24} {self.verdict:9} {len(self.comparisons)} machines, {self.n_placements} placements; "
+            f"dummy loads {loads[0]} with the skeleton, {loads[1]} without"
+        ]
+        lines += [f"  skeleton: {self.useless}"] * bool(self.useless)
+        for refused, count in Counter(comparison.refused for comparison in self.comparisons).items():
+            lines += [f"  refused on {count}: {refused}"] * bool(refused)
+        lines += [
+            f"  {comparison.machine}: {comparison.difference}"
+            for comparison in self.comparisons
+            if comparison.difference
+        ]
+        return "\n".join(lines)
+
+
+def check(name: str, wanted: Sequence[tuple[Path, Machine]]) -> Checked:
+    """Fit each model to its machine both ways, and measure plain placements on it both ways."""
+    comparisons = tuple(compare_plans(path, machine) for path, machine in wanted)
+    n_placements, useless = 0, ""
+    with Worker() as worker:
+        for path, machine in wanted:
+            count, difference = compare_placements(worker, path, machine.gpus)
+            n_placements += count
+            useless = useless or (f"{machine.name}: {difference}" if difference else "")
+    return Checked(name, comparisons, n_placements, useless)
+
+
+def compare_plans(path: Path, machine: Machine) -> Comparison:
+    """Fit ``path`` to ``machine`` with the skeleton and without it; all but the search itself must be the same."""
+    answers = [_fit(path, machine, skeleton) for skeleton in (True, False)]
+    searches = [answer.pop("search", {"dummy_loads": 0, "seconds": 0.0}) for answer in answers]
+    texts = [json.dumps(answer) for answer in answers]
+    difference = "" if texts[0] == texts[1] else "; ".join(_differences(*answers)) or "the order of the keys"
+    return Comparison(
+        machine.name,
+        difference,
+        "" if difference else answers[0].get("error", ""),
+        (searches[0]["dummy_loads"], searches[1]["dummy_loads"]),
+        (searches[0]["seconds"], searches[1]["seconds"]),
+    )
+
+
+def _fit(path: Path, machine: Machine, skeleton: bool) -> dict[str, Any]:
+    try:
+        return api.fit(path, gpus=machine.gpus or (NO_GPU,), skeleton=skeleton, **machine.options).to_dict()
+    except FitterError as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _differences(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in {**ours, **theirs}:
+            yield from _differences(ours.get(key), theirs.get(key), f"{where}.{key}" if where else key)
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from _differences(one, other, f"{where}[{i}]")
+    elif ours != theirs:
+        yield f"{where} is {ours!r} with the skeleton, {theirs!r} without"
+
+
+def placements(n_devices: int) -> Iterator[Params]:
+    """Parameters that reach what llama.cpp counts: weights, caches and graphs, on the devices and on the host."""
+    if not n_devices:
+        yield Params(n_ctx=512, devices=())
+        yield Params(n_ctx=4096, n_seq_max=2, flash_attn="off", devices=())
+        return
+    yield Params(n_ctx=512)
+    yield Params(n_ctx=4096, n_gpu_layers=2, n_seq_max=2)
+    yield Params(n_ctx=1024, n_gpu_layers=0, flash_attn="off", n_ubatch=64)
+    yield Params(n_ctx=512, tensor_buft_overrides=(TensorBuftOverride(r"ffn_(up|down|gate)", "CPU"),), type_k="q8_0")
+    if n_devices > 1:
+        yield Params(n_ctx=512, tensor_split=tuple(map(float, range(n_devices, 0, -1))), kv_unified=True, n_seq_max=4)
+
+
+def compare_placements(worker: Worker, path: Path, gpus: Sequence[VirtualDevice]) -> tuple[int, str]:
+    """How many placements were measured both ways, and the first difference, if there is one."""
+    worker.configure(gpus)
+    models = Skeleton(tuple(map(str, _files(path)))), str(path)
+    count = 0
+    for params in placements(len(gpus)):
+        answers = [_try(worker.measure, model, params) for model in models]
+        count += 1
+        if answers[0] != answers[1]:
+            return count, f"{answers[0]} instead of {answers[1]} for {params}"
+    layouts = [_try(worker.layout, model, Params(n_ctx=512)) for model in models]
+    return count, "" if layouts[0] == layouts[1] else "another layout"
+
+
+def _files(path: Path) -> list[Path]:
+    """All files of a split model, of which ``path`` is the first."""
+    name, mark, count = path.stem.partition("-00001-of-")
+    return [path.with_name(f"{name}-{i + 1:05d}-of-{count}.gguf") for i in range(int(count))] if mark else [path]
+
+
+def _try(ask: Callable[[str | Skeleton, Params], _T], model: str | Skeleton, params: Params) -> _T | str:
+    try:
+        return ask(model, params)
+    except FitterError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def with_context(path: Path, copy: Path, n_ctx_train: int) -> Path:
+    """A copy of the model whose own context length is ``n_ctx_train``."""
+    shutil.copyfile(path, copy)
+    reader = GGUFReader(copy, "r+")
+    architecture = reader.fields["general.architecture"].contents()
+    context_length = reader.fields[f"{architecture}.context_length"]
+    context_length.parts[context_length.data[0]][0] = n_ctx_train
+    return copy
+
+
+def machines_for_size(path: Path) -> list[Machine]:
+    """Machines on which the model fits as a whole, in part, and not at all, by what llama.cpp measures for it."""
+    try:
+        whole = api.measure(path, gpus=[_gpu(0, 2**44)]).on("CUDA0")
+        moved, compute = whole.model + whole.context, whole.compute
+    except FitterError:
+        # llama.cpp is to refuse it both ways.
+        moved, compute = path.stat().st_size, 0
+
+    def gpus(*percent: int) -> tuple[VirtualDevice, ...]:
+        return tuple(_gpu(i, compute + margin + moved * share // 100) for i, share in enumerate(percent))
+
+    margin = moved // 64
+    options = {"margin": margin, "fit_ctx": 512}
+    return [
+        Machine("all", gpus(130), options),
+        Machine("half", gpus(50), options),
+        Machine("half, short host", gpus(50), {**options, "host_margin": margin, "host_memory": moved // 4}),
+        Machine("two", gpus(45, 22), options),
+        Machine("eight", gpus(16, 12, 12, 10, 10, 8, 8, 6), options),
+        Machine("none", (), {}),
+    ]
+
+
+def _gpu(index: int, size: int) -> VirtualDevice:
+    return VirtualDevice(f"CUDA{index}", "a card", "cuda", 890, size, size)
+
+
+def machines_for_shape(name: str, path: Path) -> list[Machine]:
+    """The shape's machines in tests/cases.py, and others of one, two and eight devices where it has none there."""
+    words = {"-c": "n_ctx", "--fit-ctx": "fit_ctx"}
+    machines = []
+    for case in CASES:
+        if case.shape == name:
+            pairs = zip(case.options[::2], case.options[1::2], strict=True)
+            options = {words[word]: int(value) for word, value in pairs}
+            machines.append(Machine(case.name, parse_gpus(case.gpus), options))
+    counts = {len(machine.gpus) for machine in machines}
+    derived = [machine for machine in machines_for_size(path) if machine.name in ("half", "two", "eight")]
+    return machines + [machine for machine in derived if len(machine.gpus) not in counts]
