@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 from fitter.errors import LibraryError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.cuda_library import CudaLibrary, find_cuda_library
-from fitter.llama.types import LAYOUT_DEVICE, Breakdown, DeviceInfo, FlashAttn, Params, SplitMode, VirtualDevice
+from fitter.llama.types import (
+    LAYOUT_DEVICE,
+    Breakdown,
+    DeviceInfo,
+    FlashAttn,
+    Params,
+    Skeleton,
+    SplitMode,
+    VirtualDevice,
+)
 from fitter.machine import calibrated
 from fitter.machine.devices import Machine, real_machine, virtual_machine
 from fitter.machine.gpu import parse_gpus, parse_size, parse_twin
@@ -101,6 +110,7 @@ def fit(
     op_offload: bool = True,
     swa_full: bool = False,
     allow: Collection[str] = (),
+    skeleton: bool = True,
     timeout: float = DEFAULT_TIMEOUT,
     on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[str], None] | None = None,
@@ -113,8 +123,9 @@ def fit(
     (``rtx-4090``, ``2x 24GiB``), or ``none``, that take the place of this machine's; the host is then unlimited
     unless ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama-cpp-python's own
     CUDA backend about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``devices`` chooses
-    among them by name. ``allow``: ``paging`` lets weights on the host exceed its memory. ``timeout``: seconds for one
-    dummy load. ``on_log`` gets every line of llama.cpp's log.
+    among them by name. ``allow``: ``paging`` lets weights on the host exceed its memory. The search loads a copy of the
+    header without the tokenizer, unless ``skeleton`` is false; the plan is measured on ``model`` itself either way.
+    ``timeout``: seconds for one dummy load. ``on_log`` gets every line of llama.cpp's log.
 
     The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
 
@@ -128,7 +139,8 @@ def fit(
     library = _library(profile, virtual)
     if gpus and not virtual:
         devices = _no_devices(devices)
-    with Worker(virtual, library=library, timeout=timeout, on_log=on_log) as worker:
+    with ExitStack() as stack:
+        worker = stack.enter_context(Worker(virtual, library=library, timeout=timeout, on_log=on_log))
         opened = open_model(model, worker.header)
         machine = _machine(worker, virtual, host_memory) if virtual or not gpus else _machine_without_gpu(host_memory)
         chosen = _choose(machine, devices, split_mode, main_gpu)
@@ -171,18 +183,52 @@ def fit(
             is_movable=is_expert if opened.is_moe else _is_ffn_weight,
             is_expert_model=opened.is_moe,
             fit_ctx=fit_ctx,
+            model_bytes=opened.bytes,
             pinned=_pinned(worker, opened, overrides, limits),
         )
-        path = str(opened.path)
-        data = planning.fit(
-            request,
-            _summary(opened),
-            lambda params: worker.measure(path, params),
-            lambda params: worker.layout(path, params),
-            on_progress or (lambda _: None),
-            bool(gpus),
+        # Each process that asks a real device takes some of its memory: those are for one only.
+        second = (
+            None
+            if library or not all(device.virtual for device in chosen)
+            else Worker(virtual, timeout=timeout, on_log=on_log)
         )
+        if second is not None:
+            stack.enter_context(second)
+        llama = _llama(worker, second, opened, skeleton)
+        data = planning.fit(request, _summary(opened), llama, on_progress or (lambda _: None), bool(gpus))
     return Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
+
+
+class _Beside:
+    """A worker that measures the model's own file beside another one."""
+
+    def __init__(self, worker: Worker, path: str) -> None:
+        self._worker = worker
+        self._path = path
+
+    @property
+    def busy(self) -> bool:
+        return self._worker.busy
+
+    def begin(self, params: Params) -> None:
+        self._worker.begin_measure(self._path, params)
+
+    def finish(self) -> Breakdown:
+        return self._worker.finish_measure()
+
+
+def _llama(worker: Worker, second: Worker | None, model: Model, skeleton: bool) -> planning.Llama:
+    """The ways to ask llama.cpp about ``model``."""
+    path = str(model.path)
+    copy = Skeleton(tuple(map(str, model.files)))
+    return planning.Llama(
+        own=planning.Loads(lambda params: worker.measure(path, params), lambda params: worker.layout(path, params)),
+        dummy_loads=lambda: worker.dummy_loads + (second.dummy_loads if second else 0),
+        skeleton=planning.Loads(lambda params: worker.measure(copy, params), lambda params: worker.layout(copy, params))
+        if skeleton
+        else None,
+        beside=_Beside(second, path) if second else None,
+    )
 
 
 def measure(

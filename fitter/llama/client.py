@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar
@@ -83,6 +84,7 @@ class Worker:
         self._child: _Child | None = None
         self._closed = False
         self._loads = 0
+        self._begun: list[_Begun] = []
 
     def __enter__(self) -> Worker:
         return self
@@ -122,6 +124,23 @@ class Worker:
     def header(self, path: str | os.PathLike[str]) -> Header:
         """Header of one GGUF file. Raises ``ModelError`` with ggml's reason if it is malformed."""
         return self._ask(Header, "header", path=os.fspath(path))
+
+    def begin_measure(self, path: str | os.PathLike[str], params: Params) -> None:
+        """Begin what ``measure`` does and do not wait for it: ``finish_measure`` does."""
+        self._begin("measure", path=os.fspath(path), params=params)
+
+    def begin_loading(self, path: str | os.PathLike[str], params: Params) -> None:
+        """Begin to load the model that ``measure`` with the same placement will need; nobody has to wait for it."""
+        self._begin("model_info", path=os.fspath(path), params=params)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something was begun whose answer is not there yet."""
+        return bool(self._begun) and not self._begun[-1].child.has_answer()
+
+    def finish_measure(self) -> Breakdown:
+        """The answer to ``begin_measure``. Raises what ``measure`` raises."""
+        return self._guarded(lambda: _decoded(Breakdown, self._finish()))
 
     def measure(self, path: str | os.PathLike[str], params: Params) -> Breakdown:
         """Memory that loading ``path`` with ``params`` takes, by a dummy load. Raises ``UsageError`` for bad names."""
@@ -163,16 +182,30 @@ class Worker:
         """End the process and wait for it. Nothing of it is left behind."""
         self._closed = True
         child, self._child = self._child, None
-        if child is not None:
+        begun, self._begun = self._begun, []
+        if child is not None and begun:
+            child.kill()
+        elif child is not None:
             child.close()
 
     def _ask(self, kind: type[_T], command: str, **arguments: Any) -> _T:
+        return self._guarded(lambda: _decoded(kind, self._answer(self._ready(), command, arguments)))
+
+    def _begin(self, command: str, **arguments: Any) -> None:
+        self._guarded(lambda: self._send(self._ready(), command, arguments))
+
+    def _ready(self) -> _Child:
+        """The process, with nothing left of what was begun: its answer is lost, and so is its failure."""
         if self._closed:
             raise LlamaCppError("the worker is closed")
+        if any(not begun.is_opening for begun in self._begun):
+            with contextlib.suppress(FitterError):
+                self._finish()
+        return self._child or self._start()
+
+    def _guarded(self, ask: Callable[[], _T]) -> _T:
         try:
-            child = self._child or self._start()
-            answer: _T = wire.decode(kind, self._answer(child, command, arguments))
-            return answer
+            return ask()
         except FitterError:
             raise
         except BaseException:
@@ -185,41 +218,71 @@ class Worker:
         # The links are needed until the backend is loaded.
         with tempfile.TemporaryDirectory(prefix="fitter-") if library else contextlib.nullcontext("") as links:
             child = self._child = _Child(library.environment(Path(links), self._description) if library else {})
-            try:
-                for endpoint in self._rpc:
-                    self._answer(child, "add_rpc_server", {"endpoint": endpoint})
-                if library is not None:
-                    count = self._description.count(";") + 1
-                    self._answer(child, "adopt", {"path": str(library.path), "plugin": library.plugin, "count": count})
-                elif self._description:
-                    self._answer(child, "configure", {"description": self._description})
-            except FitterError:
-                self._kill()
-                raise
+            for endpoint in self._rpc:
+                self._send(child, "add_rpc_server", {"endpoint": endpoint}, is_opening=True)
+            if library is not None:
+                count = self._description.count(";") + 1
+                adopted = {"path": str(library.path), "plugin": library.plugin, "count": count}
+                self._send(child, "adopt", adopted, is_opening=True)
+                self._finish()
+            elif self._description:
+                self._send(child, "configure", {"description": self._description}, is_opening=True)
         return child
 
     def _answer(self, child: _Child, command: str, arguments: dict[str, Any]) -> Any:
+        self._send(child, command, arguments)
+        return self._finish()
+
+    def _send(self, child: _Child, command: str, arguments: dict[str, Any], is_opening: bool = False) -> None:
         request = {"command": command, "arguments": wire.encode(arguments), "log": self._on_log is not None}
+        begun = _Begun(child, command, time.monotonic() + self._timeout, is_opening)
+        self._begun.append(begun)
+        with self._telling(begun):
+            child.send(request, begun.deadline)
+
+    def _finish(self) -> Any:
+        """The answer to what was asked last; the first error on the way to it is raised."""
+        result = None
+        while self._begun:
+            begun = self._begun[0]
+            with self._telling(begun):
+                answer = begun.child.receive(begun.deadline)
+            del self._begun[0]
+            self._loads += answer.get("loads", 0)
+            log = tuple(answer.get("log", ()))
+            if self._on_log is not None:
+                for line in log:
+                    self._on_log(line)
+            if "error" in answer:
+                if begun.is_opening:
+                    self._kill()
+                raise _error(answer["error"], log)
+            result = answer["result"]
+        return result
+
+    @contextlib.contextmanager
+    def _telling(self, begun: _Begun) -> Iterator[None]:
+        """Turn what can happen to the process into errors that name the question."""
         try:
-            answer = child.ask(request, self._timeout)
+            yield
         except _TimeoutError:
             log = self._kill()
-            raise LlamaCppError(f"llama.cpp did not answer '{command}' within {self._timeout:g} seconds", log) from None
+            raise LlamaCppError(
+                f"llama.cpp did not answer '{begun.command}' within {self._timeout:g} seconds", log
+            ) from None
         except _EndedError as ended:
             log = self._kill()
-            raise LlamaCppCrashError(_crash_message(command, ended.status, log), log) from None
-        self._loads += answer.get("loads", 0)
-        log = tuple(answer.get("log", ()))
-        if self._on_log is not None:
-            for line in log:
-                self._on_log(line)
-        if "error" in answer:
-            raise _error(answer["error"], log)
-        return answer["result"]
+            raise LlamaCppCrashError(_crash_message(begun.command, ended.status, log), log) from None
 
     def _kill(self) -> tuple[str, ...]:
         child, self._child = self._child, None
+        self._begun = []
         return child.kill() if child is not None else ()
+
+
+def _decoded(kind: type[_T], value: Any) -> _T:
+    decoded: _T = wire.decode(kind, value)
+    return decoded
 
 
 def _error(error: dict[str, str], log: tuple[str, ...]) -> FitterError:
@@ -246,6 +309,16 @@ def _crash_message(command: str, status: int, log: tuple[str, ...]) -> str:
 
 class _TimeoutError(Exception):
     pass
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A question that was sent; ``deadline`` is on the monotonic clock. One that is opening is part of the start."""
+
+    child: _Child
+    command: str
+    deadline: float
+    is_opening: bool
 
 
 class _EndedError(Exception):
@@ -296,9 +369,8 @@ class _Child:
         except OSError as error:
             raise LlamaCppError(f"the worker cannot be started: {error}") from error
 
-    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Send a request and wait for the answer. Raises ``_TimeoutError`` and ``_EndedError``."""
-        deadline = time.monotonic() + timeout
+    def send(self, request: dict[str, Any], deadline: float) -> None:
+        """Send a request. Raises ``_TimeoutError`` and ``_EndedError``."""
         view = memoryview(json.dumps(request).encode() + b"\n")
         while view:
             self._wait([], [self._requests], deadline)
@@ -308,6 +380,13 @@ class _Child:
                 continue
             except BrokenPipeError:
                 raise self._ended() from None
+
+    def has_answer(self) -> bool:
+        """Whether ``receive`` has something to read, if only that the process has ended."""
+        return b"\n" in self._pending or bool(select.select([self._answers], [], [], 0)[0])
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """Wait for the answer to the request that was sent. Raises ``_TimeoutError`` and ``_EndedError``."""
         while b"\n" not in self._pending:
             self._wait([self._answers], [], deadline)
             data = os.read(self._answers, 1 << 16)

@@ -1,10 +1,13 @@
-"""From a request to a plan: count the loads, run the search, and say what the winner takes. Bytes."""
+"""From a request to a plan: search, have the winner confirmed, and say what it takes. Bytes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
+from fitter.errors import LlamaCppError
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search
 from fitter.planning.request import MIB, Measure, Progress, Record, Request
@@ -13,26 +16,47 @@ from fitter.planning.search import Trial, search
 OnProgress = Callable[[Progress], None]
 
 
-def fit(
-    request: Request, summary: ModelSummary, measure: Measure, record: Record, on_progress: OnProgress, virtual: bool
-) -> PlanData:
-    """The plan for ``request``. Raises what ``measure`` and ``record`` raise."""
+class Beside(Protocol):
+    """Measures the user's own file in a process of its own, while another one goes on."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether what was begun is not done yet."""
+
+    def begin(self, params: Params) -> None:
+        """Begin to measure, unless it is busy."""
+
+    def finish(self) -> Breakdown:
+        """What the measurement that was begun last has found."""
+
+
+@dataclass(frozen=True)
+class Loads:
+    """Dummy loads of one file."""
+
+    measure: Measure
+    record: Record
+
+
+@dataclass(frozen=True)
+class Llama:
+    """The ways in which a fit may ask llama.cpp about one model.
+
+    ``own`` loads the user's file, ``skeleton`` a copy of its header that loads faster, ``beside`` the user's file in a
+    second process. ``dummy_loads`` tells how many models were loaded in all.
+    """
+
+    own: Loads
+    dummy_loads: Callable[[], int]
+    skeleton: Loads | None = None
+    beside: Beside | None = None
+
+
+def fit(request: Request, summary: ModelSummary, llama: Llama, on_progress: OnProgress, virtual: bool) -> PlanData:
+    """The plan for ``request``, measured on the user's own file. Raises what asking llama.cpp raises."""
     started = time.monotonic()
-    loads = 0
-
-    def counted_measure(params: Params) -> Breakdown:
-        nonlocal loads
-        on_progress(Progress(loads, _attempt(params, request)))
-        loads += 1
-        return measure(params)
-
-    def counted_record(params: Params) -> Layout:
-        nonlocal loads
-        on_progress(Progress(loads, f"sizes of all tensors at a context of {params.n_ctx}"))
-        loads += 1
-        return record(params)
-
-    trial = search(request, counted_measure, counted_record)
+    trial = _Fit(request, llama, on_progress).run()
+    loads = llama.dummy_loads()
     on_progress(Progress(loads, "done"))
     return PlanData(
         model=summary,
@@ -44,6 +68,86 @@ def fit(
         problems=_problems(request, trial),
         n_layer=request.n_layer,
         virtual=virtual,
+    )
+
+
+class _Fit:
+    """One fit: the search on whatever loads fastest, and the confirmation on the user's own file."""
+
+    def __init__(self, request: Request, llama: Llama, on_progress: OnProgress) -> None:
+        self._request = request
+        self._llama = llama
+        self._on_progress = on_progress
+        self._own: dict[Params, Breakdown] = {}
+        self._begun: Params | None = None
+
+    def run(self) -> Trial:
+        skeleton = self._llama.skeleton
+        if skeleton is not None:
+            try:
+                trial = self._search(skeleton.measure, skeleton.record, self._begin)
+                if self._confirm(trial.params) == trial.breakdown:
+                    return trial
+            except LlamaCppError:
+                # Whatever there is to say is to be said of the user's own file.
+                pass
+        return self._search(self._measure_own, self._llama.own.record, lambda trial: None)
+
+    def _search(self, measure: Measure, record: Record, on_better: Callable[[Trial], None]) -> Trial:
+        def told_measure(params: Params) -> Breakdown:
+            self._say(_attempt(params, self._request))
+            return measure(params)
+
+        def told_record(params: Params) -> Layout:
+            self._say(f"sizes of all tensors at a context of {params.n_ctx}")
+            return record(params)
+
+        return search(self._request, told_measure, told_record, on_better)
+
+    def _say(self, text: str) -> None:
+        self._on_progress(Progress(self._llama.dummy_loads(), text))
+
+    def _begin(self, trial: Trial) -> None:
+        """Have a candidate confirmed while the search goes on."""
+        beside = self._llama.beside
+        if beside is None or (self._begun is not None and beside.busy):
+            return
+        self._collect()
+        beside.begin(trial.params)
+        self._begun = trial.params
+
+    def _collect(self) -> None:
+        beside, begun, self._begun = self._llama.beside, self._begun, None
+        if beside is not None and begun is not None:
+            self._own[begun] = beside.finish()
+
+    def _confirm(self, params: Params) -> Breakdown:
+        """What ``params`` take on the user's own file."""
+        self._say("the model's own file")
+        begun, beside = self._begun, self._llama.beside
+        if begun is not None and placement_of(begun) == placement_of(params):
+            # the model is loaded, or about to be; another context of it costs next to nothing
+            self._collect()
+            if params not in self._own and beside is not None:
+                beside.begin(params)
+                self._own[params] = beside.finish()
+        return self._measure_own(params)
+
+    def _measure_own(self, params: Params) -> Breakdown:
+        if params not in self._own:
+            self._own[params] = self._llama.own.measure(params)
+        return self._own[params]
+
+
+def placement_of(params: Params) -> Params:
+    """What of ``params`` decides how the model is loaded; the rest is the context's."""
+    return Params(
+        devices=params.devices,
+        n_gpu_layers=params.n_gpu_layers,
+        tensor_split=params.tensor_split,
+        tensor_buft_overrides=params.tensor_buft_overrides,
+        split_mode=params.split_mode,
+        main_gpu=params.main_gpu,
     )
 
 

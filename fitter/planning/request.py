@@ -56,7 +56,7 @@ class Request:
     ``fixed`` names the fields of ``params`` that fitting must keep (``n_ctx``, ``n_gpu_layers``, ``tensor_split``,
     ``devices``). Overrides in ``params`` are the user's and always kept. ``n_ctx_train`` and ``n_layer`` (repeating
     layers, those for multi-token prediction counted) come from the model; ``fit_ctx`` is the smallest context per
-    sequence that is worth having. ``pinned`` says of the tensors that an override of the user's catches where they go
+    sequence that is worth having. ``model_bytes`` is what all tensors have in the file. ``pinned`` says of the tensors that an override of the user's catches where they go
     (a device's index or ``HOST``).
     """
 
@@ -69,6 +69,7 @@ class Request:
     is_movable: Callable[[str], bool]
     is_expert_model: bool
     fit_ctx: int = DEFAULT_FIT_CTX
+    model_bytes: int = 0
     pinned: dict[str, int] = field(default_factory=dict)
 
     @property

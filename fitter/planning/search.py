@@ -48,12 +48,14 @@ class Trial:
         return sum(missing for _, missing in self.missing)
 
 
-def search(request: Request, measure: Measure, record: Record) -> Trial:
+def search(
+    request: Request, measure: Measure, record: Record, on_better: Callable[[Trial], None] = lambda trial: None
+) -> Trial:
     """The best trial that fits, or where none does the one that misses least.
 
-    Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters is an answer too.
+    ``on_better`` is told of every trial that fits and is better than those before it. Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters is an answer too.
     """
-    attempt = _Attempt(request, _largest(request), measure, record)
+    attempt = _Attempt(request, _largest(request), measure, record, on_better)
     best = attempt.run()
     trial = best
     while attempt.devices and not request.fixed & {"devices", "tensor_split"}:
@@ -72,7 +74,7 @@ def search(request: Request, measure: Measure, record: Record) -> Trial:
         kept = tuple(device for device in attempt.devices if device not in useless)
         if not kept and "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0:
             break
-        attempt = _Attempt(request, kept, measure, record, attempt)
+        attempt = _Attempt(request, kept, measure, record, on_better, attempt)
         trial = attempt.run()
         if _rank(trial) >= _rank(best):
             best = trial
@@ -111,12 +113,15 @@ class _Attempt:
         devices: tuple[DeviceLimit, ...],
         measure: Measure,
         record: Record,
+        on_better: Callable[[Trial], None],
         before: _Attempt | None = None,
     ) -> None:
         self.request = request
         self.devices = devices
         self._measure = measure
         self._record = record
+        self._on_better = on_better
+        self._best = before._best if before else None
         self._compute: dict[bool, LearnedCompute] = {True: LearnedCompute(), False: LearnedCompute()}
         self._trials: dict[Params, Trial] = {}
         self._last: Trial | None = None
@@ -181,6 +186,9 @@ class _Attempt:
             self._compute[whole].learn("host", n_ctx, breakdown.host.used)
             if self._least is None or trial.deficit < self._least.deficit:
                 self._least = trial
+            if trial.fits and (self._best is None or _rank(trial) > _rank(self._best)):
+                self._best = trial
+                self._on_better(trial)
         self._last = self._trials[params]
         return self._last
 
@@ -237,6 +245,8 @@ class _Attempt:
         return found
 
     def _at_fixed_context(self, n_ctx: int) -> Trial | None:
+        if self._is_too_large(n_ctx):
+            return self._partial(n_ctx)
         trial = self.trial(self._default(), n_ctx)
         if trial.fits or not self.devices:
             return trial
@@ -244,6 +254,8 @@ class _Attempt:
 
     def _with_context(self) -> Trial | None:
         low = self.request.n_ctx_min
+        if self._is_too_large(low):
+            return self._partial(low)
         top = self._top()
         high = top.params.n_ctx
         if top.fits:
@@ -262,6 +274,15 @@ class _Attempt:
             if best.params.n_ctx >= floor:
                 return best
         return self._partial(floor) or best or (self._partial(low) if floor > low else None)
+
+    def _is_too_large(self, n_ctx: int) -> bool:
+        """Whether all layers with their caches are more than all devices hold, compute buffers left out."""
+        total = sum(device.target for device in self.devices)
+        # a model that looks as if it fitted is better asked about at once
+        if not self.devices or self.request.model_bytes <= total:
+            return False
+        on_devices = self.units(n_ctx)[self._default().first :]
+        return sum(unit.weights + unit.cache for unit in on_devices) > total
 
     def _top(self) -> Trial:
         """The default at the largest context that llama.cpp survives.
