@@ -21,6 +21,9 @@ from tests.cases import CASES
 
 _T = TypeVar("_T")
 
+CONFIRMING = "the model's own file"
+"""What a fit says it is trying when it measures the plan that it found on a skeleton."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -35,12 +38,14 @@ class Machine:
 class Comparison:
     """A plan made with the skeleton and without it. ``difference`` is empty where both are the same.
 
-    ``refused``: both ways ended in that error. ``dummy_loads`` and ``seconds`` are of the two searches in that order.
+    ``refused``: both ways ended in that error. ``fell_back``: the skeleton was given up for the file on the way.
+    ``dummy_loads`` and ``seconds`` are of the two searches in that order.
     """
 
     machine: str
     difference: str
     refused: str = ""
+    fell_back: bool = False
     dummy_loads: tuple[int, int] = (0, 0)
     seconds: tuple[float, float] = (0.0, 0.0)
 
@@ -61,7 +66,7 @@ class Checked:
             return "differs"
         if all(comparison.refused for comparison in self.comparisons):
             return "refused"
-        return "fell back" if self.useless else "equal"
+        return "fell back" if self.useless or any(comparison.fell_back for comparison in self.comparisons) else "equal"
 
     def __str__(self) -> str:
         loads = [sum(comparison.dummy_loads[i] for comparison in self.comparisons) for i in (0, 1)]
@@ -69,7 +74,8 @@ class Checked:
             f"{self.name:24} {self.verdict:9} {len(self.comparisons)} machines, {self.n_placements} placements; "
             f"dummy loads {loads[0]} with the skeleton, {loads[1]} without"
         ]
-        lines += [f"  skeleton: {self.useless}"] * bool(self.useless)
+        lines += [f"  skeleton, {self.useless}"] * bool(self.useless)
+        lines += [f"  {comparison.machine}: fell back" for comparison in self.comparisons if comparison.fell_back]
         for refused, count in Counter(comparison.refused for comparison in self.comparisons).items():
             lines += [f"  refused on {count}: {refused}"] * bool(refused)
         lines += [
@@ -94,22 +100,33 @@ def check(name: str, wanted: Sequence[tuple[Path, Machine]]) -> Checked:
 
 def compare_plans(path: Path, machine: Machine) -> Comparison:
     """Fit ``path`` to ``machine`` with the skeleton and without it; all but the search itself must be the same."""
-    answers = [_fit(path, machine, skeleton) for skeleton in (True, False)]
+    said: list[str] = []
+    answers = [_fit(path, machine, True, said), _fit(path, machine, False, [])]
     searches = [answer.pop("search", {"dummy_loads": 0, "seconds": 0.0}) for answer in answers]
     texts = [json.dumps(answer) for answer in answers]
     difference = "" if texts[0] == texts[1] else "; ".join(_differences(*answers)) or "the order of the keys"
+    refused = "" if difference else answers[0].get("error", "")
     return Comparison(
         machine.name,
         difference,
-        "" if difference else answers[0].get("error", ""),
+        refused,
+        # nothing is tried after the confirmation of what was found on the skeleton
+        not refused and said[-2:-1] != [CONFIRMING],
         (searches[0]["dummy_loads"], searches[1]["dummy_loads"]),
         (searches[0]["seconds"], searches[1]["seconds"]),
     )
 
 
-def _fit(path: Path, machine: Machine, skeleton: bool) -> dict[str, Any]:
+def _fit(path: Path, machine: Machine, skeleton: bool, said: list[str]) -> dict[str, Any]:
     try:
-        return api.fit(path, gpus=machine.gpus or (NO_GPU,), skeleton=skeleton, **machine.options).to_dict()
+        plan = api.fit(
+            path,
+            gpus=machine.gpus or (NO_GPU,),
+            skeleton=skeleton,
+            on_progress=lambda progress: said.append(progress.text),
+            **machine.options,
+        )
+        return plan.to_dict()
     except FitterError as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
