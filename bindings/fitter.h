@@ -159,6 +159,15 @@ typedef struct {
 
 bool fitter_gguf_tensor(const void * gguf, int64_t index, fitter_gguf_tensor_t * out);
 
+// ---- libfitter: a header without its tokenizer, as a file that llama.cpp can load
+
+// Removes what only a tokenizer reads and frees its memory; the number of tokens stays, as <architecture>.vocab_size.
+void fitter_skeleton_strip(void * gguf);
+
+// Writes the stripped headers of all n files of a model as one sparse file and returns its descriptor, which is the
+// caller's; the file has no name and is private. The headers can only be closed then. -1 if there can be no such file.
+int32_t fitter_skeleton_write(void * const * gguf, int32_t n);
+
 // ---- libfitter: tensor name patterns, as llama.cpp reads them
 
 // Compiles a pattern; NULL if it is no regular expression.

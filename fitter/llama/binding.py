@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from fitter.llama.types import (
     ModelInfo,
     Params,
     Row,
+    Skeleton,
     TensorInfo,
 )
 
@@ -54,6 +56,7 @@ _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _UINT32_MAX = 2**32 - 1
 _MAX_ROWS = 1024
 _LOG_ERROR = 4
+_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 _CUDA = "CUDA"
 
 
@@ -393,11 +396,13 @@ def reason(lines: Sequence[LogLine]) -> str | None:
 class Loader:
     """Makes dummy loads, and keeps the last model so that another context of it costs no load.
 
-    Not thread-safe. ``close`` frees what is kept; do it before virtual devices are described anew.
+    Not thread-safe. ``close`` frees what is kept; do it before virtual devices are described anew. The model is a file
+    or the ``Skeleton`` of one, which ``headers`` makes.
     """
 
-    def __init__(self, devices: Registry) -> None:
+    def __init__(self, devices: Registry, headers: Headers | None = None) -> None:
         self.devices = devices
+        self._headers = headers or Headers()
         self.loads = 0
         self._models: dict[str, _Dummy] = {}
         self._library = native.load()
@@ -407,7 +412,7 @@ class Loader:
         while self._models:
             self._models.popitem()[1].free()
 
-    def measure(self, path: str, params: Params) -> Breakdown:
+    def measure(self, path: str | Skeleton, params: Params) -> Breakdown:
         """Load ``path`` with ``params`` without allocating, and say what it would take. Raises ``LlamaCppError``."""
         dummy = self._model("measure", path, params, self.devices)
         self.loads += 1
@@ -416,14 +421,14 @@ class Loader:
             log = [line.text for line in captured_log()]
         return Breakdown(found.rows, found.devices, found.n_ctx, flash_attn_from(log), n_splits_from(log))
 
-    def model_info(self, path: str, params: Params) -> ModelInfo:
+    def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
         """Load ``path`` as ``measure`` would and describe the model. Raises ``LlamaCppError``."""
         kept = self._models.get("measure")
         dummy = self._model("measure", path, params, self.devices)
         self.loads += dummy is not kept
         return _model_info(self._library, dummy.model)
 
-    def layout(self, path: str, params: Params) -> Layout:
+    def layout(self, path: str | Skeleton, params: Params) -> Layout:
         """Size of every weight and cache tensor, recorded with all layers on one device. Raises ``LlamaCppError``."""
         backend = native.open_backend()
         recorder = _recorder(self._library, backend)
@@ -453,7 +458,7 @@ class Loader:
         _check_layout(layout, total)
         return layout
 
-    def _model(self, role: str, path: str, params: Params, devices: Registry) -> _Dummy:
+    def _model(self, role: str, path: str | Skeleton, params: Params, devices: Registry) -> _Dummy:
         key = _model_key(path, params)
         kept = self._models.get(role)
         if kept is not None and kept.key == key:
@@ -461,19 +466,25 @@ class Loader:
         if kept is not None:
             del self._models[role]
             kept.free()
-        dummy = self._models[role] = _Dummy(self._library, key, path, params, devices)
+        file, name = (path, path) if isinstance(path, str) else (self._headers.skeleton(path), path.files[0])
+        dummy = self._models[role] = _Dummy(self._library, key, file, name, params, devices)
         return dummy
 
 
-def _model_key(path: str, params: Params) -> tuple[object, ...]:
+def _identity(path: str) -> tuple[int, ...]:
+    """Changes when the file does; empty where there is none."""
     try:
         status = os.stat(path)
-        identity: tuple[object, ...] = (status.st_mtime_ns, status.st_size, status.st_ino)
     except OSError:
-        identity = ()
+        return ()
+    return (status.st_mtime_ns, status.st_size, status.st_dev, status.st_ino)
+
+
+def _model_key(path: str | Skeleton, params: Params) -> tuple[object, ...]:
+    files = (path,) if isinstance(path, str) else path.files
     return (
-        os.path.abspath(path),
-        identity,
+        isinstance(path, str),
+        *((os.path.abspath(file), _identity(file)) for file in files),
         params.devices,
         params.n_gpu_layers,
         params.tensor_split,
@@ -484,22 +495,28 @@ def _model_key(path: str, params: Params) -> tuple[object, ...]:
 
 
 class _Dummy:
-    """A model loaded with ``no_alloc``."""
+    """A model loaded with ``no_alloc`` from ``file``; ``name`` is the one for errors."""
 
     def __init__(
-        self, library: native.Library, key: tuple[object, ...], path: str, params: Params, devices: Registry
+        self,
+        library: native.Library,
+        key: tuple[object, ...],
+        file: str,
+        name: str,
+        params: Params,
+        devices: Registry,
     ) -> None:
         self.key = key
-        self._path = path
+        self._name = name
         self._devices = devices
         self._llama = library.llama_cpp
         model_params = self._llama.llama_model_default_params()
         self._keep = apply(params, model_params, self._llama.llama_context_default_params(), devices)
         model_params.no_alloc = True
         model_params.load_mode = self._llama.LLAMA_LOAD_MODE_NONE
-        self.model = self._llama.llama_model_load_from_file(os.fsencode(path), model_params)
+        self.model = self._llama.llama_model_load_from_file(os.fsencode(file), model_params)
         if not self.model:
-            raise failure(path, "llama.cpp cannot load the model")
+            raise failure(name, "llama.cpp cannot load the model")
 
     @contextmanager
     def context(self, params: Params) -> Iterator[Any]:
@@ -507,7 +524,7 @@ class _Dummy:
         _apply_context(params, context_params)
         context = self._llama.llama_init_from_model(self.model, context_params)
         if not context:
-            raise failure(self._path, "llama.cpp cannot make a context")
+            raise failure(self._name, "llama.cpp cannot make a context")
         try:
             yield context
         finally:
@@ -607,16 +624,91 @@ def _is_cuda(file: str) -> bool:
 # --- headers
 
 
-def header(path: str) -> Header:
-    """Read the header of one GGUF file. Raises ``ModelError`` if it is malformed, with ggml's own reason."""
-    library = native.load()
-    gguf = library.fitter.fitter_gguf_open(os.fsencode(path))
-    if gguf == library.ffi.NULL:
-        raise ModelError(f"{path}: {reason(captured_log()) or library.last_error()}")
-    try:
-        return _read_header(library, gguf)
-    finally:
-        library.fitter.fitter_gguf_close(gguf)
+class Headers:
+    """Reads headers of GGUF files, and makes skeletons of them without reading them again.
+
+    A header that was read is kept, without its tokenizer, until a skeleton is made of it or another model's is read.
+    The last skeleton is kept as well. Not thread-safe. ``close`` frees everything.
+    """
+
+    def __init__(self) -> None:
+        self._parsed: dict[str, tuple[tuple[int, ...], Any]] = {}
+        self._made: tuple[tuple[object, ...], int] | None = None
+        self._library = native.load()
+
+    def close(self) -> None:
+        """Free what is kept; the file of a skeleton is gone with it."""
+        self._forget()
+        made, self._made = self._made, None
+        if made is not None:
+            os.close(made[1])
+
+    def read(self, path: str) -> Header:
+        """Read the header of one file. Raises ``ModelError`` if it is malformed, with ggml's own reason."""
+        found, gguf = self._read(path)
+        if not found.metadata.get("split.no"):
+            self._forget()
+        self._keep(path, gguf)
+        return found
+
+    def skeleton(self, skeleton: Skeleton) -> str:
+        """Path of the skeleton for this process, until another one is made. Raises ``LlamaCppError`` if it cannot be."""
+        if not skeleton.files:
+            raise LlamaCppError("a skeleton needs the files of its model")
+        key = tuple((os.path.abspath(file), _identity(file)) for file in skeleton.files)
+        if self._made is None or self._made[0] != key:
+            descriptor = self._make(skeleton)
+            if self._made is not None:
+                os.close(self._made[1])
+            self._made = (key, descriptor)
+        # Where opening a descriptor's path only duplicates it, the place in the file is shared.
+        os.lseek(self._made[1], 0, os.SEEK_SET)
+        return f"{_DESCRIPTORS}/{self._made[1]}"
+
+    def _make(self, skeleton: Skeleton) -> int:
+        library = self._library
+        try:
+            parsed = library.ffi.new("void *[]", [self._stripped(file) for file in skeleton.files])
+            descriptor = int(library.fitter.fitter_skeleton_write(parsed, len(parsed)))
+        except ModelError as error:
+            raise LlamaCppError(str(error)) from error
+        finally:
+            self._forget()
+        if descriptor < 0:
+            raise LlamaCppError(f"{skeleton.files[0]} has no skeleton: {library.last_error()}")
+        return descriptor
+
+    def _stripped(self, path: str) -> Any:
+        identity, gguf = self._parsed.get(os.path.abspath(path), ((), None))
+        if gguf is None or identity != _identity(path):
+            gguf = self._open(path)
+            self._keep(path, gguf)
+        return gguf
+
+    def _open(self, path: str) -> Any:
+        gguf = self._library.fitter.fitter_gguf_open(os.fsencode(path))
+        if gguf == self._library.ffi.NULL:
+            raise ModelError(f"{path}: {reason(captured_log()) or self._library.last_error()}")
+        return gguf
+
+    def _read(self, path: str) -> tuple[Header, Any]:
+        gguf = self._open(path)
+        try:
+            return _read_header(self._library, gguf), gguf
+        except BaseException:
+            self._library.fitter.fitter_gguf_close(gguf)
+            raise
+
+    def _keep(self, path: str, gguf: Any) -> None:
+        self._library.fitter.fitter_skeleton_strip(gguf)
+        replaced = self._parsed.pop(os.path.abspath(path), None)
+        self._parsed[os.path.abspath(path)] = (_identity(path), gguf)
+        if replaced is not None:
+            self._library.fitter.fitter_gguf_close(replaced[1])
+
+    def _forget(self) -> None:
+        while self._parsed:
+            self._library.fitter.fitter_gguf_close(self._parsed.popitem()[1][1])
 
 
 def _read_header(library: native.Library, gguf: Any) -> Header:

@@ -31,6 +31,7 @@ from fitter.llama.types import (
     Loaded,
     ModelInfo,
     Params,
+    Skeleton,
     VirtualDevice,
 )
 
@@ -142,17 +143,20 @@ class Worker:
         """The answer to ``begin_measure``. Raises what ``measure`` raises."""
         return self._guarded(lambda: _decoded(Breakdown, self._finish()))
 
-    def measure(self, path: str | os.PathLike[str], params: Params) -> Breakdown:
-        """Memory that loading ``path`` with ``params`` takes, by a dummy load. Raises ``UsageError`` for bad names."""
-        return self._ask(Breakdown, "measure", path=os.fspath(path), params=params)
+    def measure(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> Breakdown:
+        """Memory that loading ``path`` with ``params`` takes, by a dummy load. Raises ``UsageError`` for bad names.
 
-    def model_info(self, path: str | os.PathLike[str], params: Params) -> ModelInfo:
+        With a ``Skeleton``, what its model would take. ``LlamaCppError`` then may only mean that it has no skeleton.
+        """
+        return self._ask(Breakdown, "measure", path=_model(path), params=params)
+
+    def model_info(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> ModelInfo:
         """What llama.cpp says about the model; ``measure`` with the same ``params`` does not load it again."""
-        return self._ask(ModelInfo, "model_info", path=os.fspath(path), params=params)
+        return self._ask(ModelInfo, "model_info", path=_model(path), params=params)
 
-    def layout(self, path: str | os.PathLike[str], params: Params) -> Layout:
+    def layout(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> Layout:
         """Size of every weight and cache tensor on a device. Only the context's side of ``params`` matters."""
-        return self._ask(Layout, "layout", path=os.fspath(path), params=params)
+        return self._ask(Layout, "layout", path=_model(path), params=params)
 
     def compute_capabilities(self) -> dict[str, int]:
         """Compute capability (890 for 8.9) of the CUDA devices by name, where the driver tells."""
@@ -283,6 +287,10 @@ class Worker:
 def _decoded(kind: type[_T], value: Any) -> _T:
     decoded: _T = wire.decode(kind, value)
     return decoded
+
+
+def _model(path: str | os.PathLike[str] | Skeleton) -> str | Skeleton:
+    return path if isinstance(path, Skeleton) else os.fspath(path)
 
 
 def _error(error: dict[str, str], log: tuple[str, ...]) -> FitterError:

@@ -57,6 +57,17 @@ class Params:
 
 
 @dataclass(frozen=True)
+class Skeleton:
+    """A private copy of a model's header without its tokenizer, to be loaded in place of the model.
+
+    ``files`` are those of the model in order. llama.cpp plans on the copy as on the model, without the time that it
+    needs for the tokens; the worker makes it when it is first asked for, and nobody else can see it.
+    """
+
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class VirtualDevice:
     """A device that exists only as a description: llama.cpp plans on it as on the real one.
 

@@ -19,7 +19,7 @@ from typing import Any
 from fitter.errors import FitterError, LibraryError, LlamaCppError
 from fitter.llama import binding, real, wire
 from fitter.llama import library as native
-from fitter.llama.types import Breakdown, DeviceInfo, Header, Layout, Loaded, ModelInfo, Params
+from fitter.llama.types import Breakdown, DeviceInfo, Header, Layout, Loaded, ModelInfo, Params, Skeleton
 
 LOG_LINES = 60
 """Lines of llama.cpp's log that an error carries."""
@@ -33,6 +33,8 @@ class Session:
         self._virtual = False
         self._adopted = False
         self._real: real.RealLoad | None = None
+        # Outlives the loader: a header has nothing to do with devices.
+        self._headers: binding.Headers | None = None
 
     @property
     def loads(self) -> int:
@@ -65,15 +67,15 @@ class Session:
         return binding.host(self._open().devices)
 
     def header(self, path: str) -> Header:
-        return binding.header(path)
+        return self._known_headers().read(path)
 
-    def measure(self, path: str, params: Params) -> Breakdown:
+    def measure(self, path: str | Skeleton, params: Params) -> Breakdown:
         return self._open().measure(path, params)
 
-    def model_info(self, path: str, params: Params) -> ModelInfo:
+    def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
         return self._open().model_info(path, params)
 
-    def layout(self, path: str, params: Params) -> Layout:
+    def layout(self, path: str | Skeleton, params: Params) -> Layout:
         return self._open().layout(path, params)
 
     def add_rpc_server(self, endpoint: str) -> None:
@@ -103,8 +105,13 @@ class Session:
 
     def _open(self) -> binding.Loader:
         if self._loader is None:
-            self._loader = binding.Loader(binding.cuda_registry() if self._adopted else binding.registry(self._virtual))
+            devices = binding.cuda_registry() if self._adopted else binding.registry(self._virtual)
+            self._loader = binding.Loader(devices, self._known_headers())
         return self._loader
+
+    def _known_headers(self) -> binding.Headers:
+        self._headers = self._headers or binding.Headers()
+        return self._headers
 
 
 def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:

@@ -56,8 +56,8 @@ class Request:
     ``fixed`` names the fields of ``params`` that fitting must keep (``n_ctx``, ``n_gpu_layers``, ``tensor_split``,
     ``devices``). Overrides in ``params`` are the user's and always kept. ``n_ctx_train`` and ``n_layer`` (repeating
     layers, those for multi-token prediction counted) come from the model; ``fit_ctx`` is the smallest context per
-    sequence that is worth having. ``model_bytes`` is what all tensors have in the file. ``pinned`` says of the tensors that an override of the user's catches where they go
-    (a device's index or ``HOST``).
+    sequence that is worth having. ``model_bytes`` is what all tensors have in the file. ``pinned`` says of the tensors
+    that an override of the user's catches where they go (a device's index or ``HOST``).
     """
 
     params: Params

@@ -53,7 +53,8 @@ def search(
 ) -> Trial:
     """The best trial that fits, or where none does the one that misses least.
 
-    ``on_better`` is told of every trial that fits and is better than those before it. Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters is an answer too.
+    ``on_better`` is told of every trial that fits and is better than those before it. Raises whatever ``measure``
+    raises: llama.cpp refusing the user's own parameters is an answer too.
     """
     attempt = _Attempt(request, _largest(request), measure, record, on_better)
     best = attempt.run()
