@@ -195,26 +195,50 @@ def with_context(path: Path, copy: Path, n_ctx_train: int) -> Path:
 
 def machines_for_size(path: Path) -> list[Machine]:
     """Machines on which the model fits as a whole, in part, and not at all, by what llama.cpp measures for it."""
+    size = _size(path, 0)
+    return [
+        size.machine("all", 130),
+        size.machine("half", 50),
+        size.machine("half, short host", 50, host_margin=size.margin, host_memory=size.moved // 4),
+        size.machine("two", 45, 22),
+        size.machine("eight", 16, 12, 12, 10, 10, 8, 8, 6),
+        Machine("none", ()),
+    ]
+
+
+def machine_for_context(path: Path, n_ctx: int) -> Machine:
+    """A machine on which the model fits as a whole with a context of about ``n_ctx``."""
+    return _size(path, n_ctx).machine(f"all, context near {n_ctx}", 100)
+
+
+@dataclass(frozen=True)
+class _Size:
+    """Bytes of a model on one device: weights and caches, which can be moved, and what is computed with."""
+
+    moved: int
+    compute: int
+
+    @property
+    def margin(self) -> int:
+        return self.moved // 64
+
+    def machine(self, name: str, *percent: int, **options: Any) -> Machine:
+        """Devices that have room for so much of the model."""
+        sizes = [self.compute + self.margin + self.moved * share // 100 for share in percent]
+        return Machine(
+            name,
+            tuple(_gpu(i, size) for i, size in enumerate(sizes)),
+            {"margin": self.margin, "fit_ctx": 512, **options},
+        )
+
+
+def _size(path: Path, n_ctx: int) -> _Size:
     try:
-        whole = api.measure(path, gpus=[_gpu(0, 2**44)]).on("CUDA0")
-        moved, compute = whole.model + whole.context, whole.compute
+        whole = api.measure(path, gpus=[_gpu(0, 2**44)], n_ctx=n_ctx).on("CUDA0")
     except FitterError:
         # llama.cpp is to refuse it both ways.
-        moved, compute = path.stat().st_size, 0
-
-    def gpus(*percent: int) -> tuple[VirtualDevice, ...]:
-        return tuple(_gpu(i, compute + margin + moved * share // 100) for i, share in enumerate(percent))
-
-    margin = moved // 64
-    options = {"margin": margin, "fit_ctx": 512}
-    return [
-        Machine("all", gpus(130), options),
-        Machine("half", gpus(50), options),
-        Machine("half, short host", gpus(50), {**options, "host_margin": margin, "host_memory": moved // 4}),
-        Machine("two", gpus(45, 22), options),
-        Machine("eight", gpus(16, 12, 12, 10, 10, 8, 8, 6), options),
-        Machine("none", (), {}),
-    ]
+        return _Size(path.stat().st_size, 0)
+    return _Size(whole.model + whole.context, whole.compute)
 
 
 def _gpu(index: int, size: int) -> VirtualDevice:
