@@ -441,6 +441,15 @@ limit_options = stacked(
     ),
 )
 
+search_options = _option(
+    _OUTPUT,
+    "skeleton",
+    "--skeleton/--no-skeleton",
+    default=None,
+    help="Search on a copy of the model's header without its tokenizer, which loads faster; the plan is measured on the "
+    "model itself either way. [default: on]",
+)
+
 json_option = _flag(_OUTPUT, "as_json", "--json", help="JSON on stdout, sizes in bytes.")
 
 verbose_option = _option(

@@ -19,6 +19,11 @@ class LearnedCompute:
         """Take in a measurement; a newer one at the same context replaces the older."""
         self._points.setdefault(device, {})[n_ctx] = compute
 
+    @property
+    def knows_any(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._points)
+
     def at(self, device: str, n_ctx: int) -> int | None:
         """Expected compute bytes, ``None`` where nothing was measured."""
         points = self._points.get(device)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
 
 from fitter.llama.types import LAYOUT_DEVICE, Layout
 
@@ -40,17 +42,28 @@ class Unit:
     cache: int
     items: tuple[Item, ...] = ()
 
-    @property
+    @cached_property
     def movable(self) -> int:
         """Weights that can be placed elsewhere."""
         return sum(item.bytes for item in self.items)
 
-    @property
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of the items, in their order: layers with the same are alike."""
+        return tuple(item.bytes for item in self.items)
+
+    @cached_property
+    def choices(self) -> tuple[tuple[int, tuple[Item, ...]], ...]:
+        """Every choice of items, with its bytes."""
+        chosen = [c for size in range(len(self.items) + 1) for c in combinations(self.items, size)]
+        return tuple((sum(item.bytes for item in items), items) for items in chosen)
+
+    @cached_property
     def weights(self) -> int:
         """All weights of the layer."""
         return self.fixed + self.movable
 
-    @property
+    @cached_property
     def need(self) -> int:
         """The least that a device must hold to have this layer at all."""
         return self.fixed + self.cache

@@ -6,8 +6,8 @@ decides that a plan fits; these are proposals, which llama.cpp then measures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from fitter.planning.memory import HOST, Item, Unit
@@ -84,34 +84,44 @@ def pack(
         return None
     placement = Placement(len(units) - sum(chosen), chosen)
     spilled: list[Item] = []
+    sums = _Sums(units)
     for budget, (start, stop) in zip(budgets, placement.ranges(), strict=True):
-        kept = _keep(units[start:stop], budget, spread)
+        kept = sums.keep(start, stop, budget, spread)
         if kept is None:
             return None
         spilled += kept.spilled
     return _move(units, budgets, placement, spilled)
 
 
-def _keep(units: Sequence[Unit], budget: int, spread: bool) -> _Kept | None:
-    if not units:
-        return _Kept(0, ())
-    gap = budget - sum(unit.need for unit in units)
-    if gap < 0:
-        return None
-    weights = sum(unit.weights for unit in units)
-    over = weights - sum(unit.fixed for unit in units) - gap
-    if over <= 0:
-        return _Kept(weights, ())
-    spilled = _spill_spread(units, gap) if spread else _spill_one(units, over)
-    return None if spilled is None else _Kept(weights - sum(item.bytes for item in spilled), spilled)
+class _Sums:
+    """Units with sums over ranges of them."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = units
+        self.fixed = list(accumulate((unit.fixed for unit in units), initial=0))
+        self.need = list(accumulate((unit.need for unit in units), initial=0))
+        self.weights = list(accumulate((unit.weights for unit in units), initial=0))
+
+    def keep(self, start: int, stop: int, budget: int, spread: bool) -> _Kept | None:
+        """What a device with ``budget`` keeps of a range, ``None`` where it cannot have those units at all."""
+        if start == stop:
+            return _Kept(0, ())
+        gap = budget - (self.need[stop] - self.need[start])
+        if gap < 0:
+            return None
+        weights = self.weights[stop] - self.weights[start]
+        over = weights - (self.fixed[stop] - self.fixed[start]) - gap
+        if over <= 0:
+            return _Kept(weights, ())
+        units = self.units[start:stop]
+        spilled = _spill_spread(units, gap) if spread else _spill_one(units, over)
+        return None if spilled is None else _Kept(weights - sum(item.bytes for item in spilled), spilled)
 
 
 def _spill_one(units: Sequence[Unit], over: int) -> tuple[Item, ...] | None:
     """The smallest choice of items of a single layer that frees ``over`` bytes."""
-    choices = [
-        items for unit in units if unit.movable >= over for items in _subsets(unit.items) if _bytes(items) >= over
-    ]
-    return min(choices, key=_bytes, default=None)
+    choices = [choice for unit in units if unit.movable >= over for choice in unit.choices if choice[0] >= over]
+    return min(choices, key=_size, default=(0, None))[1]
 
 
 def _spill_spread(units: Sequence[Unit], gap: int) -> tuple[Item, ...]:
@@ -130,14 +140,14 @@ def _spill_spread(units: Sequence[Unit], gap: int) -> tuple[Item, ...]:
             rest.append(unit)
     spilled: list[Item] = []
     while rest:
-        alike = {tuple(item.bytes for item in unit.items): unit for unit in reversed(rest)}
-        kept, unit = max(
-            ((kept, unit) for unit in alike.values() for kept in _subsets(unit.items) if _bytes(kept) <= gap),
-            key=lambda choice: _bytes(choice[0]),
+        alike = {unit.sizes: unit for unit in reversed(rest)}
+        (size, kept), unit = max(
+            ((choice, unit) for unit in alike.values() for choice in unit.choices if choice[0] <= gap),
+            key=lambda pair: pair[0][0],
         )
         if not kept:
             break
-        gap -= _bytes(kept)
+        gap -= size
         rest.remove(unit)
         spilled += [item for item in unit.items if item not in kept]
     while exchange := _exchange(whole, rest, gap):
@@ -147,21 +157,16 @@ def _spill_spread(units: Sequence[Unit], gap: int) -> tuple[Item, ...]:
     return (*spilled, *(item for unit in rest for item in unit.items))
 
 
+def _size(choice: tuple[int, tuple[Item, ...]]) -> int:
+    return choice[0]
+
+
 def _exchange(whole: Sequence[Unit], rest: Sequence[Unit], gap: int) -> tuple[Unit, Unit] | None:
     """A whole layer to give up for a larger one that uses the most of ``gap``; ``None`` where nothing is gained."""
     smaller = {unit.movable: unit for unit in whole}
     larger = {unit.movable: unit for unit in reversed(rest)}
     pairs = [(a, b) for a in smaller.values() for b in larger.values() if 0 < b.movable - a.movable <= gap]
     return max(pairs, key=lambda pair: pair[1].movable - pair[0].movable, default=None)
-
-
-def _subsets(items: Sequence[Item]) -> Iterable[tuple[Item, ...]]:
-    for size in range(len(items) + 1):
-        yield from combinations(items, size)
-
-
-def _bytes(items: Iterable[Item]) -> int:
-    return sum(item.bytes for item in items)
 
 
 def _spread_counts(units: Sequence[Unit], budgets: Sequence[int], first: int) -> tuple[int, ...] | None:
@@ -200,6 +205,7 @@ def _best_boundaries(
 ) -> tuple[int, ...] | None:
     """Dynamic programme over the boundaries between devices, each within ``window`` layers of its center."""
     n_units, n_devices = len(units), len(budgets)
+    sums = _Sums(units)
     # weights on devices up to a boundary, and the boundaries before it
     states: dict[int, tuple[int, tuple[int, ...]]] = {first: (0, ())}
     for device, budget in enumerate(budgets):
@@ -214,7 +220,7 @@ def _best_boundaries(
             for stop in stops:
                 if stop < start:
                     continue
-                kept = _keep(units[start:stop], budget, spread=True)
+                kept = sums.keep(start, stop, budget, spread=True)
                 if kept is None:
                     break
                 if stop not in following or weights + kept.weights > following[stop][0]:
@@ -227,11 +233,12 @@ def _partial_counts(units: Sequence[Unit], budgets: Sequence[int]) -> tuple[int,
     """Units per device with the most weights on devices, whole layers but for at most one on each."""
     # best weights of devices d.. for units stop.., built from the last device to the first
     states: dict[int, tuple[int, tuple[int, ...]]] = {len(units): (0, ())}
+    sums = _Sums(units)
     for budget in reversed(budgets):
         following: dict[int, tuple[int, tuple[int, ...]]] = {}
         for stop, (weights, counts) in states.items():
             for start in range(stop, -1, -1):
-                kept = _keep(units[start:stop], budget, spread=False)
+                kept = sums.keep(start, stop, budget, spread=False)
                 if kept is None:
                     break
                 if start not in following or weights + kept.weights > following[start][0]:

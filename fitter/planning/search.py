@@ -122,11 +122,12 @@ class _Attempt:
         self._measure = measure
         self._record = record
         self._on_better = on_better
-        self._best = before._best if before else None
+        self._best: Trial | None = before._best if before else None
         self._compute: dict[bool, LearnedCompute] = {True: LearnedCompute(), False: LearnedCompute()}
         self._trials: dict[Params, Trial] = {}
         self._last: Trial | None = None
         self._least: Trial | None = None
+        self._least_is_guess = False
         self._units: dict[int, tuple[Unit, ...]] = before._units if before else {}
 
     # what is known
@@ -180,13 +181,15 @@ class _Attempt:
             trial = Trial(placement, self.devices, params, breakdown, missing_of(self.request, breakdown, self.devices))
             self._trials[params] = trial
             whole = self._is_whole(placement)
+            # a placement proposed before any compute buffer was known says little of what is missing
+            is_guess = not whole and not any(learned.knows_any for learned in self._compute.values())
             for d, device in enumerate(self.devices):
                 # what a device needs without a layer says nothing of what it needs with one
                 if d not in placement.idle:
                     self._compute[whole].learn(device.name, n_ctx, breakdown.on(device.name).compute)
             self._compute[whole].learn("host", n_ctx, breakdown.host.used)
-            if self._least is None or trial.deficit < self._least.deficit:
-                self._least = trial
+            if self._least is None or self._least_is_guess or trial.deficit < self._least.deficit:
+                self._least, self._least_is_guess = trial, is_guess
             if trial.fits and (self._best is None or _rank(trial) > _rank(self._best)):
                 self._best = trial
                 self._on_better(trial)
@@ -240,10 +243,8 @@ class _Attempt:
             found = self._with_context()
         else:
             found = self._on_host()
-        if found is None:
-            assert self._least is not None
-            return self._least
-        return found
+        n_ctx = request.params.n_ctx if "n_ctx" in request.fixed else request.n_ctx_min
+        return found or self._least or self.trial(self._default(), n_ctx)
 
     def _at_fixed_context(self, n_ctx: int) -> Trial | None:
         if self._is_too_large(n_ctx):

@@ -140,4 +140,5 @@ def request(
         is_movable=lambda name: pattern.search(name) is not None,
         is_expert_model=bool(model.experts),
         fit_ctx=fit_ctx,
+        model_bytes=model.embedding + sum(size for _, size in model.tensors()),
     )

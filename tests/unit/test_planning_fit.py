@@ -1,0 +1,158 @@
+"""A fit with a copy of the header and a second worker: what is asked of whom, and that the answer is the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+
+from fitter.errors import LlamaCppCrashError, LlamaCppError
+from fitter.llama.types import Breakdown, Layout, Params
+from fitter.planning.fit import Llama, Loads, fit, placement_of
+from fitter.planning.plan import ModelSummary, PlanData
+from fitter.planning.request import DeviceLimit, Progress
+
+DENSE = SyntheticModel()
+MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
+SUMMARY = ModelSummary("model.gguf", "model", "llama", 0)
+MACHINES = {
+    "everything fits": limits(8000),
+    "context shrinks": limits(1500),
+    "layers leave": limits(900),
+    "two devices": limits(900, 500),
+    "three small ones": limits(400, 300, 500),
+    "nothing fits": limits(10),
+}
+
+
+@dataclass
+class Second:
+    """A second worker that takes as long as it is told: ``slow`` answers to ``busy`` before the first is done."""
+
+    measure: Callable[[Params], Breakdown]
+    slow: int = 0
+    begun: list[Params] = field(default_factory=list)
+
+    @property
+    def busy(self) -> bool:
+        self.slow -= 1
+        return self.slow >= 0
+
+    def begin(self, params: Params) -> None:
+        self.begun.append(params)
+
+    def finish(self) -> Breakdown:
+        return self.measure(self.begun[-1])
+
+
+class Other(SyntheticLlama):
+    """A model of which llama.cpp says more than of the copy of its header."""
+
+    def measure(self, params: Params) -> Breakdown:
+        found = super().measure(params)
+        return replace(found, rows=tuple(replace(row, compute=row.compute + MIB) for row in found.rows))
+
+
+def run(
+    devices: tuple[DeviceLimit, ...],
+    own: SyntheticLlama,
+    skeleton: Loads | None,
+    second: Second | None = None,
+) -> PlanData:
+    llama = Llama(Loads(own.measure, own.record), lambda: 0, skeleton, second)
+    return fit(request(own.model, devices), SUMMARY, llama, lambda progress: None, True)
+
+
+def plain(model: SyntheticModel, devices: tuple[DeviceLimit, ...]) -> PlanData:
+    return run(devices, SyntheticLlama(model, devices), None)
+
+
+def same(a: PlanData, b: PlanData) -> bool:
+    return replace(a, search=b.search) == b
+
+
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize("devices", MACHINES.values(), ids=MACHINES)
+def test_a_copy_that_measures_the_same_gives_the_same_plan(
+    model: SyntheticModel, devices: tuple[DeviceLimit, ...]
+) -> None:
+    own, copy = SyntheticLlama(model, devices), SyntheticLlama(model, devices)
+    plan = run(devices, own, Loads(copy.measure, copy.record))
+    assert same(plan, plain(model, devices))
+    assert own.asked == [plan.params] and own.records == 0, "the model itself is loaded once, to confirm the plan"
+
+
+@pytest.mark.parametrize("devices", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize("slow", [0, 1, 99])
+def test_a_second_worker_changes_nothing_but_who_is_asked(devices: tuple[DeviceLimit, ...], slow: int) -> None:
+    own, copy = SyntheticLlama(MOE, devices), SyntheticLlama(MOE, devices)
+    second = Second(SyntheticLlama(MOE, devices).measure, slow)
+    plan = run(devices, own, Loads(copy.measure, copy.record), second)
+    assert same(plan, plain(MOE, devices))
+    asked = [*own.asked, *second.begun]
+    assert plan.params in asked and own.records == 0
+    assert not set(own.asked) & set(second.begun), "nothing is measured twice"
+
+
+def test_the_first_candidate_is_begun_before_the_search_ends() -> None:
+    devices = limits(1500)
+    copy = SyntheticLlama(DENSE, devices)
+    second = Second(SyntheticLlama(DENSE, devices).measure)
+    seen: list[int] = []
+    begin = second.begin
+    second.begin = lambda params: (seen.append(len(copy.asked)), begin(params))[1]  # type: ignore[method-assign]
+    plan = run(devices, SyntheticLlama(DENSE, devices), Loads(copy.measure, copy.record), second)
+    assert seen[0] < len(copy.asked)
+    assert placement_of(second.begun[0]) == placement_of(plan.params)
+    assert second.begun[-1] == plan.params, "another context of what the second worker has loaded is asked of it"
+
+
+@pytest.mark.parametrize("devices", MACHINES.values(), ids=MACHINES)
+def test_a_copy_that_measures_something_else_is_given_up(devices: tuple[DeviceLimit, ...]) -> None:
+    own, copy = Other(MOE, devices), SyntheticLlama(MOE, devices)
+    plan = run(devices, own, Loads(copy.measure, copy.record))
+    assert same(plan, run(devices, Other(MOE, devices), None))
+    assert len(own.asked) == len(set(own.asked))
+
+
+@pytest.mark.parametrize("error", [LlamaCppError("no such key"), LlamaCppCrashError("GGML_ASSERT", ())])
+def test_a_copy_that_does_not_load_is_given_up(error: LlamaCppError) -> None:
+    def refuse(params: Params) -> Breakdown:
+        raise error
+
+    def refuse_too(params: Params) -> Layout:
+        raise error
+
+    devices = limits(900)
+    plan = run(devices, SyntheticLlama(DENSE, devices), Loads(refuse, refuse_too))
+    assert same(plan, plain(DENSE, devices))
+
+
+def test_what_is_wrong_is_said_of_the_model_itself() -> None:
+    def refuse(params: Params) -> Breakdown:
+        raise LlamaCppError("the copy")
+
+    def refuse_own(params: Params) -> Breakdown:
+        raise LlamaCppError("the model")
+
+    devices = limits(8000)
+    record = SyntheticLlama(DENSE, devices).record
+    with pytest.raises(LlamaCppError, match="the model"):
+        fit(
+            request(DENSE, devices),
+            SUMMARY,
+            Llama(Loads(refuse_own, record), lambda: 0, Loads(refuse, record)),
+            lambda progress: None,
+            True,
+        )
+
+
+def test_progress_says_when_the_model_itself_is_loaded() -> None:
+    devices = limits(8000)
+    own, copy = SyntheticLlama(DENSE, devices), SyntheticLlama(DENSE, devices)
+    said: list[Progress] = []
+    llama = Llama(Loads(own.measure, own.record), lambda: len(copy.asked), Loads(copy.measure, copy.record))
+    fit(request(DENSE, devices), SUMMARY, llama, said.append, True)
+    assert [(step.dummy_loads, step.text) for step in said][-2:] == [(1, "the model's own file"), (1, "done")]
