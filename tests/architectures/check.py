@@ -7,6 +7,7 @@ knows, and runs this on them. ``--shapes`` takes the shapes of large models inst
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from tests import shapes
 from tests.architectures.compare import (
     Checked,
     check,
+    kept_workers,
     machine_for_context,
     machines_for_shape,
     machines_for_size,
@@ -45,17 +47,17 @@ def main(arguments: Sequence[str]) -> int:
 
     start = time.monotonic()
     checked: list[Checked] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="fitter-architectures-") as directory,
-        ThreadPoolExecutor(options.jobs) as pool,
-    ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(kept_workers())
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fitter-architectures-")))
+        pool = stack.enter_context(ThreadPoolExecutor(options.jobs))
         tasks: list[Iterator[Checked]] = []
         if options.models is not None:
             files = sorted(path for path in options.models.glob("*.gguf") if options.only in path.stem)
-            tasks.append(pool.map(lambda path: _tiny(path, Path(directory)), files))
+            tasks.append(pool.map(lambda path: _tiny(path, directory), files))
         if options.shapes:
             names = [name for name in shapes.SHAPES if options.only in name]
-            tasks.append(pool.map(lambda name: _shape(name, Path(directory)), names))
+            tasks.append(pool.map(lambda name: _shape(name, directory), names))
         for result in itertools.chain(*tasks):
             checked.append(result)
             print(result, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections import Counter
@@ -86,11 +87,68 @@ class Checked:
         return "\n".join(lines)
 
 
+class _Workers:
+    """Worker processes that go from one fit to the next: to start one takes longer than to fit a tiny model."""
+
+    def __init__(self) -> None:
+        self.idle: list[Worker] = []
+
+    def lend(self, virtual_devices: Sequence[VirtualDevice] = (), **options: Any) -> _Lent:
+        """What ``Worker`` would make with these arguments."""
+        try:
+            worker = self.idle.pop()
+        except IndexError:
+            return _Lent(self, Worker(virtual_devices, **options))
+        worker.configure(virtual_devices)
+        return _Lent(self, worker)
+
+
+class _Lent:
+    """A worker whose process stays when it is closed."""
+
+    def __init__(self, workers: _Workers, worker: Worker) -> None:
+        self._workers = workers
+        self._worker = worker
+        self._loads = worker.dummy_loads
+
+    def __enter__(self) -> _Lent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    @property
+    def dummy_loads(self) -> int:
+        return self._worker.dummy_loads - self._loads
+
+    def close(self) -> None:
+        if self._worker.busy:
+            self._worker.close()
+        else:
+            self._workers.idle.append(self._worker)
+
+
+@contextlib.contextmanager
+def kept_workers() -> Iterator[None]:
+    """Let all fits and measurements of this process use the same few worker processes."""
+    workers, made = _Workers(), api.Worker
+    api.Worker = workers.lend  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        api.Worker = made  # type: ignore[misc]
+        for worker in workers.idle:
+            worker.close()
+
+
 def check(name: str, wanted: Sequence[tuple[Path, Machine]]) -> Checked:
     """Fit each model to its machine both ways, and measure plain placements on it both ways."""
     comparisons = tuple(compare_plans(path, machine) for path, machine in wanted)
     n_placements, useless = 0, ""
-    with Worker() as worker:
+    with api.Worker() as worker:
         for path, machine in wanted:
             count, difference = compare_placements(worker, path, machine.gpus)
             n_placements += count
