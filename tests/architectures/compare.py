@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from unittest import mock
 
 from gguf import GGUFReader
 
@@ -134,12 +135,11 @@ class _Lent:
 @contextlib.contextmanager
 def kept_workers() -> Iterator[None]:
     """Let all fits and measurements of this process use the same few worker processes."""
-    workers, made = _Workers(), api.Worker
-    api.Worker = workers.lend  # type: ignore[assignment, misc]
+    workers = _Workers()
     try:
-        yield
+        with mock.patch.object(api, "Worker", workers.lend):
+            yield
     finally:
-        api.Worker = made  # type: ignore[misc]
         for worker in workers.idle:
             worker.close()
 
@@ -148,7 +148,7 @@ def check(name: str, wanted: Sequence[tuple[Path, Machine]]) -> Checked:
     """Fit each model to its machine both ways, and measure plain placements on it both ways."""
     comparisons = tuple(compare_plans(path, machine) for path, machine in wanted)
     n_placements, useless = 0, ""
-    with api.Worker() as worker:
+    with Worker() as worker:
         for path, machine in wanted:
             count, difference = compare_placements(worker, path, machine.gpus)
             n_placements += count
@@ -162,7 +162,9 @@ def compare_plans(path: Path, machine: Machine) -> Comparison:
     answers = [_fit(path, machine, True, said), _fit(path, machine, False, [])]
     searches = [answer.pop("search", {"dummy_loads": 0, "seconds": 0.0}) for answer in answers]
     texts = [json.dumps(answer) for answer in answers]
-    difference = "" if texts[0] == texts[1] else "; ".join(_differences(*answers)) or "the order of the keys"
+    difference = (
+        "" if texts[0] == texts[1] else "; ".join(_differences(answers[0], answers[1])) or "the order of the keys"
+    )
     refused = "" if difference else answers[0].get("error", "")
     return Comparison(
         machine.name,
