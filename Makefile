@@ -17,6 +17,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 CHECK_ARGS ?=
 ORACLE_ARGS ?=
+BENCH_ARGS ?=
 
 PY := $(VENV)/bin/python
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip
@@ -65,7 +66,7 @@ llama-cpp-python: $(STAMPS)/venv
 # Editable: the tests and the demo run this tree. Built again when the native side changes.
 $(STAMPS)/fitter: pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor/llama.cpp/fetch.py $(wildcard bindings/*) | llama-cpp-python
 	@echo "installing fitter, editable"
-	@$(PIP) install -q 'scikit-build-core>=0.10'
+	@$(PIP) install -q 'scikit-build-core>=0.10' 'cffi>=1.16'
 	@$(PIP) install -q --no-build-isolation -e '.[test]'
 	@touch $@
 
@@ -148,13 +149,14 @@ test-architectures: install ## a plan with the skeleton and one without it, on a
 	  || { tail -n 20 $(ARCHITECTURES)/models.log >&2; exit 1; }
 	@$(PY) -m tests.architectures.check --models $(ARCHITECTURES)/models $(CHECK_ARGS)
 
+# BENCH_ARGS="--only kimi-k2 --runs 1" measures less; --from build/benchmark.json writes the tables again.
 .PHONY: bench
-bench: install tools ## fitter and upstream's llama-fit-params side by side
-	@$(PY) benchmarks/compare.py
+bench: install tools ## fitter and upstream's llama-fit-params side by side: benchmarks/RESULTS.md, 20 minutes on two cores
+	@$(PY) -m benchmarks.compare --output build/benchmark.json $(BENCH_ARGS)
 
 .PHONY: clean
 clean: ## remove what was built; .venv and the llama.cpp source stay
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis fitter/llama/*.so fitter/llama/fitter.h $(STAMPS)/fitter
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis fitter/llama/*.so fitter/llama/_declarations.py $(STAMPS)/fitter
 
 .PHONY: distclean
 distclean: clean ## remove those as well

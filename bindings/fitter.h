@@ -1,7 +1,7 @@
 // The C interface of fitter's two native libraries.
 //
-// The declarations between the two "cdef" lines are read twice: by the C++ compiler, and by cffi from the copy of this
-// file that is installed beside the libraries. They hold no preprocessor lines.
+// The declarations between the two "cdef" lines are read twice: by the C++ compiler, and by declarations.py, which makes
+// the module of them that Python imports. They hold no preprocessor lines.
 //
 // No function lets a C++ exception escape. A function that can fail returns NULL, false or a negative number and leaves
 // a message for fitter_last_error(). Strings that a function returns belong to the library; each says how long they live.
@@ -39,6 +39,15 @@ const char * fitter_loaded_ggml_commit(void);
 // Message of the last failure in this thread, "" if there was none. Lives until the next failure.
 const char * fitter_last_error(void);
 
+// Many records at once: their texts one after another, each with a final NUL, and their numbers. What it points to lives
+// until the function that filled it in is called again in this thread.
+typedef struct {
+    const char *    texts;
+    size_t          texts_size;  // in bytes
+    const int64_t * numbers;
+    size_t          n_numbers;
+} fitter_columns_t;
+
 // ---- libfitter: llama.cpp's log
 
 // Takes over llama.cpp's logger for the rest of the process. Warnings and errors also go to stderr.
@@ -47,12 +56,9 @@ void fitter_log_capture(void);
 // Forgets the captured lines.
 void fitter_log_clear(void);
 
-// Captured lines (information, warnings and errors, no debug lines), newest at the end: up to 2000 of them.
-int32_t fitter_log_count(void);
-
-// Copies line i, at most size bytes with the final NUL, and returns its level as ggml counts it (2 information,
-// 3 warning, 4 error), or -1 if there is no such line.
-int32_t fitter_log_line(int32_t i, char * out, size_t size);
+// Captured lines (information, warnings and errors, no debug lines), newest at the end: up to 2000 of them. The number
+// of each is its level as ggml counts it (2 information, 3 warning, 4 error).
+bool fitter_log_lines(fitter_columns_t * out);
 
 // ---- libfitter: devices
 
@@ -150,14 +156,8 @@ bool fitter_gguf_kv(const void * gguf, int64_t index, fitter_gguf_kv_t * out);
 // Element of an array of numbers or booleans, in the field that array_kind names.
 bool fitter_gguf_element(const void * gguf, int64_t index, uint64_t element, fitter_gguf_kv_t * out);
 
-typedef struct {
-    const char * name;
-    const char * type;
-    int64_t      ne[4];
-    uint64_t     size;
-} fitter_gguf_tensor_t;
-
-bool fitter_gguf_tensor(const void * gguf, int64_t index, fitter_gguf_tensor_t * out);
+// Name and type, then the four dimensions and the bytes of every tensor.
+bool fitter_gguf_tensors(const void * gguf, fitter_columns_t * out);
 
 // ---- libfitter: a header without its tokenizer, as a file that llama.cpp can load
 
@@ -203,15 +203,8 @@ bool fitter_virtual_adopt(const char * path);
 void fitter_virtual_record(int32_t mode);
 void fitter_virtual_record_clear(void);
 
-typedef struct {
-    char     buffer_type[64];
-    char     name[64];
-    bool     is_weight;
-    uint64_t bytes;
-} fitter_record_t;
-
-int32_t fitter_virtual_record_count(void);
-bool    fitter_virtual_record_get(int32_t i, fitter_record_t * out);
+// Buffer type and name of each recorded tensor; its bytes, and 1 where it is a weight. Valid until recording goes on.
+bool fitter_virtual_records(fitter_columns_t * out);
 
 // Alignment in bytes of the recorder device's buffer type.
 uint64_t fitter_virtual_alignment(void);

@@ -1,5 +1,14 @@
 // GGUF headers through libggml's own reader, so that tensor sizes are ggml's.
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
 #include "fitter.h"
 #include "ggml.h"
 #include "gguf.h"
@@ -53,11 +62,73 @@ void read_number(gguf_type type, const void * data, uint64_t index, fitter_gguf_
     }
 }
 
+// A file read in large pieces. ggml asks for a few bytes at a time, millions of times for a large vocabulary.
+class file_reader {
+   public:
+    explicit file_reader(const char * path) : fd(open(path, O_RDONLY | O_CLOEXEC)) {
+        struct stat status = {};
+        if (fd >= 0 && fstat(fd, &status) == 0 && S_ISREG(status.st_mode)) {
+            length = static_cast<uint64_t>(status.st_size);
+        }
+    }
+    file_reader(const file_reader &)             = delete;
+    file_reader & operator=(const file_reader &) = delete;
+    ~file_reader() {
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+
+    // Bytes of the file; 0 where it is none that can be read this way.
+    uint64_t size() const { return length; }
+
+    static size_t read(void * self, void * output, uint64_t offset, size_t n) {
+        return static_cast<file_reader *>(self)->read_at(static_cast<char *>(output), offset, n);
+    }
+
+   private:
+    static constexpr size_t piece = 1 << 18;
+
+    size_t read_at(char * output, uint64_t offset, size_t n) {
+        size_t done = 0;
+        while (done < n) {
+            const uint64_t at = offset + done;
+            if (at < start || at >= start + filled) {
+                if (!fill(at)) {
+                    break;
+                }
+            }
+            const size_t skipped = static_cast<size_t>(at - start);
+            const size_t count   = std::min(n - done, filled - skipped);
+            std::memcpy(output + done, buffer.data() + skipped, count);
+            done += count;
+        }
+        return done;
+    }
+
+    bool fill(uint64_t offset) {
+        const ssize_t n = pread(fd, buffer.data(), buffer.size(), static_cast<off_t>(offset));
+        start           = offset;
+        filled          = n > 0 ? static_cast<size_t>(n) : 0;
+        return filled > 0;
+    }
+
+    int               fd;
+    uint64_t          length = 0;
+    std::vector<char> buffer = std::vector<char>(piece);
+    uint64_t          start  = 0;
+    size_t            filled = 0;
+};
+
 }  // namespace
 
 void * fitter_gguf_open(const char * path) {
     return fitter::guarded<void *>(nullptr, [&]() -> void * {
-        gguf_context * gguf = gguf_init_from_file(path, {/*.no_alloc =*/true, /*.ctx =*/nullptr});
+        const gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/nullptr};
+        file_reader            reader(path);
+        gguf_context *         gguf =
+            reader.size() > 0 ? gguf_init_from_callback(file_reader::read, &reader, 0, reader.size(), params)
+                              : gguf_init_from_file(path, params);
         if (gguf == nullptr) {
             fitter::set_error("not a readable GGUF file");
         }
@@ -118,19 +189,23 @@ bool fitter_gguf_element(const void * gguf, int64_t index, uint64_t element, fit
     });
 }
 
-bool fitter_gguf_tensor(const void * gguf, int64_t index, fitter_gguf_tensor_t * out) {
+bool fitter_gguf_tensors(const void * gguf, fitter_columns_t * out) {
     return fitter::guarded(false, [&] {
+        thread_local std::string          texts;
+        thread_local std::vector<int64_t> numbers;
+
         const gguf_context * ctx = context(gguf);
-        if (!in_range(index, gguf_get_n_tensors(ctx))) {
-            return false;
+        const int64_t        n   = gguf_get_n_tensors(ctx);
+        texts.clear();
+        numbers.clear();
+        for (int64_t i = 0; i < n; i++) {
+            texts.append(gguf_get_tensor_name(ctx, i)).push_back('\0');
+            texts.append(ggml_type_name(gguf_get_tensor_type(ctx, i))).push_back('\0');
+            const int64_t * ne = gguf_get_tensor_ne(ctx, i);
+            numbers.insert(numbers.end(), ne, ne + GGML_MAX_DIMS);
+            numbers.push_back(static_cast<int64_t>(gguf_get_tensor_size(ctx, i)));
         }
-        out->name          = gguf_get_tensor_name(ctx, index);
-        out->type          = ggml_type_name(gguf_get_tensor_type(ctx, index));
-        out->size          = gguf_get_tensor_size(ctx, index);
-        const int64_t * ne = gguf_get_tensor_ne(ctx, index);
-        for (int i = 0; i < 4; i++) {
-            out->ne[i] = ne[i];
-        }
+        *out = {texts.data(), texts.size(), numbers.data(), numbers.size()};
         return true;
     });
 }

@@ -5,6 +5,7 @@
 #include <deque>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "fitter.h"
 #include "guard.h"
@@ -33,7 +34,7 @@ log_state & state() {
 }
 
 void finish_line(log_state & log) {
-    if (log.level != GGML_LOG_LEVEL_DEBUG && !log.partial.empty()) {
+    if (!log.partial.empty()) {
         if (log.level == GGML_LOG_LEVEL_WARN || log.level == GGML_LOG_LEVEL_ERROR) {
             std::fprintf(stderr, "%s\n", log.partial.c_str());
             std::fflush(stderr);
@@ -53,6 +54,9 @@ void on_log(ggml_log_level level, const char * text, void *) {
         if (level != GGML_LOG_LEVEL_CONT) {
             finish_line(log);
             log.level = level;
+        }
+        if (log.level == GGML_LOG_LEVEL_DEBUG) {
+            return true;
         }
         while (const char * end = std::strchr(text, '\n')) {
             log.partial.append(text, end);
@@ -75,19 +79,21 @@ void fitter_log_clear(void) {
     log.partial.clear();
 }
 
-int32_t fitter_log_count(void) {
-    log_state &                 log = state();
-    std::lock_guard<std::mutex> lock(log.mutex);
-    return static_cast<int32_t>(log.lines.size());
-}
+bool fitter_log_lines(fitter_columns_t * out) {
+    return fitter::guarded(false, [&] {
+        thread_local std::string          texts;
+        thread_local std::vector<int64_t> levels;
 
-int32_t fitter_log_line(int32_t i, char * out, size_t size) {
-    log_state &                 log = state();
-    std::lock_guard<std::mutex> lock(log.mutex);
-    if (i < 0 || static_cast<size_t>(i) >= log.lines.size() || size == 0) {
-        return -1;
-    }
-    const line & found = log.lines[static_cast<size_t>(i)];
-    std::snprintf(out, size, "%s", found.text.c_str());
-    return found.level;
+        log_state &                 log = state();
+        std::lock_guard<std::mutex> lock(log.mutex);
+        texts.clear();
+        levels.clear();
+        for (const line & found : log.lines) {
+            // Without what follows a NUL of its own.
+            texts.append(found.text.c_str()).push_back('\0');
+            levels.push_back(found.level);
+        }
+        *out = {texts.data(), texts.size(), levels.data(), levels.size()};
+        return true;
+    });
 }

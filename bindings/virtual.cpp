@@ -51,9 +51,10 @@ struct backend_state {
     bool                                        ready      = false;  // slots and registration are built
     ggml_backend_reg                            registration = {};
 
-    std::mutex                   record_mutex = {};
-    int                          record_mode  = 0;
-    std::vector<fitter_record_t> records      = {};
+    std::mutex           record_mutex   = {};
+    int                  record_mode    = 0;
+    std::string          record_texts   = {};
+    std::vector<int64_t> record_numbers = {};
 };
 
 // Never destroyed: the registry keeps pointers into it until the process has ended.
@@ -84,13 +85,12 @@ void record(int mode, ggml_backend_buffer_type_t buffer_type, const ggml_tensor 
     if (backend.record_mode != mode) {
         return;
     }
-    fitter_record_t entry = {};
-    std::snprintf(entry.buffer_type, sizeof(entry.buffer_type), "%s", ggml_backend_buft_name(buffer_type));
-    std::snprintf(entry.name, sizeof(entry.name), "%s", tensor->name);
-    entry.bytes     = bytes;
-    entry.is_weight = tensor->buffer != nullptr && tensor->buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    const bool is_weight = tensor->buffer != nullptr && tensor->buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+
     std::lock_guard<std::mutex> lock(backend.record_mutex);
-    backend.records.push_back(entry);
+    backend.record_texts.append(ggml_backend_buft_name(buffer_type)).push_back('\0');
+    backend.record_texts.append(tensor->name).push_back('\0');
+    backend.record_numbers.insert(backend.record_numbers.end(), {static_cast<int64_t>(bytes), is_weight ? 1 : 0});
 }
 
 // ---- buffers of a device
@@ -506,20 +506,14 @@ void fitter_virtual_record(int32_t mode) { state().record_mode = mode; }
 
 void fitter_virtual_record_clear(void) {
     std::lock_guard<std::mutex> lock(state().record_mutex);
-    state().records.clear();
+    state().record_texts.clear();
+    state().record_numbers.clear();
 }
 
-int32_t fitter_virtual_record_count(void) {
-    std::lock_guard<std::mutex> lock(state().record_mutex);
-    return static_cast<int32_t>(state().records.size());
-}
-
-bool fitter_virtual_record_get(int32_t i, fitter_record_t * out) {
-    std::lock_guard<std::mutex> lock(state().record_mutex);
-    if (i < 0 || static_cast<size_t>(i) >= state().records.size()) {
-        return false;
-    }
-    *out = state().records[static_cast<size_t>(i)];
+bool fitter_virtual_records(fitter_columns_t * out) {
+    const backend_state & backend = state();
+    *out = {backend.record_texts.data(), backend.record_texts.size(), backend.record_numbers.data(),
+            backend.record_numbers.size()};
     return true;
 }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from fitter.errors import FitterError, LibraryError, LlamaCppError, ModelError, PlanError, UsageError
 
+# typing's own would cost more than all the rest of this package.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fitter.api import Plan, calibrate, devices, fit, inspect, measure
     from fitter.llama.types import Breakdown, Params, VirtualDevice
 

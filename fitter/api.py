@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import fields, replace
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from fitter.errors import LibraryError, UsageError
 from fitter.llama.client import Worker
-from fitter.llama.cuda_library import CudaLibrary, find_cuda_library
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     Breakdown,
@@ -29,6 +27,7 @@ from fitter.machine.devices import Machine, real_machine, virtual_machine
 from fitter.machine.gpu import parse_gpus, parse_size, parse_twin
 from fitter.machine.host import host_memory as measure_host_memory
 from fitter.model.header import Model, open_model
+from fitter.model.source import model_files
 from fitter.model.tensors import Role, is_expert, layer_of, role_of
 from fitter.planning import calibration
 from fitter.planning import fit as planning
@@ -42,6 +41,8 @@ from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, HostLi
 
 if TYPE_CHECKING:
     import llama_cpp
+
+    from fitter.llama.cuda_library import CudaLibrary
 
 Path = str | os.PathLike[str]
 DEFAULT_TIMEOUT = 120.0
@@ -141,13 +142,21 @@ def fit(
         devices = _no_devices(devices)
     with ExitStack() as stack:
         worker = stack.enter_context(Worker(virtual, library=library, timeout=timeout, on_log=on_log))
+        # Each process that asks a real device takes some of its memory, so those are for one process only.
+        is_shared = library is None and bool(gpus)
+        second = stack.enter_context(Worker(virtual, timeout=timeout, on_log=on_log)) if is_shared else None
+        beside = _Beside(second, model_files(model)) if second else None
+        is_free = not overrides and n_gpu_layers is None and devices is None and split_mode == "layer"
+        if beside and is_free and len(virtual) == 1:
+            beside.load(virtual[0])
         opened = open_model(model, worker.header)
         machine = _machine(worker, virtual, host_memory) if virtual or not gpus else _machine_without_gpu(host_memory)
         chosen = _choose(machine, devices, split_mode, main_gpu)
-        known = calibrated.read()
+        known = () if virtual else calibrated.read()
         defaults = [default_margin(calibrated.outside_of(device, known)) for device in chosen]
         limits = device_limits(chosen, margin, defaults)
-        worker.check_patterns([override.pattern for override in overrides])
+        if overrides:
+            worker.check_patterns([override.pattern for override in overrides])
         fixed = {
             "n_ctx": n_ctx,
             "n_gpu_layers": n_gpu_layers,
@@ -186,15 +195,7 @@ def fit(
             model_bytes=opened.bytes,
             pinned=_pinned(worker, opened, overrides, limits),
         )
-        # Each process that asks a real device takes some of its memory: those are for one only.
-        second = (
-            None
-            if library or not all(device.virtual for device in chosen)
-            else Worker(virtual, timeout=timeout, on_log=on_log)
-        )
-        if second is not None:
-            stack.enter_context(second)
-        llama = _llama(worker, second, opened, skeleton)
+        llama = _llama(worker, beside, opened, skeleton)
         data = planning.fit(request, _summary(opened), llama, on_progress or (lambda _: None), bool(gpus))
     return Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
 
@@ -202,13 +203,25 @@ def fit(
 class _Beside:
     """A worker that measures the model's own file beside another one."""
 
-    def __init__(self, worker: Worker, path: str) -> None:
+    def __init__(self, worker: Worker, files: Sequence[FilePath]) -> None:
         self._worker = worker
-        self._path = path
+        self._path = str(files[0])
+        self._bytes = sum(file.stat().st_size for file in files)
+        self.loading: Params | None = None
 
     @property
     def busy(self) -> bool:
         return self._worker.busy
+
+    @property
+    def dummy_loads(self) -> int:
+        return self._worker.dummy_loads
+
+    def load(self, device: VirtualDevice) -> None:
+        """Begin to load the model with all layers on ``device``, if it may well fit: most that do are fitted so."""
+        if self._bytes <= device.free:
+            self.loading = Params(devices=(device.name,))
+            self._worker.begin_loading(self._path, self.loading)
 
     def begin(self, params: Params) -> None:
         self._worker.begin_measure(self._path, params)
@@ -217,17 +230,19 @@ class _Beside:
         return self._worker.finish_measure()
 
 
-def _llama(worker: Worker, second: Worker | None, model: Model, skeleton: bool) -> planning.Llama:
+def _llama(worker: Worker, beside: _Beside | None, model: Model, skeleton: bool) -> planning.Llama:
     """The ways to ask llama.cpp about ``model``."""
     path = str(model.path)
     copy = Skeleton(tuple(map(str, model.files)))
+    if beside and beside.loading:
+        beside.loading = replace(beside.loading, n_gpu_layers=model.n_layer + 1)
     return planning.Llama(
         own=planning.Loads(lambda params: worker.measure(path, params), lambda params: worker.layout(path, params)),
-        dummy_loads=lambda: worker.dummy_loads + (second.dummy_loads if second else 0),
+        dummy_loads=lambda: worker.dummy_loads + (beside.dummy_loads if beside else 0),
         skeleton=planning.Loads(lambda params: worker.measure(copy, params), lambda params: worker.layout(copy, params))
         if skeleton
         else None,
-        beside=_Beside(second, path) if second else None,
+        beside=beside,
     )
 
 
@@ -333,6 +348,8 @@ def calibrate(
 
     Raises ``LibraryError`` where there is no device, and what ``fit`` raises.
     """
+    import tempfile
+
     profile, capability = parse_twin(twin) if twin else (None, None)
 
     def start(virtual: Sequence[VirtualDevice] = ()) -> Worker:
@@ -476,6 +493,8 @@ def _library(profile: str | None, virtual: tuple[VirtualDevice, ...]) -> CudaLib
         raise UsageError(f"the profile 'library' plans NVIDIA cards, and {other.name} ({other.description}) is none")
     if not virtual:
         raise UsageError("the profile 'library' plans cards that are not here: describe them, such as --gpu rtx-4090")
+    from fitter.llama.cuda_library import find_cuda_library
+
     return find_cuda_library(place or None)
 
 

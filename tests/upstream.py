@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = Path(os.environ.get("FITTER_TOOLS", ROOT / "build" / "llama" / "bin"))
 BACKEND = ROOT / "fitter" / "llama" / "libggml-fitter.so"
 MIB = 1024 * 1024
+VERBOSE = ("-lv", "5")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,11 @@ def run(command: Sequence[str], devices: Sequence[VirtualDevice]) -> subprocess.
 
 def fit(model: Path, devices: Sequence[VirtualDevice], extra: Sequence[str] = ()) -> UpstreamPlan | None:
     """What upstream chooses, ``None`` where it gives up."""
-    done = run(fit_command(model, devices, extra), devices)
+    return plan_of(run(fit_command(model, devices, extra), devices))
+
+
+def plan_of(done: subprocess.CompletedProcess[str]) -> UpstreamPlan | None:
+    """The plan in what ``llama-fit-params`` said, ``None`` where it gave up."""
     lines = [line for line in done.stdout.splitlines() if line.startswith("-c ")]
     return parse_plan(lines[-1]) if done.returncode == 0 and lines else None
 
@@ -96,5 +101,9 @@ def fit_print(model: Path, devices: Sequence[VirtualDevice], arguments: Sequence
 
 def count_loads(model: Path, devices: Sequence[VirtualDevice], extra: Sequence[str] = ()) -> int:
     """Dummy loads that upstream's fit makes."""
-    done = run(fit_command(model, devices, [*extra, "-lv", "5"]), devices)
+    return loads_of(run(fit_command(model, devices, [*extra, *VERBOSE]), devices))
+
+
+def loads_of(done: subprocess.CompletedProcess[str]) -> int:
+    """Dummy loads in the log of a program that ran with ``VERBOSE``."""
     return len(re.findall(r"llama_model_loader: loaded meta data", done.stdout + done.stderr))

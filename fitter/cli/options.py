@@ -446,8 +446,8 @@ search_options = _option(
     "skeleton",
     "--skeleton/--no-skeleton",
     default=None,
-    help="Search on a copy of the model's header without its tokenizer, which loads faster; the plan is measured on the "
-    "model itself either way. [default: on]",
+    help="Search on a copy of the model's header without its tokenizer, which loads faster; either way the plan is "
+    "measured on the model itself. [default: on]",
 )
 
 json_option = _flag(_OUTPUT, "as_json", "--json", help="JSON on stdout, sizes in bytes.")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama import library as native
@@ -355,8 +355,7 @@ def n_splits_from(log: Iterable[str]) -> tuple[int, int] | None:
 # --- llama.cpp's log
 
 
-@dataclass(frozen=True)
-class LogLine:
+class LogLine(NamedTuple):
     """A line of llama.cpp's log; ``level`` as ggml counts it (2 information, 3 warning, 4 error)."""
 
     level: int
@@ -366,12 +365,21 @@ class LogLine:
 def captured_log() -> tuple[LogLine, ...]:
     """Lines since the log was cleared, if this process captures it."""
     library = native.load()
-    size = 4096
-    text = library.ffi.new("char[]", size)
-    lines: list[LogLine] = []
-    while (level := library.fitter.fitter_log_line(len(lines), text, size)) >= 0:
-        lines.append(LogLine(int(level), library.text(text) or ""))
-    return tuple(lines)
+    out = library.ffi.new("fitter_columns_t *")
+    if not library.fitter.fitter_log_lines(out):
+        return ()
+    (texts,), (levels,) = _columns(library, out, 1, 1)
+    return tuple(map(LogLine, levels, texts))
+
+
+def _columns(
+    library: native.Library, out: Any, n_texts: int, n_numbers: int
+) -> tuple[list[list[str]], list[list[int]]]:
+    """What a ``fitter_columns_t`` holds, by column: so many texts and so many numbers per record."""
+    joined = bytes(library.ffi.buffer(out.texts, out.texts_size)).decode("utf-8", "replace")
+    texts = joined.split("\0")[:-1]
+    numbers = library.ffi.unpack(out.numbers, out.n_numbers) if out.n_numbers else []
+    return [texts[i::n_texts] for i in range(n_texts)], [numbers[i::n_numbers] for i in range(n_numbers)]
 
 
 # Lines that only say that what the line before them named has failed.
@@ -394,7 +402,7 @@ def reason(lines: Sequence[LogLine]) -> str | None:
 
 
 class Loader:
-    """Makes dummy loads, and keeps the last model so that another context of it costs no load.
+    """Makes dummy loads (``loads`` of them), and keeps the last model so that another context of it costs none.
 
     Not thread-safe. ``close`` frees what is kept; do it before virtual devices are described anew. The model is a file
     or the ``Skeleton`` of one, which ``headers`` makes.
@@ -415,7 +423,6 @@ class Loader:
     def measure(self, path: str | Skeleton, params: Params) -> Breakdown:
         """Load ``path`` with ``params`` without allocating, and say what it would take. Raises ``LlamaCppError``."""
         dummy = self._model("measure", path, params, self.devices)
-        self.loads += 1
         with dummy.context(params) as context:
             found = breakdown_of(context)
             log = [line.text for line in captured_log()]
@@ -423,9 +430,7 @@ class Loader:
 
     def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
         """Load ``path`` as ``measure`` would and describe the model. Raises ``LlamaCppError``."""
-        kept = self._models.get("measure")
         dummy = self._model("measure", path, params, self.devices)
-        self.loads += dummy is not kept
         return _model_info(self._library, dummy.model)
 
     def layout(self, path: str | Skeleton, params: Params) -> Layout:
@@ -445,7 +450,6 @@ class Loader:
             swa_full=params.swa_full,
         )
         dummy = self._model("layout", path, everything, Registry((recorder,), (recorder,)))
-        self.loads += 1
         backend.fitter_virtual_record_clear()
         try:
             backend.fitter_virtual_record(1)
@@ -454,18 +458,19 @@ class Loader:
                 total = breakdown_of(context)
         finally:
             backend.fitter_virtual_record(0)
-        layout = Layout(tuple(_recorded(self._library, backend)), int(backend.fitter_virtual_alignment()), total.n_ctx)
+        layout = Layout(_recorded(self._library, backend), int(backend.fitter_virtual_alignment()), total.n_ctx)
         _check_layout(layout, total)
         return layout
 
     def _model(self, role: str, path: str | Skeleton, params: Params, devices: Registry) -> _Dummy:
         key = _model_key(path, params)
         kept = self._models.get(role)
-        if kept is not None and kept.key == key:
+        if kept is not None and kept.key == key and kept.has_layers(params.n_gpu_layers):
             return kept
         if kept is not None:
             del self._models[role]
             kept.free()
+        self.loads += 1
         file, name = (path, path) if isinstance(path, str) else (self._headers.skeleton(path), path.files[0])
         dummy = self._models[role] = _Dummy(self._library, key, file, name, params, devices)
         return dummy
@@ -486,7 +491,6 @@ def _model_key(path: str | Skeleton, params: Params) -> tuple[object, ...]:
         isinstance(path, str),
         *((os.path.abspath(file), _identity(file)) for file in files),
         params.devices,
-        params.n_gpu_layers,
         params.tensor_split,
         params.tensor_buft_overrides,
         params.split_mode,
@@ -517,6 +521,16 @@ class _Dummy:
         self.model = self._llama.llama_model_load_from_file(os.fsencode(file), model_params)
         if not self.model:
             raise failure(name, "llama.cpp cannot load the model")
+        info = _model_info(library, self.model)
+        self._all_layers = info.n_layer + info.n_layer_nextn + 1
+        self._n_gpu_layers = self._layers(params.n_gpu_layers)
+
+    def has_layers(self, n_gpu_layers: int) -> bool:
+        """Whether ``n_gpu_layers`` would have put the same layers on devices."""
+        return self._layers(n_gpu_layers) == self._n_gpu_layers
+
+    def _layers(self, n_gpu_layers: int) -> int:
+        return min(n_gpu_layers, self._all_layers) if n_gpu_layers >= 0 else self._all_layers
 
     @contextmanager
     def context(self, params: Params) -> Iterator[Any]:
@@ -546,12 +560,12 @@ def _recorder(library: native.Library, backend: Any) -> Device:
     return next(device for device in _devices(library) if device.address == address)
 
 
-def _recorded(library: native.Library, backend: Any) -> Iterator[LayoutEntry]:
-    out = library.ffi.new("fitter_record_t *")
-    for i in range(backend.fitter_virtual_record_count()):
-        backend.fitter_virtual_record_get(i, out)
-        kind: Literal["model", "context"] = "model" if out.is_weight else "context"
-        yield LayoutEntry(library.text(out.buffer_type) or "", library.text(out.name) or "", kind, int(out.bytes))
+def _recorded(library: native.Library, backend: Any) -> tuple[LayoutEntry, ...]:
+    out = library.ffi.new("fitter_columns_t *")
+    backend.fitter_virtual_records(out)
+    (buffer_types, names), (sizes, weights) = _columns(library, out, 2, 2)
+    kinds: list[Literal["model", "context"]] = ["model" if is_weight else "context" for is_weight in weights]
+    return tuple(map(LayoutEntry, buffer_types, names, kinds, sizes))
 
 
 def _check_layout(layout: Layout, total: Breakdown) -> None:
@@ -652,7 +666,7 @@ class Headers:
         return found
 
     def skeleton(self, skeleton: Skeleton) -> str:
-        """Path of the skeleton for this process, until another one is made. Raises ``LlamaCppError`` if it cannot be."""
+        """Path to load it from, in this process until another is made. Raises ``LlamaCppError`` if it cannot be."""
         if not skeleton.files:
             raise LlamaCppError("a skeleton needs the files of its model")
         key = tuple((os.path.abspath(file), _identity(file)) for file in skeleton.files)
@@ -727,17 +741,24 @@ def _read_header(library: native.Library, gguf: Any) -> Header:
             metadata[key] = library.text(entry.s) or ""
         else:
             metadata[key] = _number(kind, entry)
-    tensors: list[TensorInfo] = []
-    tensor = library.ffi.new("fitter_gguf_tensor_t *")
-    for i in range(info.n_tensors):
-        library.fitter.fitter_gguf_tensor(gguf, i, tensor)
-        shape = [int(n) for n in tensor.ne]
-        while len(shape) > 1 and shape[-1] == 1:
-            shape.pop()
-        tensors.append(
-            TensorInfo(library.text(tensor.name) or "", library.text(tensor.type) or "", tuple(shape), int(tensor.size))
-        )
-    return Header(metadata, tuple(tensors), int(info.data_offset), int(info.version), int(info.alignment))
+    return Header(metadata, _read_tensors(library, gguf), int(info.data_offset), int(info.version), int(info.alignment))
+
+
+def _read_tensors(library: native.Library, gguf: Any) -> tuple[TensorInfo, ...]:
+    out = library.ffi.new("fitter_columns_t *")
+    if not library.fitter.fitter_gguf_tensors(gguf, out):
+        raise ModelError(f"ggml cannot read the header: {library.last_error()}")
+    (names, types), (*dimensions, sizes) = _columns(library, out, 2, 5)
+    shapes = map(_without_ones, zip(*dimensions, strict=True))
+    return tuple(map(TensorInfo, names, types, shapes, sizes))
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` without the dimensions at its end that are 1; the first one stays."""
+    n = len(shape)
+    while n > 1 and shape[n - 1] == 1:
+        n -= 1
+    return shape[:n]
 
 
 def _read_array(library: native.Library, gguf: Any, index: int, entry: Any) -> Array:

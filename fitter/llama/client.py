@@ -7,21 +7,16 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import fitter
 from fitter import errors
 from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, UsageError
-from fitter.llama import wire
-from fitter.llama.cuda_library import CudaLibrary
+from fitter.llama import process, wire
 from fitter.llama.types import (
     MAX_DEVICES,
     Breakdown,
@@ -35,15 +30,11 @@ from fitter.llama.types import (
     VirtualDevice,
 )
 
+if TYPE_CHECKING:
+    from fitter.llama.cuda_library import CudaLibrary
+
 _T = TypeVar("_T")
 
-# What the child runs. Its search path is the parent's, not what its own start would make of the environment.
-_BOOT = (
-    "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
-    "from fitter.llama.worker import main; main(start['requests'], start['answers'], start['parent'])"
-)
-
-_CLOSE_SECONDS = 5.0
 _STDERR_LINES = 60
 
 
@@ -86,6 +77,8 @@ class Worker:
         self._closed = False
         self._loads = 0
         self._begun: list[_Begun] = []
+        self._answered: Any = None
+        self._failed: FitterError | None = None
 
     def __enter__(self) -> Worker:
         return self
@@ -101,7 +94,7 @@ class Worker:
 
     @property
     def dummy_loads(self) -> int:
-        """Dummy loads so far; another context of the same model counts as one."""
+        """Models loaded so far without allocating; another context of a loaded model is none."""
         return self._loads
 
     def configure(self, virtual_devices: Sequence[VirtualDevice], library: CudaLibrary | None = None) -> None:
@@ -127,17 +120,19 @@ class Worker:
         return self._ask(Header, "header", path=os.fspath(path))
 
     def begin_measure(self, path: str | os.PathLike[str], params: Params) -> None:
-        """Begin what ``measure`` does and do not wait for it: ``finish_measure`` does."""
+        """Begin what ``measure`` does, after what was begun before, and do not wait for it: ``finish_measure`` does."""
         self._begin("measure", path=os.fspath(path), params=params)
 
     def begin_loading(self, path: str | os.PathLike[str], params: Params) -> None:
-        """Begin to load the model that ``measure`` with the same placement will need; nobody has to wait for it."""
+        """Begin to load the model for a ``begin_measure`` with the same placement that may follow."""
         self._begin("model_info", path=os.fspath(path), params=params)
 
     @property
     def busy(self) -> bool:
         """Whether something was begun whose answer is not there yet."""
-        return bool(self._begun) and not self._begun[-1].child.has_answer()
+        while self._begun and self._begun[0].child.has_answer():
+            self._take_answer()
+        return bool(self._begun)
 
     def finish_measure(self) -> Breakdown:
         """The answer to ``begin_measure``. Raises what ``measure`` raises."""
@@ -196,13 +191,15 @@ class Worker:
         return self._guarded(lambda: _decoded(kind, self._answer(self._ready(), command, arguments)))
 
     def _begin(self, command: str, **arguments: Any) -> None:
-        self._guarded(lambda: self._send(self._ready(), command, arguments))
+        if self._closed:
+            raise LlamaCppError("the worker is closed")
+        self._guarded(lambda: self._send(self._child or self._start(), command, arguments))
 
     def _ready(self) -> _Child:
         """The process, with nothing left of what was begun: its answer is lost, and so is its failure."""
         if self._closed:
             raise LlamaCppError("the worker is closed")
-        if any(not begun.is_opening for begun in self._begun):
+        if any(not begun.is_opening for begun in self._begun) or self._failed or self._answered is not None:
             with contextlib.suppress(FitterError):
                 self._finish()
         return self._child or self._start()
@@ -220,7 +217,7 @@ class Worker:
     def _start(self) -> _Child:
         library = self._library if self._description else None
         # The links are needed until the backend is loaded.
-        with tempfile.TemporaryDirectory(prefix="fitter-") if library else contextlib.nullcontext("") as links:
+        with _temporary_directory() if library else contextlib.nullcontext("") as links:
             child = self._child = _Child(library.environment(Path(links), self._description) if library else {})
             for endpoint in self._rpc:
                 self._send(child, "add_rpc_server", {"endpoint": endpoint}, is_opening=True)
@@ -246,9 +243,18 @@ class Worker:
 
     def _finish(self) -> Any:
         """The answer to what was asked last; the first error on the way to it is raised."""
-        result = None
         while self._begun:
-            begun = self._begun[0]
+            self._take_answer()
+        answer, self._answered = self._answered, None
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+        return answer
+
+    def _take_answer(self) -> None:
+        """Wait for the answer to the first of what was asked, and keep it or the error that it is."""
+        begun = self._begun[0]
+        try:
             with self._telling(begun):
                 answer = begun.child.receive(begun.deadline)
             del self._begun[0]
@@ -261,8 +267,9 @@ class Worker:
                 if begun.is_opening:
                     self._kill()
                 raise _error(answer["error"], log)
-            result = answer["result"]
-        return result
+            self._answered = answer["result"]
+        except FitterError as error:
+            self._failed = self._failed or error
 
     @contextlib.contextmanager
     def _telling(self, begun: _Begun) -> Iterator[None]:
@@ -336,54 +343,22 @@ class _EndedError(Exception):
 
 
 class _Child:
-    """The process, its two pipes, and the file that takes what it prints."""
+    """The process, and what is said on its pipes."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        with contextlib.ExitStack() as undo:
-            self._output: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
-            child_requests, self._requests = os.pipe()
-            undo.callback(os.close, self._requests)
-            with _closing(child_requests):
-                self._answers, child_answers = os.pipe()
-                undo.callback(os.close, self._answers)
-                with _closing(child_answers):
-                    self._process = self._start(child_requests, child_answers, variables)
-            os.set_blocking(self._requests, False)
-            undo.pop_all()
-        self._pending = b""
-
-    def _start(self, requests: int, answers: int, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        # Not the empty entry: it is the working directory, which may hold anything.
-        path = [os.path.abspath(entry) for entry in sys.path if entry]
-        package = str(Path(fitter.__file__).resolve().parent.parent)
-        if package not in path:
-            path.append(package)
-        start = {"path": path, "requests": requests, "answers": answers, "parent": os.getpid()}
-        environment = {name: value for name, value in os.environ.items() if name != "FITTER_DEVICES"}
-        environment["GGML_NO_BACKTRACE"] = "1"
-        if variables:
-            # The only backend that is loaded then is the library.
-            environment.pop("GGML_BACKEND_PATH", None)
-            environment.update(variables)
         try:
-            return subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT, json.dumps(start)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=(requests, answers),
-                env=environment,
-            )
+            self._process = process.take(variables)
         except OSError as error:
             raise LlamaCppError(f"the worker cannot be started: {error}") from error
+        self._pending = b""
 
     def send(self, request: dict[str, Any], deadline: float) -> None:
         """Send a request. Raises ``_TimeoutError`` and ``_EndedError``."""
         view = memoryview(json.dumps(request).encode() + b"\n")
         while view:
-            self._wait([], [self._requests], deadline)
+            self._wait(self._process.requests, select.POLLOUT, deadline)
             try:
-                view = view[os.write(self._requests, view) :]
+                view = view[os.write(self._process.requests, view) :]
             except BlockingIOError:
                 continue
             except BrokenPipeError:
@@ -391,13 +366,14 @@ class _Child:
 
     def has_answer(self) -> bool:
         """Whether ``receive`` has something to read, if only that the process has ended."""
-        return b"\n" in self._pending or bool(select.select([self._answers], [], [], 0)[0])
+        return b"\n" in self._pending or bool(select.select([self._process.answers], [], [], 0)[0])
 
     def receive(self, deadline: float) -> dict[str, Any]:
         """Wait for the answer to the request that was sent. Raises ``_TimeoutError`` and ``_EndedError``."""
+        process.wake_early()
         while b"\n" not in self._pending:
-            self._wait([self._answers], [], deadline)
-            data = os.read(self._answers, 1 << 16)
+            self._wait(self._process.answers, select.POLLIN, deadline)
+            data = os.read(self._process.answers, 1 << 16)
             if not data:
                 raise self._ended()
             self._pending += data
@@ -406,51 +382,26 @@ class _Child:
         return answer
 
     @staticmethod
-    def _wait(readable: list[int], writable: list[int], deadline: float) -> None:
+    def _wait(fd: int, event: int, deadline: float) -> None:
         poll = select.poll()
-        for fd in readable:
-            poll.register(fd, select.POLLIN)
-        for fd in writable:
-            poll.register(fd, select.POLLOUT)
+        poll.register(fd, event)
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
             raise _TimeoutError
 
     def _ended(self) -> _EndedError:
-        try:
-            return _EndedError(self._process.wait(_CLOSE_SECONDS))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return _EndedError(self._process.wait())
+        return _EndedError(self._process.wait())
 
     def close(self) -> None:
         """Let the process end by itself, and make it end if it does not."""
-        os.close(self._requests)
-        try:
-            self._process.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        finally:
-            os.close(self._answers)
-            self._output.close()
+        self._process.close()
 
     def kill(self) -> tuple[str, ...]:
         """End the process at once; returns the last lines that it printed."""
-        self._process.kill()
-        self._process.wait()
-        os.close(self._requests)
-        os.close(self._answers)
-        with self._output as output:
-            size = output.seek(0, os.SEEK_END)
-            output.seek(max(0, size - (1 << 16)))
-            text = output.read().decode("utf-8", "replace")
-        return tuple(text.splitlines()[-_STDERR_LINES:])
+        return tuple(self._process.kill().decode("utf-8", "replace").splitlines()[-_STDERR_LINES:])
 
 
-@contextlib.contextmanager
-def _closing(fd: int) -> Any:
-    try:
-        yield
-    finally:
-        os.close(fd)
+def _temporary_directory() -> contextlib.AbstractContextManager[str]:
+    import tempfile
+
+    return tempfile.TemporaryDirectory(prefix="fitter-")

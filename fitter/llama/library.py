@@ -5,11 +5,16 @@ Everything here runs in the calling process, so only the worker and a process th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
+import importlib.util
 import os
+import sys
 import threading
+import types
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +28,7 @@ LLAMA_CPP_PYTHON_VERSION = "0.3.36"
 _LIBFITTER = "libfitter.so"
 _BACKEND = "libggml-fitter.so"
 _CUDART = "libfitter-cudart.so"
-_HEADER = "fitter.h"
+_DECLARATIONS = "fitter.llama._declarations"
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,31 @@ def open_backend() -> Any:
     return backend
 
 
+def load_only_bindings() -> None:
+    """Let this process import llama-cpp-python's bindings without what ``Llama`` needs: numpy, jinja2 and more.
+
+    Its package stays empty here, apart from the version: only for a process that nobody else uses.
+    """
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.submodule_search_locations is None:
+        # Loading says so.
+        return
+    bare = types.ModuleType("llama_cpp")
+    bare.__path__ = list(spec.submodule_search_locations)
+    bare.__dict__["__version__"] = _version_in(bare.__path__)
+    sys.modules["llama_cpp"] = bare
+
+
+def _version_in(package: Iterable[str]) -> str:
+    for directory in package:
+        with contextlib.suppress(OSError), open(os.path.join(directory, "__init__.py"), encoding="utf-8") as file:
+            for line in file:
+                name, _, value = line.partition("=")
+                if name.strip() == "__version__":
+                    return value.strip().strip("\"'")
+    return "unknown"
+
+
 def _import_llama_cpp() -> Any:
     try:
         package = importlib.import_module("llama_cpp")
@@ -199,13 +229,13 @@ def _make_global(llama_cpp: Any) -> None:
 
 def _declarations() -> Any:
     try:
-        cffi = importlib.import_module("cffi")
+        return importlib.import_module(_DECLARATIONS).ffi
     except ModuleNotFoundError as error:
+        if error.name == _DECLARATIONS:
+            raise LibraryError(
+                "_declarations.py is missing beside fitter's Python files: reinstall llama-fitter (pip install .)"
+            ) from error
         raise LibraryError("cffi is not installed: pip install cffi") from error
-    text = _find(_HEADER).read_text(encoding="utf-8")
-    ffi = cffi.FFI()
-    ffi.cdef(text.split("// cdef: begin", 1)[1].split("// cdef: end", 1)[0])
-    return ffi
 
 
 def _open(ffi: Any, name: str) -> Any:

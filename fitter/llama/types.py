@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 FlashAttn = Literal["auto", "on", "off"]
 SplitMode = Literal["none", "layer", "row", "tensor"]
@@ -197,8 +197,7 @@ class ModelInfo:
     devices: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class LayoutEntry:
+class LayoutEntry(NamedTuple):
     """Bytes that one tensor takes in ``buffer_type``; ``kind`` is ``model`` (weights) or ``context`` (caches)."""
 
     buffer_type: str
@@ -219,8 +218,7 @@ class Layout:
     n_ctx: int
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """A tensor of a GGUF file. ``shape`` has ggml's order (ne[0] first); ``bytes`` as stored in the file."""
 
     name: str

@@ -5,19 +5,20 @@ Requests and answers are JSON lines on two pipes of their own, so that whatever 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import queue
 import select
 import signal
+import sys
 import threading
-import traceback
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from fitter.errors import FitterError, LibraryError, LlamaCppError
-from fitter.llama import binding, real, wire
+from fitter.llama import binding, process, real, wire
 from fitter.llama import library as native
 from fitter.llama.types import Breakdown, DeviceInfo, Header, Layout, Loaded, ModelInfo, Params, Skeleton
 
@@ -124,7 +125,7 @@ def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:
     except FitterError as error:
         answer["error"] = {"type": type(error).__name__, "message": " ".join(str(error).split())}
     except Exception as error:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         message = f"{request.get('command')} failed in the worker: {type(error).__name__}: {error}"
         answer["error"] = {"type": LlamaCppError.__name__, "message": " ".join(message.split())}
     answer["loads"] = session.loads - before
@@ -136,8 +137,11 @@ def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:
 def _call(session: Session, command: str, arguments: dict[str, Any]) -> Any:
     if command.startswith("_") or not callable(function := getattr(session, command, None)):
         raise LlamaCppError(f"the worker knows no command '{command}'")
-    kinds = typing.get_type_hints(function)
+    kinds = _kinds(getattr(function, "__func__", function))
     return function(**{name: wire.decode(kinds[name], value) for name, value in arguments.items()})
+
+
+_kinds = functools.cache(typing.get_type_hints)
 
 
 def _log(count: int | None) -> list[str]:
@@ -154,22 +158,26 @@ def main(request_fd: int, answer_fd: int, parent: int) -> None:
     # A pipe that does not reach the parent must not be found by anything that this process starts.
     os.set_inheritable(request_fd, False)
     os.set_inheritable(answer_fd, False)
+    process.close_others()
 
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     # Native calls release the interpreter's lock, so this thread also ends the process during one that hangs.
     threading.Thread(target=_read_requests, args=(request_fd, parent, requests.put), daemon=True).start()
 
+    native.load_only_bindings()
     session = Session()
-    _capture_log()
+    _prepare()
     while True:
         answer = handle(session, json.loads(requests.get()))
         _write(answer_fd, json.dumps(answer).encode() + b"\n")
 
 
-def _capture_log() -> None:
+def _prepare() -> None:
+    """Load the libraries, before the first request is here."""
     try:
         native.load().fitter.fitter_log_capture()
         _load_foreign_backend()
+        native.open_backend()
     except FitterError:
         # Every request fails with the same error, where it can be answered.
         return
@@ -195,7 +203,7 @@ def _read_requests(fd: int, parent: int, put: Callable[[bytes], None]) -> None:
         if not data:
             os._exit(0)
         *lines, pending = (pending + data).split(b"\n")
-        for line in lines:
+        for line in filter(None, lines):
             put(line)
 
 

@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_config_path
-
 from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo
 
@@ -34,6 +32,8 @@ class Calibrated:
 
 def store_path() -> Path:
     """The file: ``llama-fitter/calibration.json`` where the platform keeps configuration (``XDG_CONFIG_HOME``)."""
+    from platformdirs import user_config_path
+
     return user_config_path("llama-fitter", appauthor=False) / "calibration.json"
 
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 import sys
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from typing import Any
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 MIB = 1024 * 1024
 
@@ -72,14 +66,15 @@ def capability(text: str) -> int:
 @functools.cache
 def default() -> Default:
     """The defaults of the catalogue."""
-    data = _data()["default"]
+    data = _parsed(_part("default"))["default"]
     return Default(data["free_fraction"], data["profile"], capability(data["compute_capability"]))
 
 
 @functools.cache
 def gpus() -> dict[str, CatalogueGpu]:
     """Every card by its key, in the catalogue's order."""
-    return {key: _gpu(key, entry) for key, entry in _data()["gpu"].items()}
+    data = _parsed(_text())
+    return {key: _gpu(key, entry, data["source"]) for key, entry in data["gpu"].items()}
 
 
 def find(name: str) -> CatalogueGpu | None:
@@ -89,9 +84,13 @@ def find(name: str) -> CatalogueGpu | None:
     A name that lacks the memory (``rtx-3060``) is the card where only one has it.
     """
     key = _normal(name)
+    if part := _part(f"gpu.{key}"):
+        # Not the whole catalogue, which takes longer to parse than most models to plan.
+        words = set(re.findall(r'"([^"]*)"', part))
+        source = [line for line in _part("source").splitlines() if line.partition(" =")[0] in words]
+        data = _parsed("\n".join(["[source]", *source, part]))
+        return _gpu(key, data["gpu"][key], data["source"])
     known = gpus()
-    if key in known:
-        return known[key]
     matches = [gpu for gpu in known.values() if _normal(gpu.description) == key]
     matches = matches or [gpu for gpu in known.values() if re.fullmatch(re.escape(key) + r"-[0-9]+gb", gpu.key)]
     return matches[0] if len(matches) == 1 else None
@@ -99,6 +98,8 @@ def find(name: str) -> CatalogueGpu | None:
 
 def similar(name: str) -> list[str]:
     """Up to three keys that ``name`` may have meant, the likeliest first."""
+    import difflib
+
     key = _normal(name)
     longer = [known for known in gpus() if key and f"-{key}-" in f"-{known}-"]
     close = difflib.get_close_matches(key, list(gpus()), n=3, cutoff=0.6)
@@ -110,7 +111,7 @@ def _normal(name: str) -> str:
     return re.sub(r"^(nvidia-|amd-)?(geforce-|radeon-pro-|radeon-|instinct-)?", "", words)
 
 
-def _gpu(key: str, entry: dict[str, Any]) -> CatalogueGpu:
+def _gpu(key: str, entry: dict[str, Any], source: dict[str, str]) -> CatalogueGpu:
     total, usable, free = entry["total"], entry.get("usable"), entry.get("free")
     share = default().free_fraction
     return CatalogueGpu(
@@ -122,21 +123,31 @@ def _gpu(key: str, entry: dict[str, Any]) -> CatalogueGpu:
         usable["mib"] * MIB if usable else None,
         (free["mib"] if free else int(total["mib"] * share)) * MIB,
         Sources(
-            _source(entry["compute_capability"]),
-            _source(total),
-            _source(usable) if usable else None,
-            _source(free) if free else f"estimated: {share:.0%} of the total, the smallest share among known cards",
+            source[entry["compute_capability"]["source"]],
+            source[total["source"]],
+            source[usable["source"]] if usable else None,
+            source[free["source"]]
+            if free
+            else f"estimated: {share:.0%} of the total, the smallest share among known cards",
         ),
     )
 
 
-def _source(figure: dict[str, Any]) -> str:
-    text: str = _data()["source"][figure["source"]]
-    return text
-
-
 @functools.cache
-def _data() -> dict[str, Any]:
-    text = resources.files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
+def _text() -> str:
+    return Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8")
+
+
+def _part(name: str) -> str:
+    """The table ``[name]`` of the catalogue, "" where there is none."""
+    _, start, rest = _text().partition(f"\n[{name}]\n")
+    return start + rest.partition("\n[")[0]
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     data: dict[str, Any] = tomllib.loads(text)
     return data

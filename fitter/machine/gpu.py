@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from fitter.errors import UsageError
 from fitter.llama.types import MAX_DEVICES, VirtualDevice
@@ -34,7 +33,7 @@ NO_GPU = "none"
 # (github.com/ollama/ollama/issues/434), 49152 MiB of 64 GiB. Since macOS 15 it may be more: 107.5 GiB of 128 GiB
 # (github.com/antirez/ds4/pull/893); free= says so.
 _METAL_LARGE = 36 * 2**30
-_METAL_SHARES = Fraction(2, 3), Fraction(3, 4)
+_METAL_SHARES = (2, 3), (3, 4)
 _METAL_STEP = 2**14
 
 OLDEST_CUDA = 500
@@ -84,7 +83,8 @@ def parse_size(text: str) -> int:
         raise UsageError(f"{text!r} has no unit: write {number}MiB or {number}GiB")
     if unit.lower() not in _UNITS:
         raise UsageError(f"{text!r} has an unknown unit: use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
-    size = int(Fraction(number) * _UNITS[unit.lower()])
+    whole, _, decimals = number.partition(".")
+    size = int(whole + decimals) * _UNITS[unit.lower()] // int("1" + "0" * len(decimals))
     if size > _MOST:
         raise UsageError(f"{text!r} is more memory than any machine has")
     return size
@@ -178,18 +178,24 @@ def _parse_free(options: list[str]) -> int | None:
 
 
 def _parse_kind(body: str) -> _Kind:
-    if gpu := catalogue.find(body):
-        return _Kind(gpu.description, gpu.profile, gpu.compute_capability, gpu.total, gpu.free)
     if ":" in body:
         return _parse_profile(body)
+    if (match := _SIZE.fullmatch(body)) and match[2].lower() in _UNITS:
+        return _parse_memory(body)
+    if gpu := catalogue.find(body):
+        return _Kind(gpu.description, gpu.profile, gpu.compute_capability, gpu.total, gpu.free)
     names = catalogue.similar(body)
     if body[:1].isdigit() and not (body.isdigit() and names):
-        size = parse_size(body)
-        default = catalogue.default()
-        return _Kind(f"virtual {default.profile.upper()} GPU", default.profile, default.compute_capability, size, size)
+        return _parse_memory(body)
     if not body:
         raise UsageError(f"no GPU: {_FORMS}")
     raise UsageError(f"unknown GPU; did you mean {' or '.join(names)}?" if names else f"unknown GPU: {_FORMS}")
+
+
+def _parse_memory(body: str) -> _Kind:
+    size = parse_size(body)
+    default = catalogue.default()
+    return _Kind(f"virtual {default.profile.upper()} GPU", default.profile, default.compute_capability, size, size)
 
 
 def _parse_profile(body: str) -> _Kind:
@@ -253,5 +259,6 @@ def _parse_metal(parts: list[str]) -> _Kind:
     if len(parts) != 1:
         raise UsageError("write profile and the Mac's memory, such as metal:64GiB")
     memory = parse_size(parts[0])
-    usable = int(memory * _METAL_SHARES[memory >= _METAL_LARGE]) // _METAL_STEP * _METAL_STEP
+    share, whole = _METAL_SHARES[memory >= _METAL_LARGE]
+    usable = memory * share // whole // _METAL_STEP * _METAL_STEP
     return _Kind("virtual Apple GPU", "metal", 0, usable, usable)

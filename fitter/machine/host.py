@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 _V1_UNLIMITED = 2**60
 """cgroup v1 says "no limit" with a number near 2**63."""
 
@@ -24,12 +22,25 @@ def host_memory(root: Path = Path("/")) -> HostMemory:
 
     ``root`` is where ``proc`` and ``sys`` are mounted.
     """
-    memory = psutil.virtual_memory()
+    memory = _machine_memory()
     limits = cgroup_limits(root)
     return HostMemory(
         min([memory.total, *(limit.total for limit in limits)]),
         min([memory.available, *(limit.available for limit in limits)]),
     )
+
+
+def _machine_memory() -> HostMemory:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            sizes = dict(line.split(":", 1) for line in file)
+        return HostMemory(*(int(sizes[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable")))
+    except (OSError, KeyError, ValueError):
+        # Not Linux, or a /proc that hides it. Imported here: it takes longer than what it is asked for.
+        import psutil
+
+        memory = psutil.virtual_memory()
+        return HostMemory(memory.total, memory.available)
 
 
 def cgroup_limits(root: Path = Path("/")) -> tuple[HostMemory, ...]:

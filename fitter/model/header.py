@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,9 +52,7 @@ def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header
     metadata = headers[0].metadata
     architecture = _usable_architecture(files[0], metadata)
     _check_split(files, headers)
-    infos = tuple(
-        dataclasses.replace(tensor, split=split) for split, header in enumerate(headers) for tensor in header.tensors
-    )
+    infos = tuple(tensor._replace(split=split) for split, header in enumerate(headers) for tensor in header.tensors)
     if not infos:
         raise ModelError(f"{show(files[0])} has no tensors, only a vocabulary; name the file with the weights")
     for file, header in zip(files, headers, strict=True):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Params
-from fitter.machine.catalogue import CatalogueGpu
 from fitter.output.arguments import arguments
 from fitter.output.units import capability_text
-from fitter.planning.calibration import Calibration
-from fitter.planning.inspection import Inspection
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData
+
+if TYPE_CHECKING:
+    from fitter.machine.catalogue import CatalogueGpu
+    from fitter.planning.calibration import Calibration
+    from fitter.planning.inspection import Inspection
 
 SCHEMA = 1
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
-from fitter.machine.catalogue import CatalogueGpu
 from fitter.output.units import capability_text, dummy_loads, human, mib
-from fitter.planning.calibration import Calibration, Comparison
-from fitter.planning.inspection import Inspection
 from fitter.planning.plan import DeviceUse, HostUse, PlanData
+
+if TYPE_CHECKING:
+    from fitter.machine.catalogue import CatalogueGpu
+    from fitter.planning.calibration import Calibration, Comparison
+    from fitter.planning.inspection import Inspection
 
 _FILE_WIDTH = 120
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fitter.machine.catalogue import AMD_OFFSET
-
 MIB = 1024 * 1024
 
 
@@ -19,6 +17,8 @@ def mib(size: int | None) -> str:
 
 def capability_text(compute_capability: int) -> str:
     """890 as ``8.9``, and ggml's number of an AMD architecture as ``gfx1100``."""
+    from fitter.machine.catalogue import AMD_OFFSET
+
     if compute_capability >= AMD_OFFSET:
         return f"gfx{compute_capability - AMD_OFFSET:x}"
     return f"{compute_capability // 100}.{compute_capability % 100 // 10}"

@@ -20,11 +20,15 @@ class Beside(Protocol):
     """Measures the user's own file in a process of its own, while another one goes on."""
 
     @property
+    def loading(self) -> Params | None:
+        """The placement with which it loads the model, or has loaded it, without having been asked."""
+
+    @property
     def busy(self) -> bool:
         """Whether what was begun is not done yet."""
 
     def begin(self, params: Params) -> None:
-        """Begin to measure, unless it is busy."""
+        """Begin to measure, after what was begun before."""
 
     def finish(self) -> Breakdown:
         """What the measurement that was begun last has found."""
@@ -91,9 +95,9 @@ class _Fit:
             except LlamaCppError:
                 # Whatever there is to say is to be said of the user's own file.
                 pass
-        return self._search(self._measure_own, self._llama.own.record, lambda trial: None)
+        return self._search(self._measure_own, self._llama.own.record, lambda params: None)
 
-    def _search(self, measure: Measure, record: Record, on_better: Callable[[Trial], None]) -> Trial:
+    def _search(self, measure: Measure, record: Record, on_candidate: Callable[[Params], None]) -> Trial:
         def told_measure(params: Params) -> Breakdown:
             self._say(_attempt(params, self._request))
             return measure(params)
@@ -102,19 +106,27 @@ class _Fit:
             self._say(f"sizes of all tensors at a context of {params.n_ctx}")
             return record(params)
 
-        return search(self._request, told_measure, told_record, on_better)
+        return search(self._request, told_measure, told_record, on_candidate)
 
     def _say(self, text: str) -> None:
         self._on_progress(Progress(self._llama.dummy_loads(), text))
 
-    def _begin(self, trial: Trial) -> None:
+    def _begin(self, params: Params) -> None:
         """Have a candidate confirmed while the search goes on."""
         beside = self._llama.beside
-        if beside is None or (self._begun is not None and beside.busy):
+        if beside is None or params in self._own or params == self._begun:
+            return
+        if beside.busy and (self._begun is not None or not self._is_loaded(params)):
             return
         self._collect()
-        beside.begin(trial.params)
-        self._begun = trial.params
+        beside.begin(params)
+        self._begun = params
+
+    def _is_loaded(self, params: Params) -> bool:
+        """Whether the second worker has the model for ``params``, or is about to."""
+        beside = self._llama.beside
+        loaded = self._begun or (beside.loading if beside else None)
+        return loaded is not None and placement_of(loaded) == placement_of(params)
 
     def _collect(self) -> None:
         beside, begun, self._begun = self._llama.beside, self._begun, None
@@ -124,11 +136,11 @@ class _Fit:
     def _confirm(self, params: Params) -> Breakdown:
         """What ``params`` take on the user's own file."""
         self._say("the model's own file")
-        begun, beside = self._begun, self._llama.beside
-        if begun is not None and placement_of(begun) == placement_of(params):
-            # the model is loaded, or about to be; another context of it costs next to nothing
+        beside = self._llama.beside
+        if beside is not None and self._is_loaded(params):
+            # another context of a loaded model costs next to nothing
             self._collect()
-            if params not in self._own and beside is not None:
+            if params not in self._own:
                 beside.begin(params)
                 self._own[params] = beside.finish()
         return self._measure_own(params)

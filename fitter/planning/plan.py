@@ -84,7 +84,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Search:
-    """What finding the plan took: dummy loads (a context made again counts as one) and seconds."""
+    """What finding the plan took: dummy loads (another context of a loaded model is none) and seconds."""
 
     dummy_loads: int
     seconds: float

@@ -94,10 +94,10 @@ class Request:
 
 
 Measure = Callable[[Params], Breakdown]
-"""One dummy load; raises ``LlamaCppError`` where llama.cpp cannot make it."""
+"""What a dummy load takes; raises ``LlamaCppError`` where llama.cpp cannot make it."""
 
 Record = Callable[[Params], Layout]
-"""One dummy load with everything on a recording device."""
+"""Sizes of all tensors, by a dummy load on a recording device."""
 
 
 @dataclass(frozen=True)

@@ -49,14 +49,14 @@ class Trial:
 
 
 def search(
-    request: Request, measure: Measure, record: Record, on_better: Callable[[Trial], None] = lambda trial: None
+    request: Request, measure: Measure, record: Record, on_candidate: Callable[[Params], None] = lambda params: None
 ) -> Trial:
     """The best trial that fits, or where none does the one that misses least.
 
-    ``on_better`` is told of every trial that fits and is better than those before it. Raises whatever ``measure``
-    raises: llama.cpp refusing the user's own parameters is an answer too.
+    ``on_candidate`` is told of what may turn out to be the answer, as soon as that can be said. Raises whatever
+    ``measure`` raises: llama.cpp refusing the user's own parameters is an answer too.
     """
-    attempt = _Attempt(request, _largest(request), measure, record, on_better)
+    attempt = _Attempt(request, _largest(request), measure, record, on_candidate)
     best = attempt.run()
     trial = best
     while attempt.devices and not request.fixed & {"devices", "tensor_split"}:
@@ -75,7 +75,7 @@ def search(
         kept = tuple(device for device in attempt.devices if device not in useless)
         if not kept and "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0:
             break
-        attempt = _Attempt(request, kept, measure, record, on_better, attempt)
+        attempt = _Attempt(request, kept, measure, record, on_candidate, attempt)
         trial = attempt.run()
         if _rank(trial) >= _rank(best):
             best = trial
@@ -114,14 +114,14 @@ class _Attempt:
         devices: tuple[DeviceLimit, ...],
         measure: Measure,
         record: Record,
-        on_better: Callable[[Trial], None],
+        on_candidate: Callable[[Params], None],
         before: _Attempt | None = None,
     ) -> None:
         self.request = request
         self.devices = devices
         self._measure = measure
         self._record = record
-        self._on_better = on_better
+        self._on_candidate = on_candidate
         self._best: Trial | None = before._best if before else None
         self._compute: dict[bool, LearnedCompute] = {True: LearnedCompute(), False: LearnedCompute()}
         self._trials: dict[Params, Trial] = {}
@@ -192,7 +192,7 @@ class _Attempt:
                 self._least, self._least_is_guess = trial, is_guess
             if trial.fits and (self._best is None or _rank(trial) > _rank(self._best)):
                 self._best = trial
-                self._on_better(trial)
+                self._on_candidate(params)
         self._last = self._trials[params]
         return self._last
 
@@ -224,6 +224,9 @@ class _Attempt:
             if placement is None or placement in seen:
                 break
             seen.add(placement)
+            if not whole and self._compute[whole].knows_any:
+                # mostly it stays at the placement that the first correction gives
+                self._on_candidate(self._params(placement, n_ctx))
             try:
                 trial = self.trial(placement, n_ctx)
             except LlamaCppCrashError:

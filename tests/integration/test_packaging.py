@@ -60,7 +60,7 @@ def test_wheel_holds_the_package_and_its_libraries(wheel: Path) -> None:
         names = set(archive.namelist())
         metadata = archive.read("llama_fitter-0.1.0.dist-info/METADATA").decode()
         scripts = archive.read("llama_fitter-0.1.0.dist-info/entry_points.txt").decode()
-    assert {"fitter/py.typed", "fitter/llama/fitter.h"} <= names
+    assert {"fitter/py.typed", "fitter/llama/_declarations.py"} <= names
     assert {"fitter/llama/libfitter.so", "fitter/llama/libggml-fitter.so"} <= names
     package = run("git", "ls-files", "fitter").stdout.splitlines()
     assert {name for name in package if (ROOT / name).is_file()} <= names
@@ -74,7 +74,7 @@ def test_wheel_holds_the_package_and_its_libraries(wheel: Path) -> None:
     # No Python ABI in the libraries: one wheel for every Python.
     assert wheel.name.startswith("llama_fitter-0.1.0-py3-none-")
     assert f"Requires-Dist: llama-cpp-python=={PIN['version']}" in metadata
-    assert "fitter = fitter.cli:main" in scripts.replace("fitter=", "fitter = ")
+    assert "fitter = fitter.__main__:main" in scripts.replace("fitter=", "fitter = ")
 
 
 def test_installed_wheel_finds_and_loads_its_libraries(wheel: Path, tmp_path: Path) -> None:
@@ -110,6 +110,7 @@ def test_sdist_holds_what_a_build_needs_and_no_llama_cpp(checkout: Path, tmp_pat
         "README.md",
         "bindings/CMakeLists.txt",
         "bindings/fitter.h",
+        "bindings/declarations.py",
     }
     assert needed | {f"vendor/llama.cpp/{name}" for name in ("pin.toml", "fetch.py", "CMakeLists.txt")} <= names
     assert not {name for name in names if name.startswith("vendor/llama.cpp/source")}

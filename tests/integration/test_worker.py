@@ -17,7 +17,7 @@ import gguf
 import pytest
 
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
-from fitter.llama import client
+from fitter.llama import process
 from fitter.llama.client import Worker
 from fitter.llama.types import Array, Params, VirtualDevice
 from tests.cuda_reference import write_model
@@ -77,8 +77,8 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "import os, ctypes; from fitter.llama.worker import Session; "
         "Session.host = lambda self: exec(os.environ['SABOTAGE']); "
     )
-    start, _, rest = client._BOOT.partition("from fitter.llama.worker")
-    monkeypatch.setattr(client, "_BOOT", start + prelude + "from fitter.llama.worker" + rest)
+    start, _, rest = process._BOOT.partition("from fitter.llama.worker")
+    monkeypatch.setattr(process, "_BOOT", start + prelude + "from fitter.llama.worker" + rest)
     yield
 
 
@@ -97,7 +97,10 @@ def test_another_context_of_the_same_model_loads_nothing(worker: Worker, model: 
     assert not [line for line in lines if "n_layer" in line]
     worker.measure(model, Params(n_ctx=1024, n_gpu_layers=3))
     assert [line for line in lines if "n_layer" in line]
-    assert worker.dummy_loads == 3
+    assert worker.dummy_loads == 2
+    worker.measure(model, Params(n_ctx=1024, n_gpu_layers=99))
+    worker.measure(model, Params(n_ctx=1024, n_gpu_layers=-1))
+    assert worker.dummy_loads == 3, "all layers are all layers, however that is said"
 
 
 def test_a_file_that_changes_is_loaded_again(worker: Worker, tmp_path: Path) -> None:
@@ -310,9 +313,9 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path, busy: bool) -> None:
     script.write_text(
         "import sys, threading, time\n"
         f"sys.path[:] = {[entry for entry in sys.path if entry]!r}\n"
-        "from fitter.llama import client\n"
-        "start, _, rest = client._BOOT.partition('from fitter.llama.worker')\n"
-        "client._BOOT = start + 'import ctypes; from fitter.llama.worker import Session; '"
+        "from fitter.llama import client, process\n"
+        "start, _, rest = process._BOOT.partition('from fitter.llama.worker')\n"
+        "process._BOOT = start + 'import ctypes; from fitter.llama.worker import Session; '"
         " + 'Session.host = lambda self: ctypes.CDLL(None).sleep(600); from fitter.llama.worker' + rest\n"
         "worker = client.Worker()\n"
         "worker.devices()\n"

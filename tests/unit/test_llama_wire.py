@@ -31,8 +31,16 @@ VALUES: dict[str, Any] = {
     ),
     "optional fields empty": Breakdown((Row("CPU", None, True, 1, 2, 3),), ("CUDA0",), 4096),
     "optional fields set": Breakdown((), (), 4096, flash_attn=False, n_splits=(3, 1)),
+    "no record": Layout((), 128, 512),
     "sizes beyond 2**53": Row("CUDA0", "CUDA0", False, 2**63 - 1, 0, 0),
-    "layout": Layout((LayoutEntry("Recorder", "cache_k_l0", "context", 128),), 128, 512),
+    "layout": Layout(
+        (LayoutEntry("Recorder", "cache_k_l0", "context", 128), LayoutEntry("CPU", "output.weight", "model", 2**60)),
+        128,
+        512,
+    ),
+    "records of several shapes": Header(
+        {}, (TensorInfo("a", "f32", (1,), 4), TensorInfo("b", "f32", (2, 3, 4), 96, 1)), 0, 3, 32
+    ),
     "header": Header(
         {
             "text": "é",
@@ -67,6 +75,13 @@ WRONG: dict[str, tuple[Any, Any]] = {
     "no such choice": (Params, {"flash_attn": "maybe"}),
     "tuple too short": (tuple[int, int], [1]),
     "tuple of other things": (tuple[int, ...], [1, "2"]),
+    "text among numbers": (tuple[TensorInfo, ...], [["a"], ["f32"], [[1]], ["4"], [0]]),
+    "boolean among numbers": (tuple[TensorInfo, ...], [["a"], ["f32"], [[1]], [True], [0]]),
+    "records with a column too few": (tuple[TensorInfo, ...], [["a"], ["f32"], [[1]], [4]]),
+    "records with a column too many": (tuple[TensorInfo, ...], [["a"], ["f32"], [[1]], [4], [0], [0]]),
+    "columns of two lengths": (tuple[TensorInfo, ...], [["a", "b"], ["f32"], [[1]], [4], [0]]),
+    "no such choice in a column": (tuple[LayoutEntry, ...], [["CPU"], ["a"], ["compute"], [1]]),
+    "no columns": (tuple[TensorInfo, ...], {}),
     "none of the alternatives": (int | None, "x"),
 }
 
@@ -75,3 +90,14 @@ WRONG: dict[str, tuple[Any, Any]] = {
 def test_a_value_of_another_type_is_refused(kind: Any, value: Any) -> None:
     with pytest.raises(TypeError):
         wire.decode(kind, value)
+
+
+def test_records_go_by_columns() -> None:
+    tensors = tuple(TensorInfo(f"blk.{i}.weight", "q4_K", (256, i), 144 * i) for i in (1, 2))
+    assert wire.encode(tensors) == [
+        ["blk.1.weight", "blk.2.weight"],
+        ["q4_K", "q4_K"],
+        [[256, 1], [256, 2]],
+        [144, 288],
+        [0, 0],
+    ]

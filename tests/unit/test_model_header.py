@@ -68,7 +68,7 @@ def test_a_model(tmp_path: Path) -> None:
         "n_layer_nextn": 0,
         "n_ctx_train": 40960,
         "n_expert": 8,
-        "tensors": tuple(dataclasses.asdict(tensor) for tensor in TENSORS),
+        "tensors": TENSORS,
         "metadata": {**METADATA, "tokenizer.ggml.tokens": {"type": "string", "length": 151936, "values": ()}},
     }
 

@@ -1,4 +1,4 @@
-"""A fit with a copy of the header and a second worker: what is asked of whom, and that the answer is the model's own."""
+"""A fit with a copy of the header and a second worker: who is asked what, and that the answer is the model's own."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Second:
     measure: Callable[[Params], Breakdown]
     slow: int = 0
     begun: list[Params] = field(default_factory=list)
+    loading: Params | None = None
 
     @property
     def busy(self) -> bool:

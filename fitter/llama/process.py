@@ -1,0 +1,259 @@
+"""The worker's process: started, ended, and started ahead of its use. Imports little, so that it can be early."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import sys
+
+import fitter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import NoReturn
+
+# What a child runs that is a new interpreter: its search path is the parent's, not what it would make of its
+# surroundings itself.
+_BOOT = "import sys; sys.path[:] = {path}; from fitter.llama.worker import main; main({requests}, {answers}, {parent})"
+
+_REQUESTS, _ANSWERS = 3, 4
+"""The child's ends of its pipes."""
+
+_CLOSE_SECONDS = 5.0
+
+
+class Process:
+    """A running worker: ``requests`` and ``answers`` are the parent's ends of its pipes.
+
+    ``early`` makes it a copy of this process, for one that has just begun and has no other thread: it then sleeps until
+    it is woken or asked. Raises ``OSError`` where it cannot be started.
+    """
+
+    def __init__(self, variables: Mapping[str, str], *, early: bool = False) -> None:
+        self._surroundings = _surroundings(variables)
+        self._status: int | None = None
+        opened: list[int] = []
+        try:
+            self._output = _temporary_file()
+            opened.append(self._output)
+            child_requests, self.requests = os.pipe()
+            opened += (child_requests, self.requests)
+            self.answers, child_answers = os.pipe()
+            opened += (self.answers, child_answers)
+            # Above the numbers that they get in the child: none is then overwritten before its turn.
+            ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ANSWERS + 1) for fd in (child_requests, child_answers)]
+            opened += ends
+            files = (*ends, fcntl.fcntl(self._output, fcntl.F_DUPFD_CLOEXEC, _ANSWERS + 1))
+            opened.append(files[2])
+            self.pid = (_fork if early else _spawn)(*self._surroundings, files)
+        except BaseException:
+            for fd in opened:
+                os.close(fd)
+            raise
+        for fd in (child_requests, child_answers, *files):
+            os.close(fd)
+        os.set_blocking(self.requests, False)
+
+    def fits(self, variables: Mapping[str, str]) -> bool:
+        """Whether one that is started now with ``variables`` would be the same."""
+        return self._surroundings == _surroundings(variables)
+
+    def wake(self) -> None:
+        """Let an early one load what it needs, without asking it for anything."""
+        try:
+            os.write(self.requests, b"\n")
+        except OSError:
+            return
+
+    def wait(self) -> int:
+        """Wait for its end, and make one after some seconds. Returns the exit status, negative for a signal."""
+        if self._status is None:
+            try:
+                # The pipe ends with the process; an answer that nobody has read may stand before that.
+                while self._is_readable() and os.read(self.answers, 1 << 16):
+                    pass
+                if not self._is_readable():
+                    self._signal()
+                self._reap()
+            except BaseException:
+                self._signal()
+                self._reap()
+                raise
+        assert self._status is not None
+        return self._status
+
+    def close(self) -> None:
+        """Let it end by itself, and make it end if it does not."""
+        os.close(self.requests)
+        try:
+            self.wait()
+        finally:
+            os.close(self.answers)
+            os.close(self._output)
+
+    def kill(self) -> bytes:
+        """End it at once; returns the last of what it printed."""
+        if self._status is None:
+            self._signal()
+            self._reap()
+        os.close(self.requests)
+        os.close(self.answers)
+        size = os.lseek(self._output, 0, os.SEEK_END)
+        text = os.pread(self._output, 1 << 16, max(0, size - (1 << 16)))
+        os.close(self._output)
+        return text
+
+    def _is_readable(self) -> bool:
+        poll = select.poll()
+        poll.register(self.answers, select.POLLIN)
+        return bool(poll.poll(_CLOSE_SECONDS * 1000))
+
+    def _signal(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        try:
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:
+            # This process leaves its children to the system, or waits for all of them elsewhere.
+            self._status = 0
+
+
+_early: list[Process] = []
+"""Processes that nobody has taken yet, of the process that has started them."""
+
+_owner = 0
+
+
+def prestart(count: int) -> None:
+    """Begin ``count`` plain workers, for ``take``: the first loads at once, the others when something is asked of it.
+
+    Only for a process that has just begun: they are copies of it. What is not taken ends with this process.
+    """
+    global _owner
+    _owner = os.getpid()
+    atexit.register(end_early)
+    try:
+        _early.extend(Process({}, early=True) for _ in range(count))
+    except OSError:
+        # The one that is needed will say why.
+        return
+    if _early:
+        _early[0].wake()
+
+
+def take(variables: Mapping[str, str]) -> Process:
+    """A worker's process: an early one that suits, or a new one. Raises ``OSError`` where it cannot be started."""
+    for process in tuple(_early) if os.getpid() == _owner else ():
+        if process.fits(variables):
+            _early.remove(process)
+            return process
+    return Process(variables)
+
+
+def wake_early() -> None:
+    """Let the early processes that are left load what they need, now that there is time for it."""
+    if _owner == os.getpid():
+        for process in _early:
+            process.wake()
+
+
+def end_early() -> None:
+    """End the early processes that nobody has taken."""
+    while _early and os.getpid() == _owner:
+        _early.pop().kill()
+
+
+def _surroundings(variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The search path and the environment of a child."""
+    # Not the empty entry: it is the working directory, which may hold anything.
+    path = [os.path.abspath(entry) for entry in sys.path if entry]
+    package = os.path.dirname(os.path.dirname(os.path.realpath(fitter.__file__)))
+    if package not in path:
+        path.append(package)
+    environment = {name: value for name, value in os.environ.items() if name != "FITTER_DEVICES"}
+    environment["GGML_NO_BACKTRACE"] = "1"
+    if variables:
+        # The only backend that is loaded then is the library.
+        environment.pop("GGML_BACKEND_PATH", None)
+        environment.update(variables)
+    return path, environment
+
+
+def _temporary_file() -> int:
+    if sys.platform == "linux":
+        return os.memfd_create("fitter-worker")
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _spawn(path: Sequence[str], environment: Mapping[str, str], files: Sequence[int]) -> int:
+    requests, answers, output = files
+    boot = _BOOT.format(path=ascii(path), requests=_REQUESTS, answers=_ANSWERS, parent=os.getpid())
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, output, 1),
+        (os.POSIX_SPAWN_DUP2, output, 2),
+        (os.POSIX_SPAWN_DUP2, requests, _REQUESTS),
+        (os.POSIX_SPAWN_DUP2, answers, _ANSWERS),
+    ]
+    return os.posix_spawn(
+        sys.executable or "",
+        [sys.executable or "", "-I", "-c", boot],
+        environment,
+        file_actions=actions,
+        # Ctrl-C is the parent's affair from the first moment on.
+        setsigmask=[signal.SIGINT],
+    )
+
+
+def _fork(path: Sequence[str], environment: Mapping[str, str], files: Sequence[int]) -> int:
+    parent = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(path, environment, files, parent)
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _become_worker(path: Sequence[str], environment: Mapping[str, str], files: Sequence[int], parent: int) -> NoReturn:
+    try:
+        requests, answers, output = files
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for fd, number in ((nothing, 0), (output, 1), (output, 2), (requests, _REQUESTS), (answers, _ANSWERS)):
+            os.dup2(fd, number)
+        close_others()
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+        sys.path[:] = path
+        while not select.select([_REQUESTS], [], [], 1.0)[0]:
+            if os.getppid() != parent:
+                os._exit(0)
+        from fitter.llama.worker import main
+
+        main(_REQUESTS, _ANSWERS, parent)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        # Never back to what the parent was doing.
+        os._exit(1)
+
+
+def close_others() -> None:
+    """Close what a worker has from its parent by accident: files, and the pipes of other workers."""
+    for name in os.listdir("/dev/fd"):
+        if int(name) > _ANSWERS:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
