@@ -15,7 +15,7 @@ from unittest import mock
 from gguf import GGUFReader
 
 from fitter import api
-from fitter.errors import FitterError
+from fitter.errors import FitterError, LibraryError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import NO_GPU, parse_gpus
@@ -187,6 +187,8 @@ def _fit(path: Path, machine: Machine, skeleton: bool, said: list[str]) -> dict[
             **machine.options,
         )
         return plan.to_dict()
+    except LibraryError:
+        raise
     except FitterError as error:
         return {"error": f"{type(error).__name__}: {error}"}
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fitter.api import Plan
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, Skeleton
 from fitter.machine.gpu import parse_gpus
 from tests import shapes, tiny
-from tests.architectures import compare
+from tests.architectures import check, compare
 from tests.architectures.compare import Machine
 
 _EIGHT = ("4x 31600MiB", "2x 23688MiB", "2x 48270MiB")
@@ -60,14 +61,18 @@ def test_a_small_model_gets_the_same_plans_on_every_kind_of_machine(tmp_path: Pa
 # --- what the comparison itself would notice
 
 
-def test_a_plan_that_the_skeleton_changes_is_told(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fit = compare.api.fit
+def one_token_less(fit: Callable[..., Plan]) -> Callable[..., Plan]:
+    """``fit`` with a skeleton that changes the plan."""
 
-    def one_token_less(*arguments: Any, skeleton: bool, **options: Any) -> Any:
+    def changed(*arguments: Any, skeleton: bool, **options: Any) -> Plan:
         plan = fit(*arguments, skeleton=skeleton, **options)
         return replace(plan, params=replace(plan.params, n_ctx=plan.params.n_ctx - skeleton))
 
-    monkeypatch.setattr(compare.api, "fit", one_token_less)
+    return changed
+
+
+def test_a_plan_that_the_skeleton_changes_is_told(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare.api, "fit", one_token_less(compare.api.fit))
     path = shapes.write("llama-3.1-8b", models)
     comparison = compare.compare_plans(path, Machine("machine", parse_gpus(["6GiB"]), {"n_ctx": 8192}))
     assert "params.n_ctx is 8191 with the skeleton, 8192 without" in comparison.difference
@@ -97,3 +102,16 @@ def test_an_error_that_is_the_same_both_ways_is_no_difference(tmp_path: Path) ->
     comparison = compare.compare_plans(path, refused)
     assert not comparison.difference
     assert comparison.refused.startswith("UsageError: ")
+
+
+def test_the_check_of_all_architectures_fails_when_a_plan_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.write_tiny(tmp_path / "tiny.gguf")
+    assert check.main(["--models", str(tmp_path), "--only", "other"]) == 2
+    assert check.main(["--models", str(tmp_path)]) == 0
+    assert "1 models, 7 pairs of plans" in capsys.readouterr().out
+
+    monkeypatch.setattr(compare.api, "fit", one_token_less(compare.api.fit))
+    assert check.main(["--models", str(tmp_path)]) == 1
+    assert "1 differs" in capsys.readouterr().out
