@@ -26,6 +26,9 @@ _T = TypeVar("_T")
 CONFIRMING = "the model's own file"
 """What a fit says it is trying when it measures the plan that it found on a skeleton."""
 
+TIMEOUT = 1200.0
+"""Seconds for a dummy load: however busy the machine is, what differs is to be the plan."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -148,7 +151,7 @@ def check(name: str, wanted: Sequence[tuple[Path, Machine]]) -> Checked:
     """Fit each model to its machine both ways, and measure plain placements on it both ways."""
     comparisons = tuple(compare_plans(path, machine) for path, machine in wanted)
     n_placements, useless = 0, ""
-    with Worker() as worker:
+    with Worker(timeout=TIMEOUT) as worker:
         for path, machine in wanted:
             count, difference = compare_placements(worker, path, machine.gpus)
             n_placements += count
@@ -183,6 +186,7 @@ def _fit(path: Path, machine: Machine, skeleton: bool, said: list[str]) -> dict[
             path,
             gpus=machine.gpus or (NO_GPU,),
             skeleton=skeleton,
+            timeout=TIMEOUT,
             on_progress=lambda progress: said.append(progress.text),
             **machine.options,
         )
@@ -194,14 +198,19 @@ def _fit(path: Path, machine: Machine, skeleton: bool, said: list[str]) -> dict[
 
 
 def _differences(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
-    if isinstance(ours, dict) and isinstance(theirs, dict):
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ("error" in ours) == ("error" in theirs):
         for key in {**ours, **theirs}:
             yield from _differences(ours.get(key), theirs.get(key), f"{where}.{key}" if where else key)
     elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             yield from _differences(one, other, f"{where}[{i}]")
     elif ours != theirs:
-        yield f"{where} is {ours!r} with the skeleton, {theirs!r} without"
+        yield f"{where or 'the answer'} is {_short(ours)} with the skeleton, {_short(theirs)} without"
+
+
+def _short(value: Any) -> str:
+    text = value["error"] if isinstance(value, dict) and "error" in value else repr(value)
+    return text if len(text) <= 300 else f"{text[:300]}..."
 
 
 def placements(n_devices: int) -> Iterator[Params]:
@@ -296,7 +305,7 @@ class _Size:
 
 def _size(path: Path, n_ctx: int) -> _Size:
     try:
-        whole = api.measure(path, gpus=[_gpu(0, 2**44)], n_ctx=n_ctx).on("CUDA0")
+        whole = api.measure(path, gpus=[_gpu(0, 2**44)], n_ctx=n_ctx, timeout=TIMEOUT).on("CUDA0")
     except FitterError:
         # llama.cpp is to refuse it both ways.
         return _Size(path.stat().st_size, 0)
