@@ -9,15 +9,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fitter.api import Plan, calibrate, devices, fit, inspect, measure
+    from fitter.api import Plan, Price, calibrate, devices, estimate, fit, inspect, measure
     from fitter.llama.types import Breakdown, Params, VirtualDevice
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Plan": "fitter.api",
+    "Price": "fitter.planning.pricing",
     "calibrate": "fitter.api",
     "devices": "fitter.api",
+    "estimate": "fitter.api",
     "fit": "fitter.api",
     "inspect": "fitter.api",
     "measure": "fitter.api",
@@ -45,11 +47,13 @@ __all__ = [
     "Params",
     "Plan",
     "PlanError",
+    "Price",
     "UsageError",
     "VirtualDevice",
     "__version__",
     "calibrate",
     "devices",
+    "estimate",
     "fit",
     "inspect",
     "measure",

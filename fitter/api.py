@@ -1,16 +1,17 @@
-"""What ``import fitter`` offers: ``fit``, ``measure``, ``inspect``, ``devices``. Sizes in bytes."""
+"""What ``import fitter`` offers: ``fit``, ``measure``, ``estimate``, ``inspect``, ``devices``. Sizes in bytes."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from fitter.errors import LibraryError, UsageError
+from fitter.llama import process
 from fitter.llama.client import Worker
 from fitter.llama.types import (
     LAYOUT_DEVICE,
@@ -22,23 +23,41 @@ from fitter.llama.types import (
     SplitMode,
     VirtualDevice,
 )
-from fitter.machine import calibrated
+from fitter.machine import calibrated, catalogue
 from fitter.machine.devices import Machine, real_machine, virtual_machine
 from fitter.machine.gpu import parse_gpus, parse_size, parse_twin
 from fitter.machine.host import host_memory as measure_host_memory
+from fitter.machine.speed import DEFAULT_HOST, DeviceSpeed, HostSpeed, speed_of
 from fitter.model.header import Model, open_model
 from fitter.model.source import model_files
 from fitter.model.tensors import Role, is_expert, layer_of, role_of
+from fitter.planning import cost
 from fitter.planning import fit as planning
-from fitter.planning.constraints import default_margin, device_limits, expert_overrides, levers, parse_overrides
+from fitter.planning.constraints import (
+    Parameters,
+    check_choices,
+    check_live_tokens,
+    check_pins,
+    check_split_mode,
+    check_timeout,
+    default_margin,
+    device_limits,
+    levers,
+    params_of,
+    workload_of,
+)
+from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import pinned_matches
 from fitter.planning.plan import ModelSummary, PlanData
+from fitter.planning.pricing import Price, Speeds, price_params
 from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, HostLimit, Progress, Request
+from fitter.planning.work import facts_of
 
 if TYPE_CHECKING:
     import llama_cpp
+    from typing_extensions import Unpack
 
     from fitter.llama.cuda_library import CudaLibrary
     from fitter.planning.calibration import Calibration
@@ -110,6 +129,11 @@ def fit(
     op_offload: bool = True,
     swa_full: bool = False,
     allow: Collection[str] = (),
+    prompt: int | None = None,
+    generate: int | None = None,
+    objective: str = "request",
+    strategy: str = "fastest",
+    host_bandwidth: float | str | None = None,
     skeleton: bool = True,
     timeout: float = DEFAULT_TIMEOUT,
     on_progress: Callable[[Progress], None] | None = None,
@@ -123,8 +147,16 @@ def fit(
     (``rtx-4090``, ``2x 24GiB``), or ``none``, that take the place of this machine's; the host is then unlimited
     unless ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama-cpp-python's own
     CUDA backend about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``devices`` chooses
-    among them by name. ``allow``: ``paging`` lets weights on the host exceed its memory. The search loads a copy of the
-    header without the tokenizer, unless ``skeleton`` is false; the plan is measured on ``model`` itself either way.
+    among them by name. ``allow``: ``paging`` lets weights on the host exceed its memory.
+
+    The plan is the one with the least estimated time for a request of ``prompt`` tokens and ``generate`` more (2048 and
+    512, or what the smallest context holds; a context is chosen that holds those that are given). ``objective`` asks
+    for the fastest ``generation`` or ``prompt`` alone, or the most ``context``; with the ``strategy`` ``llama.cpp``
+    upstream's own placement is made. ``host_bandwidth``: bytes per second, or ``60GB/s``, in place of what this machine
+    was measured to read, or of the default for a described one.
+
+    The search loads a copy of the header without the tokenizer, unless ``skeleton`` is false; the plan is measured on
+    ``model`` itself either way.
     ``timeout``: seconds for one dummy load. ``on_log`` gets every line of llama.cpp's log.
 
     The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
@@ -132,9 +164,36 @@ def fit(
     Raises ``UsageError`` (a parameter makes no sense), ``ModelError`` (the model cannot be read), ``LlamaCppError``
     (llama.cpp refused, crashed or hung), ``LibraryError`` (libllama is missing or another one).
     """
-    _check_numbers(n_ctx, fit_ctx, n_seq_max, n_ubatch, n_batch, host_margin, split_mode, tensor_split, timeout)
+    _check_limits(fit_ctx, host_margin, timeout)
+    check_split_mode(split_mode)
+    check_choices(objective, strategy)
+    check_pins(n_gpu_layers, tensor_split)
     allowed = levers(allow)
-    overrides = (*parse_overrides(override_tensor), *expert_overrides(cpu_moe, n_cpu_moe))
+    given = params_of(
+        None,
+        n_ctx=n_ctx or 0,
+        n_gpu_layers=-1 if n_gpu_layers is None else n_gpu_layers,
+        tensor_split=tensor_split,
+        override_tensor=override_tensor,
+        cpu_moe=cpu_moe,
+        n_cpu_moe=n_cpu_moe,
+        split_mode=split_mode,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        n_seq_max=n_seq_max,
+        kv_unified=kv_unified,
+        type_k=type_k,
+        type_v=type_v,
+        flash_attn=flash_attn,
+        offload_kqv=offload_kqv,
+        op_offload=op_offload,
+        swa_full=swa_full,
+    )
+    overrides = given.tensor_buft_overrides
+    host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
+    # both take longer to parse than there is time for once the model is known
+    process.meanwhile(catalogue.gpus)
+    process.meanwhile(cost.default)
     virtual = _virtual(gpus)
     library = _library(profile, virtual)
     if gpus and not virtual:
@@ -166,24 +225,17 @@ def fit(
         if split_mode == "none":
             fixed["devices"] = [limit.name for limit in limits]
         n_ctx_train = opened.n_ctx_train or fit_ctx
+        streams = 1 if kv_unified else n_seq_max
+        is_asked = prompt is not None or generate is not None
+        if n_ctx is None:
+            context = n_ctx_train if is_asked else min(fit_ctx, n_ctx_train)
+        else:
+            context = n_ctx // streams or n_ctx_train
+        workload = workload_of(prompt, generate, context, is_set=bool(n_ctx))
+        if is_asked:
+            fit_ctx = max(fit_ctx, workload.prompt + workload.generate)
         request = Request(
-            params=Params(
-                n_ctx=n_ctx or n_ctx_train * (1 if kv_unified else n_seq_max),
-                n_gpu_layers=-1 if n_gpu_layers is None else n_gpu_layers,
-                tensor_split=tuple(map(float, tensor_split)) if tensor_split else None,
-                tensor_buft_overrides=overrides,
-                n_batch=_n_batch(n_batch, n_ubatch),
-                n_ubatch=n_ubatch,
-                n_seq_max=n_seq_max,
-                kv_unified=kv_unified,
-                type_k=type_k,
-                type_v=type_v,
-                flash_attn=flash_attn,
-                offload_kqv=offload_kqv,
-                op_offload=op_offload,
-                swa_full=swa_full,
-                split_mode=split_mode,
-            ),
+            params=replace(given, n_ctx=n_ctx or n_ctx_train * streams),
             fixed=frozenset(name for name, value in fixed.items() if value is not None),
             devices=limits,
             host=HostLimit(machine.host_total, machine.host_free, host_margin, "paging" in allowed),
@@ -194,6 +246,12 @@ def fit(
             fit_ctx=fit_ctx,
             model_bytes=opened.bytes,
             pinned=_pinned(worker, opened, overrides, limits),
+            facts=facts_of(opened),
+            speeds=_speeds(virtual, chosen),
+            host_speed=host_speed or _host_speed(bool(gpus)),
+            workload=workload,
+            objective=objective,
+            strategy=strategy,
         )
         llama = _llama(worker, beside, opened, skeleton)
         data = planning.fit(request, _summary(opened), llama, on_progress or (lambda _: None), bool(gpus))
@@ -254,69 +312,107 @@ def measure(
     gpus: Sequence[str | VirtualDevice] = (),
     profile: str | None = None,
     devices: Sequence[str] | None = None,
-    n_ctx: int = 0,
-    n_gpu_layers: int = -1,
-    tensor_split: Sequence[float] | None = None,
-    override_tensor: Sequence[str] = (),
-    cpu_moe: bool = False,
-    n_cpu_moe: int | None = None,
-    split_mode: SplitMode = "layer",
-    main_gpu: int = 0,
-    n_batch: int | None = None,
-    n_ubatch: int = 512,
-    n_seq_max: int = 1,
-    kv_unified: bool = False,
-    type_k: str = "f16",
-    type_v: str = "f16",
-    flash_attn: FlashAttn = "auto",
-    offload_kqv: bool = True,
-    op_offload: bool = True,
-    swa_full: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
     on_log: Callable[[str], None] | None = None,
     worker: Worker | None = None,
+    **parameters: Unpack[Parameters],
 ) -> Breakdown:
     """Memory that llama.cpp would take with exactly these parameters: one dummy load, rows per buffer type in bytes.
 
-    Parameters are those of ``fit``, none of them fitted. A ``worker`` that is given is used and stays open, for many
-    measurements in a row; it is told of ``gpus`` anew.
+    ``parameters`` are those of ``fit`` that llama.cpp has too, none of them fitted, each with llama.cpp's own default
+    (``n_ctx`` 0, the model's own; ``n_gpu_layers`` -1, all). A ``worker`` that is given is used and stays open, for
+    many measurements in a row; it is told of ``gpus`` anew.
 
     Raises what ``fit`` raises.
     """
-    _check_numbers(n_ctx, 1, n_seq_max, n_ubatch, n_batch, 0, "layer", tensor_split, timeout)
+    with _asked(gpus, profile, devices, parameters, timeout, on_log, worker) as (asked, _, params):
+        opened = open_model(model, asked.header)
+        _check_patterns(asked, params)
+        return asked.measure(str(opened.path), params)
+
+
+def estimate(
+    model: Path,
+    *,
+    gpus: Sequence[str | VirtualDevice] = (),
+    profile: str | None = None,
+    devices: Sequence[str] | None = None,
+    host_bandwidth: float | str | None = None,
+    live_tokens: int | None = None,
+    prompt: int | None = None,
+    generate: int | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    on_log: Callable[[str], None] | None = None,
+    worker: Worker | None = None,
+    **parameters: Unpack[Parameters],
+) -> Price:
+    """The time that a request is estimated to take with exactly these parameters, and the memory that they take.
+
+    ``parameters`` and ``worker`` are those of ``measure``. The request is one of ``prompt`` tokens and ``generate``
+    more, by default 2048 and 512, or what the context holds. ``live_tokens``: tokens in the cache when generation is
+    priced, by default what the request has there on average. ``host_bandwidth``: bytes per second, or ``60GB/s``, in
+    place of what this machine was measured to read, or of the default for a described one. The estimate's ``sources``
+    say where every speed is from.
+
+    Raises what ``fit`` raises.
+    """
+    check_split_mode(parameters.get("split_mode", "layer"))
+    host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
+    with _asked(gpus, profile, devices, parameters, timeout, on_log, worker) as (asked, virtual, params):
+        opened = open_model(model, asked.header)
+        _check_patterns(asked, params)
+        streams = 1 if params.kv_unified else params.n_seq_max
+        context = params.n_ctx // streams or opened.n_ctx_train or Workload.prompt + Workload.generate
+        workload = workload_of(prompt, generate, context, is_set=bool(params.n_ctx))
+        check_live_tokens(live_tokens, context)
+        breakdown = asked.measure(str(opened.path), params)
+        layout = asked.layout(Skeleton(tuple(map(str, opened.files))), replace(params, n_ctx=breakdown.n_ctx))
+        by_name = {info.name: info for info in (asked.devices() if breakdown.devices else ())}
+        infos = tuple(by_name[name] for name in breakdown.devices)
+        known = _speeds(virtual, infos)
+        return price_params(
+            facts_of(opened),
+            layout,
+            params,
+            breakdown,
+            Speeds(
+                breakdown.devices,
+                tuple(known[info.name] for info in infos),
+                tuple(info.free for info in infos),
+                host_speed or _host_speed(bool(gpus)),
+            ),
+            _pinned(asked, opened, params.tensor_buft_overrides, infos),
+            workload,
+            live_tokens,
+        )
+
+
+@contextmanager
+def _asked(
+    gpus: Sequence[str | VirtualDevice],
+    profile: str | None,
+    devices: Sequence[str] | None,
+    parameters: Parameters,
+    timeout: float,
+    on_log: Callable[[str], None] | None,
+    worker: Worker | None,
+) -> Iterator[tuple[Worker, tuple[VirtualDevice, ...], Params]]:
+    """A worker to ask about one load, the given one or one for this, with the virtual devices and the parameters."""
+    check_timeout(timeout)
     virtual = _virtual(gpus)
-    overrides = (*parse_overrides(override_tensor), *expert_overrides(cpu_moe, n_cpu_moe))
+    params = params_of(devices, **parameters)
     library = _library(profile, virtual)
     if gpus and not virtual:
-        devices = _no_devices(devices)
+        params = replace(params, devices=_no_devices(devices))
     if worker is not None:
         worker.configure(virtual, library)
     own = Worker(virtual, library=library, timeout=timeout, on_log=on_log) if worker is None else nullcontext(worker)
     with own as asked:
-        opened = open_model(model, asked.header)
-        asked.check_patterns([override.pattern for override in overrides])
-        return asked.measure(
-            str(opened.path),
-            Params(
-                n_ctx=n_ctx,
-                n_gpu_layers=n_gpu_layers,
-                tensor_split=tuple(map(float, tensor_split)) if tensor_split else None,
-                tensor_buft_overrides=overrides,
-                n_batch=_n_batch(n_batch, n_ubatch),
-                n_ubatch=n_ubatch,
-                n_seq_max=n_seq_max,
-                kv_unified=kv_unified,
-                type_k=type_k,
-                type_v=type_v,
-                flash_attn=flash_attn,
-                offload_kqv=offload_kqv,
-                op_offload=op_offload,
-                swa_full=swa_full,
-                split_mode=split_mode,
-                main_gpu=main_gpu,
-                devices=None if devices is None else tuple(devices),
-            ),
-        )
+        yield asked, virtual, params
+
+
+def _check_patterns(worker: Worker, params: Params) -> None:
+    worker.check_patterns([override.pattern for override in params.tensor_buft_overrides])
 
 
 def devices(
@@ -438,40 +534,12 @@ def _roles(tensors: Sequence[tuple[Role, int]]) -> tuple[RoleSize, ...]:
     return tuple(RoleSize(role.value, len(own), sum(own)) for role, own in zip(Role, sizes, strict=True) if own)
 
 
-def _check_numbers(
-    n_ctx: int | None,
-    fit_ctx: int,
-    n_seq_max: int,
-    n_ubatch: int,
-    n_batch: int | None,
-    host_margin: int,
-    split_mode: str,
-    tensor_split: Sequence[float] | None,
-    timeout: float,
-) -> None:
-    if n_ctx is not None and n_ctx < 0:
-        raise UsageError(f"a context of {n_ctx} tokens is too small: give 1 or more, or 0 for the model's own")
+def _check_limits(fit_ctx: int, host_margin: int, timeout: float) -> None:
     if fit_ctx < 1:
         raise UsageError(f"a smallest context of {fit_ctx} tokens is too small: give 1 or more")
-    for name, value in (("n_seq_max", n_seq_max), ("n_ubatch", n_ubatch), ("n_batch", n_batch)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}: it must be 1 or more")
     if host_margin < 0:
         raise UsageError(f"the host's margin is {host_margin} bytes: it must be 0 or more")
-    if split_mode not in ("none", "layer"):
-        raise UsageError(
-            f"split mode '{split_mode}' cannot be fitted, since llama.cpp splits every tensor over all devices then: "
-            "use 'layer' or 'none'"
-        )
-    if tensor_split and any(not share >= 0 for share in tensor_split):
-        raise UsageError("tensor_split has a share below 0: give each device a share of 0 or more")
-    if not timeout > 0:
-        raise UsageError(f"a timeout of {timeout} seconds is too short")
-
-
-def _n_batch(n_batch: int | None, n_ubatch: int) -> int:
-    """llama.cpp cuts ``n_ubatch`` to ``n_batch``; a larger micro batch alone means a larger batch too."""
-    return max(Params.n_batch, n_ubatch) if n_batch is None else n_batch
+    check_timeout(timeout)
 
 
 def _virtual(gpus: Sequence[str | VirtualDevice]) -> tuple[VirtualDevice, ...]:
@@ -528,6 +596,28 @@ def _host_bytes(host_memory: int | str | None) -> int | None:
     return host
 
 
+def _speeds(virtual: Sequence[VirtualDevice], infos: Sequence[DeviceInfo]) -> dict[str, DeviceSpeed]:
+    """The speed of every device by its name."""
+    described = {device.name: device for device in virtual}
+    return {info.name: speed_of(described.get(info.name, info)) for info in infos}
+
+
+def _given_host_speed(given: float | str, is_described: bool) -> HostSpeed:
+    from fitter.machine import bandwidth
+
+    speed = bandwidth.given(given if isinstance(given, str) else f"{given:.0f}")
+    return speed if is_described else replace(speed, threads=bandwidth.this_host().cores)
+
+
+def _host_speed(is_described: bool) -> HostSpeed:
+    """What this machine reads; of a host that is not this one, nothing can be measured."""
+    if is_described:
+        return DEFAULT_HOST
+    from fitter.machine import bandwidth
+
+    return bandwidth.host_speed()
+
+
 def _choose(
     machine: Machine, names: Sequence[str] | None, split_mode: SplitMode, main_gpu: int
 ) -> tuple[DeviceInfo, ...]:
@@ -572,9 +662,11 @@ __all__ = [
     "Breakdown",
     "Inspection",
     "Plan",
+    "Price",
     "Progress",
     "calibrate",
     "devices",
+    "estimate",
     "fit",
     "inspect",
     "measure",

@@ -7,7 +7,8 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def own_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what ``fitter calibrate`` has stored for this machine out of the tests, and theirs out of it."""
+    """Keep what fitter has measured and stored for this machine out of the tests, and theirs out of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("configuration")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield

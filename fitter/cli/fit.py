@@ -25,6 +25,7 @@ Exit status: 0 fits, 1 does not fit, 2 usage, 3 the model cannot be read or llam
 @options.context_options
 @options.placement_options
 @options.limit_options
+@options.speed_options
 @options.search_options
 @options.json_option
 @options.verbose_option

@@ -193,6 +193,7 @@ def _split_commas(ctx: click.Context, param: click.Parameter, values: tuple[str,
 _CONTEXT = "Context and batch"
 _PLACEMENT = "Placement (kept as given; the rest is fitted around it)"
 _DEVICES = "Devices and limits"
+_SPEED = "Speed (estimated; it decides between what fits)"
 _OUTPUT = "Output"
 
 model_argument = click.argument("model", type=click.Path(), metavar="MODEL")
@@ -455,6 +456,48 @@ search_options = _option(
     default=None,
     help="Search on a copy of the model's header without its tokenizer, which loads faster; either way the plan is "
     "measured on the model itself. [default: on]",
+)
+
+speed_options = stacked(
+    _option(
+        _SPEED,
+        "prompt",
+        "--prompt",
+        type=AtLeast(1),
+        metavar="N",
+        help="Tokens of the prompt of a request that the plan is to be fast at. [default: 2048]",
+    ),
+    _option(
+        _SPEED,
+        "generate",
+        "--generate",
+        type=AtLeast(1),
+        metavar="N",
+        help="Tokens that are generated after it. [default: 512]",
+    ),
+    _option(
+        _SPEED,
+        "objective",
+        "--objective",
+        metavar="OBJECTIVE",
+        help="What to be best at: request (the time of that request), generation, prompt, or context (the most of it). "
+        "[default: request]",
+    ),
+    _option(
+        _SPEED,
+        "strategy",
+        "--strategy",
+        metavar="STRATEGY",
+        help="fastest by estimate, or llama.cpp: what its own fit would place. [default: fastest]",
+    ),
+    _option(
+        _SPEED,
+        "host_bandwidth",
+        "--host-bandwidth",
+        metavar="SIZE/s",
+        help="What the host reads from its memory, such as 60GB/s. [default: measured once on this machine; "
+        "40GB/s beside --gpu]",
+    ),
 )
 
 json_option = _flag(_OUTPUT, "as_json", "--json", help="JSON on stdout, sizes in bytes.")

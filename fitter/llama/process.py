@@ -191,7 +191,12 @@ def meanwhile(function: Callable[[], object]) -> None:
 def use_wait() -> None:
     """Do what can be done while a worker is busy; the early ones that are left begin to load."""
     while _meanwhile:
-        _meanwhile.pop()()
+        try:
+            function = _meanwhile.pop()
+        except IndexError:
+            # another thread was quicker
+            break
+        function()
     if _owner == os.getpid():
         for process in _early:
             process.wake()

@@ -5,29 +5,39 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 MIB = 1024 * 1024
 
+_METAL_STEP = 2**14
+
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the figures of a card are from; ``usable`` is ``None`` where that figure is not known."""
+    """Where the figures of a card are from; ``None`` where a figure is not known, or a card has none."""
 
-    compute_capability: str
+    compute_capability: str | None
     total: str
     usable: str | None
     free: str
+    bandwidth: str | None = None
+    compute: str | None = None
+    pcie: str | None = None
 
 
 @dataclass(frozen=True)
 class CatalogueGpu:
     """A card: memory in bytes, ``compute_capability`` as ggml-cuda counts it (890 for 8.9, see ``capability``).
 
-    ``total`` is the card's memory, ``usable`` what the driver leaves of it (``None``: not known), ``free`` what an idle
-    card leaves to llama.cpp.
+    The latter is 0 where there is none (Vulkan, Metal). ``total`` is the card's memory, ``usable`` what the driver
+    leaves of it (``None``: not known), ``free`` what an idle card leaves to llama.cpp.
+
+    ``bandwidth`` of its memory and ``pcie``, from the host in one direction, are bytes per second; ``compute`` is dense
+    fp16 FLOP per second with accumulation in fp32, ``None`` where nobody published it. ``unified``: its memory is the
+    machine's, as much as its owner chose, and there is no ``pcie``; ``sizes`` are those that it is sold with, where
+    they say which card it is. ``names`` are what drivers call it, ``description`` first.
     """
 
     key: str
@@ -38,15 +48,25 @@ class CatalogueGpu:
     usable: int | None
     free: int
     sources: Sources
+    bandwidth: float = 0.0
+    compute: float | None = None
+    pcie: float | None = None
+    unified: bool = False
+    sizes: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Default:
-    """What a GPU is taken to be where nothing says so: ``free_fraction`` of a card's memory, profile and capability."""
+    """What a GPU is taken to be where nothing says so: ``free_fraction`` of a card's memory, profile and capability.
+
+    ``integrated`` is the card that one without memory of its own is taken to be as fast as.
+    """
 
     free_fraction: float
     profile: str
     compute_capability: int
+    integrated: str
 
 
 AMD_OFFSET = 0x1000000
@@ -63,35 +83,43 @@ def capability(text: str) -> int:
     return int(match[1]) * 100 + int(match[2]) * 10
 
 
+def capability_text(compute_capability: int) -> str:
+    """890 as ``8.9``, and ggml's number of an AMD architecture as ``gfx1100``; the other way round: ``capability``."""
+    if compute_capability >= AMD_OFFSET:
+        return f"gfx{compute_capability - AMD_OFFSET:x}"
+    return f"{compute_capability // 100}.{compute_capability % 100 // 10}"
+
+
 @functools.cache
 def default() -> Default:
     """The defaults of the catalogue."""
     data = _parsed(_part("default"))["default"]
-    return Default(data["free_fraction"], data["profile"], capability(data["compute_capability"]))
+    return Default(data["free_fraction"], data["profile"], capability(data["compute_capability"]), data["integrated"])
 
 
 @functools.cache
 def gpus() -> dict[str, CatalogueGpu]:
     """Every card by its key, in the catalogue's order."""
     data = _parsed(_text())
-    return {key: _gpu(key, entry, data["source"]) for key, entry in data["gpu"].items()}
+    return {key: _gpu(key, entry, data) for key, entry in data["gpu"].items()}
 
 
 def find(name: str) -> CatalogueGpu | None:
-    """The card of that name: a key, or what its driver calls it; case, spaces, ``NVIDIA GeForce`` and ``AMD Radeon`` do
-    not matter.
+    """The card of that name: a key, or what a driver calls it; case, spaces, ``NVIDIA GeForce``, ``AMD Radeon``,
+    ``Intel`` and ``Apple`` do not matter.
 
     A name that lacks the memory (``rtx-3060``) is the card where only one has it.
     """
     key = _normal(name)
     if part := _part(f"gpu.{key}"):
         # Not the whole catalogue, which takes longer to parse than most models to plan.
-        words = set(re.findall(r'"([^"]*)"', part))
+        parts = [_part("pcie"), _part("metal"), part]
+        words = set(re.findall(r'"([^"]*)"', "".join(parts)))
         source = [line for line in _part("source").splitlines() if line.partition(" =")[0] in words]
-        data = _parsed("\n".join(["[source]", *source, part]))
-        return _gpu(key, data["gpu"][key], data["source"])
+        data = _parsed("\n".join(["[source]", *source, *parts]))
+        return _gpu(key, data["gpu"][key], data)
     known = gpus()
-    matches = [gpu for gpu in known.values() if _normal(gpu.description) == key]
+    matches = [gpu for gpu in known.values() if key in map(_normal, gpu.names)]
     matches = matches or [gpu for gpu in known.values() if re.fullmatch(re.escape(key) + r"-[0-9]+gb", gpu.key)]
     return matches[0] if len(matches) == 1 else None
 
@@ -108,29 +136,63 @@ def similar(name: str) -> list[str]:
 
 def _normal(name: str) -> str:
     words = re.sub(r"[\s_]+", "-", name.strip().lower())
-    return re.sub(r"^(nvidia-|amd-)?(geforce-|radeon-pro-|radeon-|instinct-)?", "", words)
+    return re.sub(r"^(nvidia-|amd-|intel-|apple-)?(geforce-|radeon-pro-|radeon-|instinct-)?", "", words)
 
 
-def _gpu(key: str, entry: dict[str, Any], source: dict[str, str]) -> CatalogueGpu:
-    total, usable, free = entry["total"], entry.get("usable"), entry.get("free")
+def metal_working_set(memory: int) -> int:
+    """Bytes that macOS lets Metal use of a Mac's ``memory``, in whole pages."""
+    data = _parsed(_part("metal"))["metal"]
+    share, whole = data["shares"]["large" if memory >= data["large_gib"] * 2**30 else "small"].split("/")
+    return memory * int(share) // int(whole) // _METAL_STEP * _METAL_STEP
+
+
+def _gpu(key: str, entry: dict[str, Any], data: dict[str, Any]) -> CatalogueGpu:
+    total, usable, free, architecture = (entry.get(name) for name in ("total", "usable", "free", "compute_capability"))
+    bandwidth, compute, pcie = (entry.get(name) for name in ("bandwidth", "compute", "pcie"))
+    assert total is not None
+    size = total["mib"] * MIB
     share = default().free_fraction
+    source = data["source"]
+    sources = Sources(
+        _source(architecture, source),
+        total=source[total["source"]],
+        usable=_source(usable, source),
+        free=_source(free, source) or f"estimated: {share:.0%} of the total, the smallest share among known cards",
+        bandwidth=_source(bandwidth, source),
+        compute=_source(compute, source),
+        pcie=_source(pcie, source),
+    )
+    usable_size = usable["mib"] * MIB if usable else None
+    free_size = free["mib"] * MIB if free else int(total["mib"] * share) * MIB
+    if entry["profile"] == "metal":
+        usable_size = free_size = metal_working_set(size)
+        logs = source[data["metal"]["shares"]["source"]]
+        sources = replace(sources, usable=logs, free=logs)
     return CatalogueGpu(
         key,
         entry["description"],
         entry["profile"],
-        capability(entry["compute_capability"]["value"]),
-        total["mib"] * MIB,
-        usable["mib"] * MIB if usable else None,
-        (free["mib"] if free else int(total["mib"] * share)) * MIB,
-        Sources(
-            source[entry["compute_capability"]["source"]],
-            source[total["source"]],
-            source[usable["source"]] if usable else None,
-            source[free["source"]]
-            if free
-            else f"estimated: {share:.0%} of the total, the smallest share among known cards",
-        ),
+        capability(architecture["value"]) if architecture else 0,
+        size,
+        usable_size,
+        free_size,
+        sources,
+        entry["bandwidth"]["gbs"] * 1e9,
+        compute["tflops"] * 1e12 if compute else None,
+        _pcie(pcie, data["pcie"]["lane"]) if pcie else None,
+        entry.get("unified", False),
+        tuple(size * 2**30 for size in entry.get("memory_gib", ())),
+        (entry["description"], *entry.get("also", ())),
     )
+
+
+def _pcie(figure: dict[str, Any], lane: dict[str, float]) -> float:
+    speed: float = figure["gbs"] if "gbs" in figure else lane[str(figure["generation"])] * figure["lanes"]
+    return speed * 1e9
+
+
+def _source(figure: dict[str, Any] | None, source: dict[str, str]) -> str | None:
+    return None if figure is None else source[figure["source"]]
 
 
 @functools.cache

@@ -28,14 +28,6 @@ _PREFIXES = {"cuda": "CUDA", "rocm": "ROCm", "vulkan": "Vulkan", "metal": "MTL"}
 NO_GPU = "none"
 """The spec of a machine without a GPU."""
 
-# What macOS lets Metal use of a Mac's memory (recommendedMaxWorkingSetSize) before it is told otherwise: two thirds of
-# less than 36 GiB, three quarters of more. Seen in logs of ggml-metal: 21845 MiB of 32 GiB
-# (github.com/ollama/ollama/issues/434), 49152 MiB of 64 GiB. Since macOS 15 it may be more: 107.5 GiB of 128 GiB
-# (github.com/antirez/ds4/pull/893); free= says so.
-_METAL_LARGE = 36 * 2**30
-_METAL_SHARES = (2, 3), (3, 4)
-_METAL_STEP = 2**14
-
 OLDEST_CUDA = 500
 """The oldest compute capability that ggml-cuda can be compiled for."""
 
@@ -96,9 +88,10 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     A spec is a GPU of the catalogue (``rtx-4090``), a size (``24GiB``), profile, compute capability and memory
     (``cuda:8.9:24564MiB``, ``rocm:gfx1100:24GiB``), profile and memory, with a driver between them or without
     (``vulkan:24GiB``, ``vulkan:nvidia:24GiB``), or the memory of a Mac (``metal:64GiB``), of which its GPU has what
-    macOS lets it use. Before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the latter, a GPU
-    of the catalogue has free what an idle one leaves, and any other all of its memory. ``none``, alone, is a machine
-    without a GPU.
+    macOS lets it use. A GPU of the catalogue that shares the machine's memory takes its size (``m2-ultra:128GiB``,
+    ``strix-halo:64GiB``). Before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the latter, a
+    GPU of the catalogue has free what an idle one leaves, and any other all of its memory. ``none``, alone, is a
+    machine without a GPU.
 
     Raises ``UsageError`` for anything else, and for more than 16 devices.
     """
@@ -179,11 +172,14 @@ def _parse_free(options: list[str]) -> int | None:
 
 def _parse_kind(body: str) -> _Kind:
     if ":" in body:
-        return _parse_profile(body)
+        name, _, memory = body.rpartition(":")
+        if body.partition(":")[0].strip().lower() in PROFILES or not (gpu := catalogue.find(name)):
+            return _parse_profile(body)
+        return _parse_unified(gpu, memory)
     if (match := _SIZE.fullmatch(body)) and match[2].lower() in _UNITS:
         return _parse_memory(body)
     if gpu := catalogue.find(body):
-        return _Kind(gpu.description, gpu.profile, gpu.compute_capability, gpu.total, gpu.free)
+        return _known(gpu, gpu.total, gpu.free)
     names = catalogue.similar(body)
     if body[:1].isdigit() and not (body.isdigit() and names):
         return _parse_memory(body)
@@ -196,6 +192,20 @@ def _parse_memory(body: str) -> _Kind:
     size = parse_size(body)
     default = catalogue.default()
     return _Kind(f"virtual {default.profile.upper()} GPU", default.profile, default.compute_capability, size, size)
+
+
+def _known(gpu: catalogue.CatalogueGpu, total: int, free: int) -> _Kind:
+    # ggml-metal reports what Metal may use as all that there is.
+    return _Kind(gpu.description, gpu.profile, gpu.compute_capability, free if gpu.profile == "metal" else total, free)
+
+
+def _parse_unified(gpu: catalogue.CatalogueGpu, text: str) -> _Kind:
+    if not gpu.unified:
+        raise UsageError(f"{gpu.key} has memory of its own: leave {text.strip()!r} out, or write free=SIZE")
+    size = parse_size(text)
+    if gpu.profile == "metal":
+        return _known(gpu, size, catalogue.metal_working_set(size))
+    return _known(gpu, size, int(size * catalogue.default().free_fraction))
 
 
 def _parse_profile(body: str) -> _Kind:
@@ -258,7 +268,5 @@ def _parse_vulkan(parts: list[str]) -> _Kind:
 def _parse_metal(parts: list[str]) -> _Kind:
     if len(parts) != 1:
         raise UsageError("write profile and the Mac's memory, such as metal:64GiB")
-    memory = parse_size(parts[0])
-    share, whole = _METAL_SHARES[memory >= _METAL_LARGE]
-    usable = memory * share // whole // _METAL_STEP * _METAL_STEP
+    usable = catalogue.metal_working_set(parse_size(parts[0]))
     return _Kind("virtual Apple GPU", "metal", 0, usable, usable)

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Params
+from fitter.machine.catalogue import capability_text
 from fitter.output.arguments import arguments
-from fitter.output.units import capability_text
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData
+from fitter.planning.pricing import Price
 
 if TYPE_CHECKING:
     from fitter.machine.catalogue import CatalogueGpu
@@ -29,7 +30,7 @@ def to_dict(plan: PlanData) -> dict[str, Any]:
         "arguments": arguments(plan),
         "devices": [_device(device) for device in plan.devices],
         "host": _host(plan.host),
-        "estimate": None,
+        "estimate": None if plan.estimate is None else _estimate(plan.estimate),
         "search": {"dummy_loads": plan.search.dummy_loads, "seconds": round(plan.search.seconds, 3)},
         "problems": [
             {"device": problem.device, "missing": problem.missing, "message": problem.message}
@@ -59,7 +60,10 @@ def devices_to_dict(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> dict[s
 
 
 def catalogue_to_dict(gpus: Iterable[CatalogueGpu]) -> dict[str, Any]:
-    """What ``fitter devices --catalogue`` shows; ``usable`` is ``null`` where nobody published it."""
+    """What ``fitter devices --catalogue`` shows; a figure is ``null`` where nobody published it, or there is none.
+
+    ``bandwidth`` and ``pcie`` are bytes per second, ``compute`` FLOP per second.
+    """
     return {
         "schema": SCHEMA,
         "gpus": [
@@ -67,15 +71,22 @@ def catalogue_to_dict(gpus: Iterable[CatalogueGpu]) -> dict[str, Any]:
                 "name": gpu.key,
                 "description": gpu.description,
                 "profile": gpu.profile,
-                "compute_capability": capability_text(gpu.compute_capability),
+                "compute_capability": capability_text(gpu.compute_capability) if gpu.compute_capability else None,
                 "total": gpu.total,
                 "usable": gpu.usable,
                 "free": gpu.free,
+                "bandwidth": gpu.bandwidth,
+                "pcie": gpu.pcie,
+                "compute": gpu.compute,
+                "unified": gpu.unified,
                 "sources": {
                     "compute_capability": gpu.sources.compute_capability,
                     "total": gpu.sources.total,
                     "usable": gpu.sources.usable,
                     "free": gpu.sources.free,
+                    "bandwidth": gpu.sources.bandwidth,
+                    "pcie": gpu.sources.pcie,
+                    "compute": gpu.sources.compute,
                 },
             }
             for gpu in gpus
@@ -216,6 +227,13 @@ def _host(host: HostUse) -> dict[str, Any]:
         "compute": host.compute,
         "used": host.used,
         "left": host.left,
+    }
+
+
+def _estimate(price: Price) -> dict[str, Any]:
+    return {
+        "prompt_tokens_per_second": float(f"{price.prompt_tokens_per_second:.4g}"),
+        "generation_tokens_per_second": float(f"{price.generation_tokens_per_second:.4g}"),
     }
 
 

@@ -11,8 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
-from fitter.output.units import capability_text, dummy_loads, human, mib
+from fitter.machine.catalogue import capability_text
+from fitter.output.units import dummy_loads, human, mib, scaled, speed
 from fitter.planning.plan import DeviceUse, HostUse, PlanData
+from fitter.planning.pricing import Price
 
 if TYPE_CHECKING:
     from fitter.machine.catalogue import CatalogueGpu
@@ -42,6 +44,8 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"
         parts.append(Text(need))
     parts.append(Text("\n".join(_parameters(plan))))
+    if plan.estimate is not None:
+        parts.append(Text("\n".join(_estimate(plan.estimate)), overflow="fold"))
     loads = dummy_loads(plan.search.dummy_loads)
     parts.append(Text(f"measured with {loads} in {plan.search.seconds:.1f} s", style="dim"))
     return Group(*parts)
@@ -72,24 +76,29 @@ def catalogue_table(gpus: Iterable[CatalogueGpu]) -> RenderableType:
     """The GPUs that ``--gpu`` knows by name, and below them where each figure is from."""
     gpus = tuple(gpus)
     sources: dict[str, int] = {}
-    table = _table("GPU", "capability", "MiB: total", "usable", "free")
-    table.add_column("profile")
+    table = _table("GPU", "arch", "MiB: total", "usable", "free", "GB/s", "PCIe", "TFLOPS")
+    table.add_column("profile", no_wrap=True)
     table.add_column("sources", no_wrap=True)
     for gpu in gpus:
-        cited = (gpu.sources.compute_capability, gpu.sources.total, gpu.sources.usable, gpu.sources.free)
+        own = gpu.sources
+        cited = (own.compute_capability, own.total, own.usable, own.free, own.bandwidth, own.pcie, own.compute)
         numbers = (sources.setdefault(source, len(sources) + 1) if source else "-" for source in cited)
         table.add_row(
             gpu.key,
-            capability_text(gpu.compute_capability),
+            capability_text(gpu.compute_capability) if gpu.compute_capability else "-",
             mib(gpu.total),
             mib(gpu.usable),
             mib(gpu.free),
+            scaled(gpu.bandwidth, 10**9),
+            scaled(gpu.pcie, 10**9),
+            scaled(gpu.compute, 10**12),
             gpu.profile,
             " ".join(map(str, numbers)),
         )
     notes = [
         "total: the card's memory. usable: what the driver leaves of it. free: what an idle card leaves to llama.cpp.",
-        "sources: of capability, total, usable and free, by number:",
+        "GB/s: of its memory, and over PCIe. TFLOPS: dense fp16.",
+        "sources: of arch, total, usable, free, GB/s, PCIe and TFLOPS, by number:",
     ]
     listing = [Text(f"{number:>3}  {source}", overflow="fold") for source, number in sources.items()]
     return Group(table, Text(), *map(Text, notes), *listing)
@@ -231,6 +240,16 @@ def _parameters(plan: PlanData) -> list[str]:
     lines = [" · ".join(where), " · ".join(how)]
     lines += [f"{override.pattern} in {override.buffer_type}" for override in params.tensor_buft_overrides]
     return lines
+
+
+def _estimate(price: Price) -> list[str]:
+    workload = price.workload
+    prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
+    lines = [
+        f"estimated {prompt} t/s prompt · {generation} t/s generation "
+        f"({workload.prompt} + {workload.generate} tokens: {price.seconds:.1f} s)"
+    ]
+    return lines + [f"speed of {s.device}: {s.text}" for s in price.sources if s.is_default]
 
 
 def _metadata(value: MetadataValue) -> str:

@@ -15,13 +15,9 @@ def mib(size: int | None) -> str:
     return "-" if size is None else str(size // MIB)
 
 
-def capability_text(compute_capability: int) -> str:
-    """890 as ``8.9``, and ggml's number of an AMD architecture as ``gfx1100``."""
-    from fitter.machine.catalogue import AMD_OFFSET
-
-    if compute_capability >= AMD_OFFSET:
-        return f"gfx{compute_capability - AMD_OFFSET:x}"
-    return f"{compute_capability // 100}.{compute_capability % 100 // 10}"
+def scaled(figure: float | None, unit: int) -> str:
+    """``figure`` in ``unit``, with one decimal below 100: ``1008``, ``31.5``; ``-`` where it is not known."""
+    return "-" if figure is None else f"{figure / unit:.{0 if figure >= 100 * unit else 1}f}"
 
 
 def dummy_loads(count: int) -> str:
@@ -37,3 +33,10 @@ def human(size: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} GiB"
+
+
+def speed(tokens_per_second: float) -> str:
+    """Tokens per second to three digits: ``1,240``, ``38``, ``2.19``, ``0.56``."""
+    if tokens_per_second >= 100:
+        return f"{float(f'{tokens_per_second:.3g}'):,.0f}"
+    return f"{tokens_per_second:.3g}"

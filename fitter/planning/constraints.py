@@ -1,12 +1,21 @@
-"""From what a user says to what a fit keeps: overrides, margins, the levers. Bytes."""
+"""From what a user says to what a fit keeps: parameters, overrides, margins, the levers, the workload. Bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TypedDict
 
 from fitter.errors import UsageError
-from fitter.llama.types import DeviceInfo, TensorBuftOverride
-from fitter.planning.request import DEFAULT_MARGIN, LEVERS, MIB, DeviceLimit
+from fitter.llama.types import DeviceInfo, FlashAttn, Params, SplitMode, TensorBuftOverride
+from fitter.planning.cost import Workload
+from fitter.planning.request import (
+    DEFAULT_MARGIN,
+    LEVERS,
+    MIB,
+    OBJECTIVES,
+    STRATEGIES,
+    DeviceLimit,
+)
 
 _EXPERTS = ".ffn_(up|down|gate|gate_up)_(ch|)exps"
 """What ``--cpu-moe`` moves (``LLM_FFN_EXPS_REGEX`` upstream); the dot stands for itself."""
@@ -18,6 +27,145 @@ SLACK = 512 * MIB
 def default_margin(outside: int | None) -> int:
     """Upstream's margin; what was measured ``outside`` of llama.cpp's accounting and ``SLACK`` where that is more."""
     return max(DEFAULT_MARGIN, 0 if outside is None else outside + SLACK)
+
+
+class Parameters(TypedDict, total=False):
+    """What ``params_of`` takes: llama.cpp's parameters for one load, as people give them."""
+
+    n_ctx: int
+    n_gpu_layers: int
+    tensor_split: Sequence[float] | None
+    override_tensor: Sequence[str]
+    cpu_moe: bool
+    n_cpu_moe: int | None
+    split_mode: SplitMode
+    main_gpu: int
+    n_batch: int | None
+    n_ubatch: int
+    n_seq_max: int
+    kv_unified: bool
+    type_k: str
+    type_v: str
+    flash_attn: FlashAttn
+    offload_kqv: bool
+    op_offload: bool
+    swa_full: bool
+
+
+def params_of(
+    devices: Sequence[str] | None,
+    *,
+    n_ctx: int = 0,
+    n_gpu_layers: int = -1,
+    tensor_split: Sequence[float] | None = None,
+    override_tensor: Sequence[str] = (),
+    cpu_moe: bool = False,
+    n_cpu_moe: int | None = None,
+    split_mode: SplitMode = "layer",
+    main_gpu: int = 0,
+    n_batch: int | None = None,
+    n_ubatch: int = 512,
+    n_seq_max: int = 1,
+    kv_unified: bool = False,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    flash_attn: FlashAttn = "auto",
+    offload_kqv: bool = True,
+    op_offload: bool = True,
+    swa_full: bool = False,
+) -> Params:
+    """Parameters of one load. Raises ``UsageError`` where one makes no sense."""
+    if n_ctx < 0:
+        raise UsageError(f"a context of {n_ctx} tokens is too small: give 1 or more, or 0 for the model's own")
+    for name, value in (("n_seq_max", n_seq_max), ("n_ubatch", n_ubatch), ("n_batch", n_batch)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}: it must be 1 or more")
+    if tensor_split and any(not share >= 0 for share in tensor_split):
+        raise UsageError("tensor_split has a share below 0: give each device a share of 0 or more")
+    # llama.cpp cuts n_ubatch to n_batch; a larger micro batch alone means a larger batch too
+    batch = max(Params.n_batch, n_ubatch) if n_batch is None else n_batch
+    return Params(
+        n_ctx=n_ctx,
+        n_gpu_layers=n_gpu_layers,
+        tensor_split=tuple(map(float, tensor_split)) if tensor_split else None,
+        tensor_buft_overrides=(*parse_overrides(override_tensor), *expert_overrides(cpu_moe, n_cpu_moe)),
+        n_batch=batch,
+        n_ubatch=n_ubatch,
+        n_seq_max=n_seq_max,
+        kv_unified=kv_unified,
+        type_k=type_k,
+        type_v=type_v,
+        flash_attn=flash_attn,
+        offload_kqv=offload_kqv,
+        op_offload=op_offload,
+        swa_full=swa_full,
+        split_mode=split_mode,
+        main_gpu=main_gpu,
+        devices=None if devices is None else tuple(devices),
+    )
+
+
+def check_split_mode(split_mode: str) -> None:
+    """Raise ``UsageError`` for a split mode that shares every tensor, which is not planned."""
+    if split_mode not in ("none", "layer"):
+        raise UsageError(
+            f"split mode '{split_mode}' cannot be fitted, since llama.cpp splits every tensor over all devices then: "
+            "use 'layer' or 'none'"
+        )
+
+
+def workload_of(prompt: int | None, generate: int | None, context: int, *, is_set: bool) -> Workload:
+    """The request to price: what is not given has its default, cut to what a ``context`` of so many tokens has left.
+
+    ``is_set`` tells whether the user chose that context or the model has no larger one. Raises ``UsageError`` for
+    numbers below 1, and where they are more than the context.
+    """
+    for name, value in (("prompt", prompt), ("generate", generate)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}: it must be 1 or more")
+    if (prompt or 1) + (generate or 1) > context:
+        remedy = "ask for fewer, or for a larger -c" if is_set else "it has no larger one, so ask for fewer"
+        whose = "the context" if is_set else "the model's own context"
+        asked = " and ".join(
+            text
+            for text, value in ((f"{prompt} tokens of prompt", prompt), (f"{generate} to generate", generate))
+            if value is not None
+        )
+        if asked:
+            raise UsageError(f"{asked} are more than {whose} of {context} tokens: {remedy}")
+    if generate is None:
+        room = context - prompt if prompt else max(1, context // 5)
+        generate = min(Workload.generate, room)
+    if prompt is None:
+        prompt = min(Workload.prompt, max(0, context - generate))
+    return Workload(prompt, generate)
+
+
+def check_live_tokens(live_tokens: int | None, context: int) -> None:
+    """Raise ``UsageError`` for tokens that a ``context`` of so many tokens cannot have."""
+    if live_tokens is not None and not 0 <= live_tokens <= context:
+        raise UsageError(f"{live_tokens} live tokens cannot be in a context of {context}: give 0 to {context}")
+
+
+def check_timeout(timeout: float) -> None:
+    """Raise ``UsageError`` for a time that is none."""
+    if not timeout > 0:
+        raise UsageError(f"a timeout of {timeout} seconds is too short")
+
+
+def check_choices(objective: str, strategy: str) -> None:
+    """Raise ``UsageError`` for an objective or a strategy that there is not."""
+    for name, value, choices in (("objective", objective, OBJECTIVES), ("strategy", strategy, STRATEGIES)):
+        if value not in choices:
+            raise UsageError(f"unknown {name} '{value}': there is {', '.join(choices)}")
+
+
+def check_pins(n_gpu_layers: int | None, tensor_split: Sequence[float] | None) -> None:
+    """Raise ``UsageError`` for pinned parameters that contradict one another."""
+    if n_gpu_layers == 0 and tensor_split and any(tensor_split):
+        raise UsageError(
+            "-ngl 0 keeps every layer on the host, and -ts shares layers among devices: leave one of the two out"
+        )
 
 
 def parse_overrides(texts: Sequence[str]) -> tuple[TensorBuftOverride, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search
+from fitter.planning.pricing import Price, price_placement
 from fitter.planning.request import MIB, Measure, Progress, Record, Request
 from fitter.planning.search import Trial, search
 
@@ -59,7 +60,9 @@ class Llama:
 def fit(request: Request, summary: ModelSummary, llama: Llama, on_progress: OnProgress, virtual: bool) -> PlanData:
     """The plan for ``request``, measured on the user's own file. Raises what asking llama.cpp raises."""
     started = time.monotonic()
-    trial = _Fit(request, llama, on_progress).run()
+    fitting = _Fit(request, llama, on_progress)
+    trial = fitting.run()
+    estimate = fitting.price(trial)
     loads = llama.dummy_loads()
     on_progress(Progress(loads, "done"))
     return PlanData(
@@ -72,6 +75,7 @@ def fit(request: Request, summary: ModelSummary, llama: Llama, on_progress: OnPr
         problems=_problems(request, trial),
         n_layer=request.n_layer,
         virtual=virtual,
+        estimate=estimate,
     )
 
 
@@ -84,6 +88,7 @@ class _Fit:
         self._on_progress = on_progress
         self._own: dict[Params, Breakdown] = {}
         self._begun: Params | None = None
+        self._layout: Layout | None = None
 
     def run(self) -> Trial:
         skeleton = self._llama.skeleton
@@ -97,6 +102,16 @@ class _Fit:
                 pass
         return self._search(self._measure_own, self._llama.own.record, lambda params: None)
 
+    def price(self, trial: Trial) -> Price | None:
+        """What ``trial`` takes in time, ``None`` where it does not fit."""
+        request = self._request
+        if not trial.fits or request.facts is None:
+            return None
+        # what a token takes in the cache is the same at every context that was recorded
+        record = (self._llama.skeleton or self._llama.own).record
+        layout = self._layout or record(replace(trial.params, tensor_buft_overrides=()))
+        return price_placement(request, trial.devices, trial.placement, trial.params, trial.breakdown, layout)
+
     def _search(self, measure: Measure, record: Record, on_candidate: Callable[[Params], None]) -> Trial:
         def told_measure(params: Params) -> Breakdown:
             self._say(_attempt(params, self._request))
@@ -104,7 +119,8 @@ class _Fit:
 
         def told_record(params: Params) -> Layout:
             self._say(f"sizes of all tensors at a context of {params.n_ctx}")
-            return record(params)
+            self._layout = record(params)
+            return self._layout
 
         return search(self._request, told_measure, told_record, on_candidate)
 

@@ -12,6 +12,7 @@ from fitter.llama.types import LAYOUT_DEVICE, Layout
 
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 _CACHE_LAYER = re.compile(r"_l(\d+)(?:$|\D)")
+_STATE = re.compile(r"^cache_(?:ple_)?[rs]_l")
 
 HOST = -1
 """Stands for the host where the index of a device is expected."""
@@ -34,13 +35,15 @@ class Item:
 class Unit:
     """A layer, or as the last unit the output: what moves when ``n_gpu_layers`` or ``tensor_split`` changes.
 
-    ``fixed``: weights that can only be where the layer is. ``cache``: its part of the KV cache or recurrent state.
+    ``fixed``: weights that can only be where the layer is. ``cache``: its part of the KV cache or recurrent state, of
+    which ``state`` is the latter.
     """
 
     index: int
     fixed: int
     cache: int
     items: tuple[Item, ...] = ()
+    state: int = 0
 
     @cached_property
     def movable(self) -> int:
@@ -81,13 +84,16 @@ def units_of(
     pinned = pinned or {}
     fixed = [0] * (n_layer + 1)
     cache = [0] * (n_layer + 1)
+    state = [0] * (n_layer + 1)
     items: list[dict[str, tuple[list[str], int]]] = [{} for _ in range(n_layer + 1)]
     for entry in layout.entries:
         if entry.buffer_type != LAYOUT_DEVICE:
             continue
         size = -(-entry.bytes // layout.alignment) * layout.alignment
         if entry.kind == "context":
-            cache[min(_cache_layer(entry.name, n_layer), n_layer)] += size
+            index = min(_cache_layer(entry.name, n_layer), n_layer)
+            cache[index] += size
+            state[index] += size if _STATE.match(entry.name) else 0
             continue
         if entry.name in pinned:
             continue
@@ -107,6 +113,7 @@ def units_of(
             items=tuple(
                 Item(index, stem, tuple(suffixes), total) for stem, (suffixes, total) in sorted(items[index].items())
             ),
+            state=state[index],
         )
         for index in range(n_layer + 1)
     )
@@ -129,6 +136,6 @@ def between(low: Sequence[Unit], n_ctx_low: int, high: Sequence[Unit], n_ctx_hig
         return tuple(high)
     share = (n_ctx - n_ctx_low) / (n_ctx_high - n_ctx_low)
     return tuple(
-        Unit(a.index, b.fixed, max(0, round(a.cache + (b.cache - a.cache) * share)), b.items)
+        Unit(a.index, b.fixed, max(0, round(a.cache + (b.cache - a.cache) * share)), b.items, b.state)
         for a, b in zip(low, high, strict=True)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fitter.llama.types import Breakdown, Params
+from fitter.planning.pricing import Price
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class PlanData:
     """Parameters confirmed by a dummy load of the user's own file, with what that load measured.
 
     ``breakdown`` holds the rows per buffer type; ``problems`` is empty exactly when the plan fits.
-    ``n_layer`` counts the repeating layers that llama.cpp can offload (without the output layer).
+    ``n_layer`` counts the repeating layers that llama.cpp can offload (without the output layer). ``estimate`` is what
+    the plan takes in time, ``None`` where it does not fit.
     """
 
     model: ModelSummary
@@ -107,6 +109,7 @@ class PlanData:
     problems: tuple[Problem, ...]
     n_layer: int
     virtual: bool
+    estimate: Price | None = None
 
     @property
     def fits(self) -> bool:

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fitter.llama.types import Breakdown, Layout, Params
+from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.planning.cost import Workload
+from fitter.planning.work import ModelFacts
 
 MIB = 1024 * 1024
 DEFAULT_MARGIN = 1024 * MIB
@@ -15,6 +18,10 @@ DEFAULT_FIT_CTX = 4096
 """``--fit-ctx`` of llama.cpp."""
 LEVERS = ("paging",)
 """What ``--allow`` accepts."""
+OBJECTIVES = ("request", "generation", "prompt", "context")
+"""What a fit can be best at: the time of the request, generation or prompt processing alone, the most context."""
+STRATEGIES = ("fastest", "llama.cpp")
+"""How a fit places: by estimated time, or as upstream's own fit does."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,10 @@ class Request:
     layers, those for multi-token prediction counted) come from the model; ``fit_ctx`` is the smallest context per
     sequence that is worth having. ``model_bytes`` is what all tensors have in the file. ``pinned`` says of the tensors
     that an override of the user's catches where they go (a device's index or ``HOST``).
+
+    ``objective`` (of ``OBJECTIVES``) and ``strategy`` (of ``STRATEGIES``) say which plan is the best. ``workload`` is
+    the request that is priced, which every context from ``n_ctx_min`` up holds; ``speeds`` has every device's by name.
+    What is to be priced has ``facts`` and ``host_speed``; without them there is no estimate.
     """
 
     params: Params
@@ -71,6 +82,12 @@ class Request:
     fit_ctx: int = DEFAULT_FIT_CTX
     model_bytes: int = 0
     pinned: dict[str, int] = field(default_factory=dict)
+    facts: ModelFacts | None = None
+    speeds: dict[str, DeviceSpeed] = field(default_factory=dict)
+    host_speed: HostSpeed | None = None
+    workload: Workload = field(default_factory=Workload)
+    objective: str = "request"
+    strategy: str = "fastest"
 
     @property
     def n_streams(self) -> int:

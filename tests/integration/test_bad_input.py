@@ -149,7 +149,7 @@ def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
         (["--host-memory", "0GiB"], "host memory"),
         (["--allow", "everything"], "paging"),
         (["--fit-ctx", "0"], "--fit-ctx"),
-        (["--prompt", "5"], "--prompt"),
+        (["--prompt", "0"], "--prompt"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -192,6 +192,14 @@ def test_every_backend_numbers_its_own_devices() -> None:
     ("specs", "says"),
     [
         pytest.param(["rtx-4099"], "unknown GPU; did you mean rtx-4090", id="a slip"),
+        pytest.param(
+            ["rtx-4090:20GiB"], "rtx-4090 has memory of its own: leave '20GiB' out, or write free=", id="a size"
+        ),
+        pytest.param(["m2-ultra:"], "is no size", id="no size of a Mac"),
+        pytest.param(["m2-ultra:128"], "has no unit", id="a size of a Mac without a unit"),
+        pytest.param(["m2-ultra:0GiB"], "without memory", id="a Mac without memory"),
+        pytest.param(["m3-mex"], "did you mean m3-max", id="a slip in a Mac"),
+        pytest.param(["arc-b850"], "did you mean arc-b580", id="digits swapped"),
         pytest.param(["a100"], "did you mean a100-40gb or a100-80gb", id="two that it may be"),
         pytest.param(["rtx-4060-ti"], "did you mean rtx-4060-ti-8gb or rtx-4060-ti-16gb", id="8 or 16 GB"),
         pytest.param(["4090"], "did you mean rtx-4090", id="a bare model number"),
@@ -268,39 +276,153 @@ def test_gpu_round_trip(count: int, a: int, b: int, capability: int) -> None:
     assert {(d.compute_capability, d.total, d.free) for d in devices} == {(capability, total * MIB, free * MIB)}
 
 
+BACKENDS = {
+    # the name of the first device, the lowest and the highest capability
+    "cuda": ("CUDA0", 520, 1210),
+    "rocm": ("ROCm0", 0x1000906, 0x1001201),
+    "vulkan-anv": ("Vulkan0", 0, 0),
+    "vulkan-radv": ("Vulkan0", 0, 0),
+    "metal": ("MTL0", 0, 0),
+}
+
+
 @pytest.mark.parametrize("key", list(catalogue.gpus()))
 def test_a_card_of_the_catalogue_is_a_device(key: str) -> None:
     card = catalogue.gpus()[key]
     (device,) = parse_gpus([key])
-    name = {"cuda": "CUDA0", "rocm": "ROCm0"}[card.profile]
-    figures = (card.compute_capability, card.total, card.free)
-    assert device == VirtualDevice(name, card.description, card.profile, *figures)
-    assert card.sources.total
+    name, lowest, highest = BACKENDS[card.profile]
+    total = card.usable if card.profile == "metal" else card.total
+    assert device == VirtualDevice(name, card.description, card.profile, card.compute_capability, total or 0, card.free)
     assert key == key.lower()
-    # no driver leaves all of a card, and none takes a tenth of it
-    assert 0.9 * card.total < card.free < card.total
-    lowest, highest = {"cuda": (600, 1210), "rocm": (0x1000906, 0x1001201)}[card.profile]
+    if card.profile == "metal":
+        assert card.free == card.usable and card.usable < card.total
+    else:
+        # no driver leaves all of a card, and none takes a tenth of it
+        assert 0.9 * card.total < card.free < card.total
     assert lowest <= card.compute_capability <= highest
 
 
-def test_the_catalogue_is_of_use() -> None:
-    assert len(catalogue.gpus()) >= 30
-    assert {card.compute_capability for card in catalogue.gpus().values()} >= {610, 700, 750, 800, 860, 890, 900, 1200}
+FAMILIES = {
+    # what its cards are called, and how many there are at least
+    "Maxwell": (r"tesla-m", 1),
+    "Pascal": (r"gtx-10|tesla-p", 6),
+    "Volta": (r"tesla-v", 2),
+    "Turing": (r"gtx-16|rtx-20|titan-rtx|quadro-rtx|tesla-t4", 12),
+    "Ampere": (r"rtx-30|rtx-a\d|a10|a30|a40|a100|jetson", 22),
+    "Ada": (r"rtx-40[5-9]|rtx-\d000-ada|l4", 19),
+    "Hopper": (r"h100|h200|gh200", 6),
+    "Blackwell": (r"b200|rtx-50[5-9]|rtx-pro|dgx-spark", 17),
+    "CDNA and Vega": (r"mi\d|radeon-vii", 12),
+    "RDNA 2": (r"rx-6|w6", 9),
+    "RDNA 3": (r"rx-7|w7|strix-halo|radeon-[78]", 10),
+    "RDNA 4": (r"rx-9|r9", 5),
+    "Arc A": (r"arc-a", 7),
+    "Arc B": (r"arc-(pro-)?b", 6),
+    "M1": (r"m1(-|$)", 4),
+    "M2": (r"m2(-|$)", 4),
+    "M3": (r"m3(-|$)", 5),
+    "M4": (r"m4(-|$)", 4),
+    "M5": (r"m5(-|$)", 4),
+}
+
+
+@pytest.mark.parametrize(("pattern", "least"), FAMILIES.values(), ids=FAMILIES.keys())
+def test_a_family_of_cards(pattern: str, least: int) -> None:
+    assert len([key for key in catalogue.gpus() if re.match(pattern, key)]) >= least
+
+
+def test_every_card_is_of_one_family() -> None:
+    assert len(catalogue.gpus()) >= 160
+    for key in catalogue.gpus():
+        assert len([pattern for pattern, _ in FAMILIES.values() if re.match(pattern, key)]) == 1, key
+
+
+SPEEDS = {
+    # 10**9 bytes per second of memory and PCIe, 10**12 FLOP per second: data sheets
+    "tesla-p40": (346, 15.76, 12),
+    "rtx-2080-ti": (616, 15.76, 53.8),
+    "rtx-3090": (936, 31.504, 71),
+    "a100-80gb": (2039, 31.504, 312),
+    "rtx-4060-ti-16gb": (288, 15.752, 44.1),
+    "rtx-4090": (1008, 31.504, 165.2),
+    "rtx-6000-ada": (960, 31.504, 364.2),
+    "h100-sxm": (3350, 63.008, 989.4),
+    "rtx-5090": (1792, 63.008, 209.5),
+    "gh200": (4000, 450, 989.4),
+    "dgx-spark": (273, None, 125),
+    "rx-7900-xtx": (960, 31.504, 122.8),
+    "mi300x": (5300, 63.008, 1307.4),
+    "strix-halo-96gb": (256, None, 59.4),
+    "arc-b580": (456, 15.752, 116.5),
+    "arc-a380": (186, 15.752, None),
+    "m2-ultra": (800, None, 27.3),
+    "m3-max-30c": (300, None, 10.7),
+}
+
+
+@pytest.mark.parametrize(("key", "speeds"), SPEEDS.items(), ids=SPEEDS)
+def test_speeds_of_known_cards(key: str, speeds: tuple[float, float | None, float | None]) -> None:
+    card = catalogue.gpus()[key]
+    scaled = (card.bandwidth / 1e9, card.pcie and card.pcie / 1e9, card.compute and card.compute / 1e12)
+    assert scaled == pytest.approx(speeds)
+
+
+@pytest.mark.parametrize("key", list(catalogue.gpus()))
+def test_speeds_are_those_of_a_gpu(key: str) -> None:
+    card = catalogue.gpus()[key]
+    assert 60e9 <= card.bandwidth <= 8e12
+    assert card.unified == (card.pcie is None)
+    assert card.pcie is None or 7e9 < card.pcie <= 450e9
+    if card.compute is not None:
+        assert 2e12 < card.compute < 3e15
+        assert 10 < card.compute / card.bandwidth < 600, "FLOP per byte"
+    assert bool(card.sizes) == (card.profile == "metal")
+    assert not card.sizes or card.total in card.sizes
+    assert card.names[0] == card.description
 
 
 @pytest.mark.parametrize("key", list(catalogue.gpus()))
 def test_every_figure_of_the_catalogue_has_a_source(key: str) -> None:
     card = catalogue.gpus()[key]
     sources = card.sources
-    for source in (sources.compute_capability, sources.total, *filter(None, [sources.usable])):
-        assert re.search(r"https://[a-z.]+/\S+", source), "a page that can be opened"
-    assert sources.compute_capability.startswith({"cuda": "NVIDIA, ", "rocm": "AMD, "}[card.profile])
-    assert ("nominal" in sources.total) <= (card.total % (1024 * MIB) == 0 or card.total % (512 * MIB) == 0)
+    cited = (
+        sources.compute_capability,
+        sources.total,
+        sources.usable,
+        sources.bandwidth,
+        sources.compute,
+        sources.pcie,
+    )
+    for source in filter(None, cited):
+        assert re.search(r"https://[a-z0-9.-]+/\S+", source), "a page that can be opened"
+    maker = {"cuda": "NVIDIA, ", "rocm": "AMD, "}.get(card.profile)
+    assert (sources.compute_capability or "").startswith(maker or "")
+    assert (card.compute_capability == 0) == (sources.compute_capability is None) == (maker is None)
+    assert ("nominal" in sources.total) <= (card.total % (512 * MIB) == 0)
     assert (card.usable is None) == (sources.usable is None)
+    assert sources.bandwidth
+    assert (card.compute is None) == (sources.compute is None)
+    assert (card.pcie is None) == (sources.pcie is None)
     assert card.free <= (card.usable or card.total) <= card.total
     if "https://" not in sources.free:
         assert sources.free.startswith("estimated: 96% of the total")
         assert card.free == int(card.total // MIB * catalogue.default().free_fraction) * MIB
+
+
+UNIFIED = {
+    # total and free, MiB
+    "m2-ultra:128GiB": (98304, 98304),
+    "M2 Ultra: 64 GiB": (49152, 49152),
+    "m1:16GiB:free=8GiB": (10922, 8192),
+    "strix-halo:64GiB": (65536, 62914),
+    "dgx-spark:64GiB": (65536, 62914),
+}
+
+
+@pytest.mark.parametrize(("spec", "sizes"), UNIFIED.items(), ids=UNIFIED)
+def test_memory_of_a_card_that_shares_it(spec: str, sizes: tuple[int, int]) -> None:
+    (device,) = parse_gpus([spec])
+    assert (device.total // MIB, device.free // MIB) == sizes
 
 
 KNOWN = {
@@ -320,7 +442,8 @@ def test_known_cards(key: str, known: tuple[int, int | None, int]) -> None:
 
 
 def test_the_default_share_is_the_smallest_known() -> None:
-    measured = [card for card in catalogue.gpus().values() if "https://" in card.sources.free]
+    cards = catalogue.gpus().values()
+    measured = [card for card in cards if "https://" in card.sources.free and card.profile != "metal"]
     assert len(measured) >= 4
     smallest = min(card.free / card.total for card in measured)
     assert smallest - 0.005 < catalogue.default().free_fraction <= smallest

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from plans import GIB, MIB, make_plan
+from plans import GIB, MIB, make_plan, make_price
 
 from fitter.llama.types import Array, DeviceInfo, Params, Row, TensorBuftOverride, VirtualDevice
 from fitter.machine.catalogue import CatalogueGpu, Sources
@@ -88,6 +88,13 @@ def test_a_plan_by_the_schema() -> None:
     assert json.dumps(document) == json.dumps(expected)
 
 
+def test_the_estimate() -> None:
+    assert to_dict(make_plan(estimate=make_price()))["estimate"] == {
+        "prompt_tokens_per_second": 1240,
+        "generation_tokens_per_second": 38.04,
+    }
+
+
 def test_what_llama_cpp_chose_is_said_where_nobody_set_it() -> None:
     params = to_dict(make_plan(Params(n_ctx=0), n_ctx=8192))["params"]
     assert params["n_ctx"] == 8192
@@ -124,8 +131,8 @@ def test_devices() -> None:
 
 
 def test_catalogue() -> None:
-    sources = Sources("a page", "a log", None, "estimated")
-    card = CatalogueGpu("card-8gb", "Card", "cuda", 1210, 8 * GIB, None, 7 * GIB, sources)
+    sources = Sources("a page", "a log", None, "estimated", "a sheet", None, "a bus")
+    card = CatalogueGpu("card-8gb", "Card", "cuda", 1210, 8 * GIB, None, 7 * GIB, sources, 1e12, None, 32e9)
     assert catalogue_to_dict([card]) == {
         "schema": 1,
         "gpus": [
@@ -137,7 +144,19 @@ def test_catalogue() -> None:
                 "total": 8 * GIB,
                 "usable": None,
                 "free": 7 * GIB,
-                "sources": {"compute_capability": "a page", "total": "a log", "usable": None, "free": "estimated"},
+                "bandwidth": 1e12,
+                "pcie": 32e9,
+                "compute": None,
+                "unified": False,
+                "sources": {
+                    "compute_capability": "a page",
+                    "total": "a log",
+                    "usable": None,
+                    "free": "estimated",
+                    "bandwidth": "a sheet",
+                    "pcie": "a bus",
+                    "compute": None,
+                },
             }
         ],
     }

@@ -3,14 +3,16 @@ from __future__ import annotations
 import io
 
 import pytest
-from plans import GIB, MIB, make_plan
+from plans import GIB, MIB, make_plan, make_price
 from test_output_json import CALIBRATION, INSPECTION
 
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.catalogue import CatalogueGpu, Sources
 from fitter.output import table
 from fitter.output.progress import progress
+from fitter.output.units import speed
 from fitter.planning.plan import PlanData, Problem
+from fitter.planning.pricing import SpeedSource
 from fitter.planning.request import Progress
 
 
@@ -46,6 +48,34 @@ def test_plan_on_virtual_devices() -> None:
         "^blk.1. in CPU\n"
         "measured with 5 dummy loads in 1.2 s\n"
     )
+
+
+def test_the_estimate_says_which_speeds_are_defaults() -> None:
+    known = SpeedSource("CUDA0", "catalogue: NVIDIA GeForce RTX 4090", False)
+    other = SpeedSource("host", "default: two channels", True)
+    assert (
+        "flash attention on\n"
+        "estimated 1,240 t/s prompt · 38 t/s generation (2048 + 512 tokens: 15.1 s)\n"
+        "speed of host: default: two channels\n"
+        "measured with" in rendered(make_plan(estimate=make_price(known, other)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (12345.6, "12,300"),
+        (1240.4, "1,240"),
+        (999.6, "1,000"),
+        (140.78, "141"),
+        (99.95, "100"),
+        (38.04, "38"),
+        (2.194, "2.19"),
+        (0.5601, "0.56"),
+    ],
+)
+def test_speeds_have_three_digits(value: float, text: str) -> None:
+    assert speed(value) == text
 
 
 def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,21 +145,26 @@ def test_devices() -> None:
 
 def test_catalogue() -> None:
     out = io.StringIO()
-    one = CatalogueGpu("one", "One", "cuda", 890, 8 * GIB, None, 7 * GIB, Sources("a page", "a log", None, "estimated"))
-    two = CatalogueGpu("two", "Two", "cuda", 1210, 9 * GIB, 8 * GIB, 7 * GIB, Sources("a page", "x", "a log", "y"))
+    one = CatalogueGpu(
+        "one", "One", "cuda", 890, 8 * GIB, None, 7 * GIB, Sources("a page", "a log", None, "estimated"), 1008e9
+    )
+    sources = Sources(None, "x", "a log", "y", "a page", "z", "a log")
+    two = CatalogueGpu("two", "Two", "vulkan-anv", 0, 9 * GIB, 8 * GIB, 7 * GIB, sources, 89.6e9, 116.4e12, 15.752e9)
     table.print_to(out, table.catalogue_table([one, two]))
     assert out.getvalue() == (
-        "GPU  capability  MiB: total  usable  free  profile  sources\n"
-        "one         8.9        8192       -  7168  cuda     1 2 - 3\n"
-        "two        12.1        9216    8192  7168  cuda     1 4 2 5\n"
+        "GPU  arch  MiB: total  usable  free  GB/s  PCIe  TFLOPS  profile     sources\n"
+        "one   8.9        8192       -  7168  1008     -       -  cuda        1 2 - 3 - - -\n"
+        "two     -        9216    8192  7168  89.6  15.8     116  vulkan-anv  - 4 2 5 1 2 6\n"
         "\n"
         "total: the card's memory. usable: what the driver leaves of it. free: what an idle card leaves to llama.cpp.\n"
-        "sources: of capability, total, usable and free, by number:\n"
+        "GB/s: of its memory, and over PCIe. TFLOPS: dense fp16.\n"
+        "sources: of arch, total, usable, free, GB/s, PCIe and TFLOPS, by number:\n"
         "  1  a page\n"
         "  2  a log\n"
         "  3  estimated\n"
         "  4  x\n"
         "  5  y\n"
+        "  6  z\n"
     )
 
 

@@ -1,0 +1,210 @@
+"""How fast a device computes and reads its memory, as its vendor says, and how fast the host does."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from fitter.llama.types import DeviceInfo, VirtualDevice
+from fitter.machine import catalogue
+from fitter.machine.catalogue import AMD_OFFSET, CatalogueGpu
+
+_BACKENDS = {
+    "CUDA": "cuda",
+    "MUSA": "cuda",
+    "ROCm": "rocm",
+    "HIP": "rocm",
+    "Vulkan": "vulkan",
+    "Metal": "metal",
+    "MTL": "metal",
+}
+"""The kind of a device, by its backend or by its name without the number."""
+
+_GIB = 2**30
+
+_OLDEST_RDNA = AMD_OFFSET + 0x1010
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """Speeds of one device as its vendor publishes them; what llama.cpp makes of them is the cost model's business.
+
+    ``bandwidth``: bytes per second of its memory. ``compute``: dense fp16 FLOP per second with accumulation in fp32, on
+    matrix units where it has them. ``pcie``: bytes per second from host to device, theoretical; where the memory is the
+    host's own, its bandwidth. ``kind``: ``cuda``, ``rocm``, ``vulkan`` or ``metal``. ``compute_capability``: ``8.9``,
+    ``gfx1100``, or empty where there is none or it is not known. ``source``: one line for people. ``known``: whether
+    the device is one of the catalogue; else the speeds are a stated default.
+    """
+
+    bandwidth: float
+    compute: float
+    pcie: float
+    kind: str
+    compute_capability: str
+    source: str
+    known: bool
+
+
+@dataclass(frozen=True)
+class HostSpeed:
+    """``bandwidth`` of the host's memory, bytes per second, as all cores together read it; ``source``: one line.
+
+    ``threads``: how many llama.cpp computes with, its default being one per physical core; 0 where it is not known.
+    ``known``: whether it was measured or given; else it is a stated default.
+    """
+
+    bandwidth: float
+    source: str
+    threads: int = 0
+    known: bool = True
+
+
+DEFAULT_HOST = HostSpeed(40e9, "default: two channels of DDR4-3200 less a fifth, for nothing was measured", known=False)
+"""What a host that was not measured is taken to read: 2 channels x 8 bytes x 3200 MT/s = 51.2 GB/s, less a fifth."""
+
+
+def speed_of(info: DeviceInfo | VirtualDevice) -> DeviceSpeed:
+    """The speed of a real or virtual device: that of the catalogue's card that its description names.
+
+    Where several cards have the name, it is the one with the most similar memory. Where none has it, it is that of
+    another card, which ``source`` names: the one nearest in memory among those of its kind and compute capability.
+    """
+    kind = _kind(info)
+    if cards := named(info.description):
+        card = min(cards, key=lambda card: _distance(card, info.total))
+        return _speed(card, kind or card.profile.partition("-")[0], f"catalogue: {card.description}", True)
+    return _default(info, kind)
+
+
+def named(description: str) -> tuple[CatalogueGpu, ...]:
+    """Cards of the catalogue that a driver describes so, in its order; ``()`` where it knows none.
+
+    Vendor, trade marks and what Vulkan's drivers put in parentheses do not matter, and nothing else is ignored: a
+    laptop's GPU is not the card that it is named after.
+    """
+    cards = _names()
+    return cards.get(_normal(description)) or cards.get(_normal(re.sub(r"\s*\([^()]*\)$", "", description)), ())
+
+
+@functools.cache
+def _names() -> dict[str, tuple[CatalogueGpu, ...]]:
+    cards: dict[str, tuple[CatalogueGpu, ...]] = {}
+    for card in catalogue.gpus().values():
+        for name in dict.fromkeys(map(_normal, card.names)):
+            cards[name] = (*cards.get(name, ()), card)
+    return cards
+
+
+def _normal(description: str) -> str:
+    """``Intel(R) Arc(tm) A770 Graphics`` as ``arc a770``."""
+    text = re.sub(r"\((?:r|tm)\)|[®™]", " ", description.lower())
+    text = " ".join(text.split()).removesuffix(" graphics")
+    return re.sub(r"^(nvidia|amd|ati|intel|apple) ", "", text)
+
+
+def _kind(info: DeviceInfo | VirtualDevice) -> str | None:
+    if isinstance(info, VirtualDevice):
+        return info.profile.partition("-")[0]
+    return _BACKENDS.get(info.backend) or _BACKENDS.get(info.name.rstrip("0123456789"))
+
+
+def _distance(card: CatalogueGpu, total: int) -> int:
+    """How far ``total`` is from what the card may report."""
+    if card.profile == "metal":
+        return min(abs(catalogue.metal_working_set(size) - total) for size in card.sizes)
+    return min(abs(size - total) for size in (card.total, card.usable or card.total))
+
+
+# --- cards that the catalogue does not know
+
+
+def _default(info: DeviceInfo | VirtualDevice, kind: str | None) -> DeviceSpeed:
+    default = catalogue.default()
+    kind = kind or default.profile
+    if kind != "metal" and (_is_integrated(info) or _driver(info) == "lavapipe"):
+        card = catalogue.gpus()[default.integrated]
+        source = f"default: as {card.description}, for a GPU that shares the host's memory"
+        return replace(_speed(card, kind, source, False), compute_capability="")
+    architecture = _architecture(info)
+    if kind == "cuda":
+        number = architecture or default.compute_capability
+        cards = _alike("cuda", number)
+    elif kind == "rocm" and architecture:
+        cards = _alike("rocm", architecture)
+    else:
+        cards = _of_vendor(kind, _driver(info))
+    # In whole GiB, which is what cards differ by: of as large ones the first is meant, the usual one.
+    card = min(cards, key=lambda card: round(_distance(card, info.total) / _GIB))
+    text = catalogue.capability_text(architecture) if architecture else ""
+    among = f" of {text}" if text else f" for {kind}"
+    source = f"default: as {card.description}, the nearest in memory{among}"
+    return replace(_speed(card, kind, source, False), compute_capability=text)
+
+
+def _alike(profile: str, architecture: int) -> list[CatalogueGpu]:
+    """Cards with memory of their own of the nearest architecture."""
+    cards = [card for card in _cards() if card.profile == profile]
+    nearest = min(abs(card.compute_capability - architecture) for card in cards)
+    return [card for card in cards if abs(card.compute_capability - architecture) == nearest]
+
+
+def _of_vendor(kind: str, driver: str) -> list[CatalogueGpu]:
+    if kind == "metal":
+        return [card for card in catalogue.gpus().values() if card.profile == "metal"]
+    if driver == "nvidia":
+        return _alike("cuda", catalogue.default().compute_capability)
+    if driver == "anv":
+        return [card for card in _cards() if card.profile == "vulkan-anv"]
+    return [card for card in _cards() if card.profile == "rocm" and card.compute_capability >= _OLDEST_RDNA]
+
+
+def _cards() -> Iterable[CatalogueGpu]:
+    return (card for card in catalogue.gpus().values() if not card.unified)
+
+
+def _is_integrated(info: DeviceInfo | VirtualDevice) -> bool:
+    return isinstance(info, DeviceInfo) and info.type == "igpu"
+
+
+def _driver(info: DeviceInfo | VirtualDevice) -> str:
+    """The Vulkan driver that a device is said to have: of a virtual one by its profile, of a real one by its vendor."""
+    if isinstance(info, VirtualDevice):
+        return info.profile.partition("-")[2]
+    text = info.description.lower()
+    words = {"llvmpipe": "lavapipe", "lavapipe": "lavapipe", "nvidia": "nvidia", "intel": "anv"}
+    return next((driver for word, driver in words.items() if word in text), "")
+
+
+def _architecture(info: DeviceInfo | VirtualDevice) -> int:
+    """Compute capability or architecture; 0 where nothing says it. ``--gpu`` writes it in descriptions."""
+    if isinstance(info, VirtualDevice):
+        return info.compute_capability
+    match = re.fullmatch(r"virtual \w+ GPU (\S+)", info.description) if info.virtual else None
+    try:
+        return catalogue.capability(match[1].lower()) if match else 0
+    except ValueError:
+        return 0
+
+
+# --- from a card to its speed
+
+
+def _speed(card: CatalogueGpu, kind: str, source: str, known: bool) -> DeviceSpeed:
+    compute = card.compute
+    if compute is None:
+        compute = card.bandwidth * _middle_intensity(card.profile)
+        source += "; compute estimated from its bandwidth"
+    pcie = card.bandwidth if card.pcie is None else card.pcie
+    text = catalogue.capability_text(card.compute_capability) if card.compute_capability else ""
+    return DeviceSpeed(card.bandwidth, compute, pcie, kind, text, source, known)
+
+
+@functools.cache
+def _middle_intensity(profile: str) -> float:
+    """FLOP per byte of the cards that it is known of."""
+    cards = [card for card in catalogue.gpus().values() if card.profile == profile]
+    intensities = sorted(card.compute / card.bandwidth for card in cards if card.compute)
+    middle = len(intensities) // 2
+    return (intensities[middle] + intensities[-1 - middle]) / 2

@@ -1,0 +1,163 @@
+"""What a load with measured parameters is estimated to take in time, and what that estimate rests on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fitter.llama.types import Breakdown, Layout, Params
+from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.planning.cost import Estimate, Part, Work, Workload, price
+from fitter.planning.memory import HOST, units_of
+from fitter.planning.placement import Placement
+from fitter.planning.request import DeviceLimit, Request
+from fitter.planning.work import ModelFacts, Pieces, pieces_of, work_of, work_of_params
+
+
+@dataclass(frozen=True)
+class SpeedSource:
+    """Where the speed of ``device`` (a device's name, or ``host``) is from.
+
+    ``is_default``: nobody knows the device, so that it has the speed of another one, which ``text`` names.
+    """
+
+    device: str
+    text: str
+    is_default: bool
+
+
+@dataclass(frozen=True)
+class Price:
+    """The estimated time of ``workload``, on average over it.
+
+    ``parts`` add up to seconds per prompt token and per generated token; ``sources`` says where every speed that
+    matters is from; ``breakdown`` is what llama.cpp measured for the same parameters. ``live_tokens`` are in the cache
+    when generation is priced.
+    """
+
+    estimate: Estimate
+    workload: Workload
+    live_tokens: float
+    sources: tuple[SpeedSource, ...]
+    breakdown: Breakdown
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        """Speed of prompt processing."""
+        return self.estimate.prompt_tokens_per_second
+
+    @property
+    def generation_tokens_per_second(self) -> float:
+        """Speed of generation."""
+        return self.estimate.generation_tokens_per_second
+
+    @property
+    def seconds(self) -> float:
+        """The whole request."""
+        return self.estimate.seconds
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What the time is spent on."""
+        return self.estimate.parts
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Names, speeds and free bytes of the devices that a model is on, in its order, and the host's speed."""
+
+    names: tuple[str, ...]
+    devices: tuple[DeviceSpeed, ...]
+    free: tuple[int, ...]
+    host: HostSpeed
+
+
+def price_params(
+    facts: ModelFacts,
+    layout: Layout,
+    params: Params,
+    breakdown: Breakdown,
+    speeds: Speeds,
+    targets: Mapping[str, int],
+    workload: Workload,
+    live_tokens: int | None = None,
+) -> Price:
+    """The price of ``params``, for which llama.cpp measured ``breakdown``.
+
+    ``layout`` was recorded with the same parameters; its context may be another one. ``targets`` has the place (an
+    index of ``speeds``, or ``HOST``) of every tensor that an override catches. Generation is priced with
+    ``live_tokens`` in the cache, by default with what the workload has there on average.
+    """
+    work = work_of_params(_pieces(facts, layout, params, breakdown), params, speeds.free, targets, breakdown.n_splits)
+    return _priced(work, speeds, workload, breakdown, live_tokens)
+
+
+def price_placement(
+    request: Request,
+    devices: Sequence[DeviceLimit],
+    placement: Placement,
+    params: Params,
+    breakdown: Breakdown,
+    layout: Layout,
+) -> Price | None:
+    """The price of ``placement`` on ``devices``, as ``request`` wants it priced; ``None`` where it has no facts for it.
+
+    ``params`` say the same placement to llama.cpp, which measured ``breakdown`` for them.
+    """
+    if request.facts is None or request.host_speed is None:
+        return None
+    names = tuple(device.name for device in devices)
+    speeds = Speeds(
+        names, tuple(request.speeds[name] for name in names), tuple(d.free for d in devices), request.host_speed
+    )
+    index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
+    pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
+    pieces = _pieces(request.facts, layout, params, breakdown, pinned)
+    return _priced(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown, None)
+
+
+def _pieces(
+    facts: ModelFacts,
+    layout: Layout,
+    params: Params,
+    breakdown: Breakdown,
+    pinned: Mapping[str, int] | None = None,
+) -> Pieces:
+    units = units_of(layout, facts.n_layer, lambda _: False)
+    return pieces_of(facts, units, layout.n_ctx, params, breakdown.flash_attn, pinned)
+
+
+def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown, live_tokens: int | None) -> Price:
+    estimate = price(work, speeds.devices, speeds.host, workload)
+    live = workload.cached + workload.prompt + workload.generate / 2
+    if live_tokens is not None:
+        live = live_tokens
+        at_depth = price(work, speeds.devices, speeds.host, replace(workload, prompt=0, generate=0, cached=live_tokens))
+        estimate = _joined(estimate, at_depth, workload)
+    named = tuple(replace(part, name=_named(part.name, speeds.names)) for part in estimate.parts)
+    used = {place for layer in work.layers for place in (layer.home, layer.cache, *(w.place for w in layer.weights))}
+    sources = [
+        SpeedSource(name, speed.source, not speed.known)
+        for d, (name, speed) in enumerate(zip(speeds.names, speeds.devices, strict=True))
+        if d in used
+    ]
+    if HOST in used:
+        sources.append(SpeedSource("host", speeds.host.source, not speeds.host.known))
+    return Price(replace(estimate, parts=named), workload, live, tuple(sources), breakdown)
+
+
+def _named(part: str, names: Sequence[str]) -> str:
+    """``device 0: weights`` with the device's name."""
+    match = re.match(r"device (\d+)(?=:)", part)
+    return names[int(match[1])] + part[match.end() :] if match else part
+
+
+def _joined(prompt: Estimate, generation: Estimate, workload: Workload) -> Estimate:
+    """What ``prompt`` says of the prompt, and ``generation`` of generation."""
+    parts = {part.name: replace(part, generation=0.0) for part in prompt.parts}
+    for part in generation.parts:
+        parts[part.name] = Part(part.name, parts[part.name].prompt if part.name in parts else 0.0, part.generation)
+    seconds = workload.prompt * prompt.prompt_seconds + workload.generate * generation.generation_seconds
+    kept = tuple(part for part in parts.values() if part.prompt or part.generation)
+    return Estimate(prompt.prompt_seconds, generation.generation_seconds, seconds, kept)

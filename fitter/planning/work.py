@@ -1,0 +1,331 @@
+"""What the cost model needs of a placement, from a model's header and the sizes that llama.cpp recorded.
+
+Nothing here knows an architecture: what a layer's attention reads is what its cache takes, and only the number of
+operations follows from head counts, where the header has them. ``Pieces`` is a model at one context, of which every
+placement of a search is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fitter.llama.types import Array, MetadataValue, Params
+from fitter.model.header import Model
+from fitter.model.tensors import Role, is_expert, layer_of, role_of
+from fitter.planning.cost import Attention, Layer, Weights, Work
+from fitter.planning.memory import HOST, Unit
+from fitter.planning.placement import Placement, counts_for_split
+
+_FLOATS = ("f32", "f16", "bf16")
+
+# bytes that an element of a KV cache takes (ggml's block size over its length)
+_CACHE_BYTES = {
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "q8_0": 34 / 32,
+    "q4_0": 18 / 32,
+    "q4_1": 20 / 32,
+    "iq4_nl": 18 / 32,
+    "q5_0": 22 / 32,
+    "q5_1": 24 / 32,
+}
+
+
+class WeightFacts(NamedTuple):
+    """A tensor that is computed with for every token; ``experts``: routed experts, of which a token uses a part."""
+
+    name: str
+    bytes: int
+    n_params: int
+    experts: bool
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """A layer as the header describes it; ``tensors`` has those of attention first.
+
+    Head counts and lengths are 0 where the header has none. ``is_latent``: the cache has one compressed row for all
+    heads. ``is_windowed``: whether attention is a sliding window's, ``None`` where the header does not say it of each
+    layer.
+    """
+
+    tensors: tuple[WeightFacts, ...]
+    n_head: int = 0
+    n_head_kv: int = 0
+    key_length: int = 0
+    value_length: int = 0
+    is_latent: bool = False
+    is_windowed: bool | None = None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What pricing needs of a model's header. ``n_layer`` counts all layers, as ``Model.n_layer`` does.
+
+    ``layers`` are those that generation computes: without those for multi-token prediction, which are the last.
+    ``output`` is what is computed after them, with the token embedding where that serves as the output. ``window``:
+    tokens of sliding-window attention, 0 without.
+    """
+
+    n_layer: int
+    layers: tuple[LayerFacts, ...]
+    output: tuple[WeightFacts, ...]
+    n_embd: int
+    n_expert: int
+    n_expert_used: int
+    window: int
+
+    @property
+    def names(self) -> list[str]:
+        """All tensors that are computed with."""
+        return [
+            tensor.name for tensors in (*(layer.tensors for layer in self.layers), self.output) for tensor in tensors
+        ]
+
+
+def facts_of(model: Model) -> ModelFacts:
+    """What pricing needs of ``model``. Whatever its header lacks is left out, never refused."""
+    layers: list[list[WeightFacts]] = [[] for _ in range(model.n_layer)]
+    output: list[WeightFacts] = []
+    lookup: list[WeightFacts] = []
+    for tensor in model.tensors:
+        facts = WeightFacts(tensor.name, tensor.bytes, math.prod(tensor.shape), is_expert(tensor.name))
+        layer = layer_of(tensor.name)
+        if layer is not None:
+            if layer < len(layers):
+                layers[layer].append(facts)
+        elif role_of(tensor.name) is Role.TOKEN_EMBEDDING:
+            lookup.append(facts)
+        else:
+            output.append(facts)
+    if not any(tensor.name == "output.weight" for tensor in output):
+        output += [tensor for tensor in lookup if tensor.name == "token_embd.weight"]
+    read = _reader(model.metadata, model.architecture)
+    n_embd = read("embedding_length", 0)
+    pattern = model.metadata.get(f"{model.architecture}.attention.sliding_window_pattern")
+    windowed = pattern.values if isinstance(pattern, Array) else ()
+    window = read("attention.sliding_window", 0)
+    computed = model.n_layer - model.n_layer_nextn
+    return ModelFacts(
+        n_layer=model.n_layer,
+        layers=tuple(
+            _layer_facts(read, i, tensors, n_embd, bool(windowed[i]) if i < len(windowed) else None)
+            for i, tensors in enumerate(layers[:computed])
+        ),
+        output=tuple(output),
+        n_embd=n_embd,
+        n_expert=model.n_expert,
+        n_expert_used=min(read("expert_used_count", 0), model.n_expert) or model.n_expert,
+        window=window,
+    )
+
+
+def _reader(metadata: Mapping[str, MetadataValue], architecture: str) -> Callable[..., int]:
+    """Reads ``<arch>.<key>`` as a number: that of a layer from an array that has one for each, else the largest."""
+
+    def read(key: str, default: int, layer: int | None = None) -> int:
+        value = metadata.get(f"{architecture}.{key}", default)
+        if isinstance(value, Array):
+            if layer is not None and layer < len(value.values):
+                return int(value.values[layer])
+            return int(max(value.values, default=default))
+        return int(value) if isinstance(value, int | float) else default
+
+    return read
+
+
+def _layer_facts(
+    read: Callable[..., int], layer: int, tensors: Iterable[WeightFacts], n_embd: int, is_windowed: bool | None
+) -> LayerFacts:
+    n_head = read("attention.head_count", 0, layer)
+    n_head_kv = read("attention.head_count_kv", n_head, layer)
+    length = n_embd // n_head if n_head else 0
+    suffix = "_swa" if is_windowed else ""
+    key_length, value_length = (
+        read(f"attention.{kind}_length{suffix}", read(f"attention.{kind}_length", length)) for kind in ("key", "value")
+    )
+    return LayerFacts(
+        tensors=tuple(sorted(tensors, key=lambda tensor: ".attn_" not in tensor.name or "norm" in tensor.name)),
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        key_length=key_length,
+        value_length=value_length,
+        is_latent=n_head_kv == 1 and read("attention.kv_lora_rank", 0) > 0,
+        is_windowed=is_windowed,
+    )
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A model at one context: all that placements of it have in common.
+
+    ``attention`` and ``states`` have an entry for each of ``facts.layers``; a state is the bytes of a recurrent
+    layer that every token reads and writes. ``pinned``: what the user's overrides place (a device's index or ``HOST``).
+    """
+
+    facts: ModelFacts
+    attention: tuple[Attention | None, ...]
+    states: tuple[float, ...]
+    n_ubatch: int
+    op_offload: bool
+    cache_on_host: bool
+    pinned: Mapping[str, int] = field(default_factory=dict)
+    _made: dict[tuple[int, int, tuple[tuple[str, int], ...]], Layer] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _alike: dict[Layer, Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def layer(self, index: int, home: int, apart: tuple[tuple[str, int], ...] = ()) -> Layer:
+        """Layer ``index`` (that of ``facts.layers``, or one more for the output) at ``home``.
+
+        ``apart`` pairs tensors' names with the place that they have instead.
+        """
+        key = (index, home, apart)
+        if key not in self._made:
+            layer = self._make(index, home, dict(apart))
+            # layers that are alike are priced once where they are one object
+            self._made[key] = self._alike.setdefault(layer, layer)
+        return self._made[key]
+
+    def _make(self, index: int, home: int, apart: Mapping[str, int]) -> Layer:
+        facts = self.facts
+        is_output = index == len(facts.layers)
+        sums: dict[tuple[int, bool], tuple[int, int]] = {}
+        for tensor in facts.output if is_output else facts.layers[index].tensors:
+            place = self.pinned.get(tensor.name, apart.get(tensor.name, home)), tensor.experts
+            size, n_params = sums.get(place, (0, 0))
+            sums[place] = size + tensor.bytes, n_params + tensor.n_params
+        cache = HOST if self.cache_on_host and home != HOST else None
+        if not is_output and self.states[index]:
+            place = home if cache is None else cache, False
+            size, n_params = sums.get(place, (0, 0))
+            sums[place] = size + round(2 * self.states[index]), n_params
+        weights = tuple(Weights(place, *sizes, experts) for (place, experts), sizes in sums.items())
+        attention = None if is_output else self.attention[index]
+        return Layer(home, weights, attention, cache if attention else None)
+
+    def _work(self, layers: tuple[Layer, ...], n_splits: tuple[int, int] | None) -> Work:
+        facts = self.facts
+        return Work(layers, facts.n_embd, facts.n_expert, facts.n_expert_used, self.n_ubatch, self.op_offload, n_splits)
+
+
+def pieces_of(
+    facts: ModelFacts,
+    units: Sequence[Unit],
+    n_ctx: int,
+    params: Params,
+    flash_attn: bool | None = None,
+    pinned: Mapping[str, int] | None = None,
+) -> Pieces:
+    """What all placements have in common. ``units`` are those recorded at a context of ``n_ctx`` tokens.
+
+    ``params`` says what the cache is like; ``flash_attn`` whether flash attention is on where that is known.
+    """
+    flash = params.flash_attn != "off" if flash_attn is None else flash_attn
+    return Pieces(
+        facts,
+        tuple(
+            _attention(layer, facts.window, unit.cache - unit.state, n_ctx, params, flash)
+            for layer, unit in zip(facts.layers, units, strict=False)
+        ),
+        tuple(unit.state / params.n_seq_max for unit, _ in zip(units, facts.layers, strict=False)),
+        params.n_ubatch,
+        params.op_offload,
+        not params.offload_kqv,
+        pinned or {},
+    )
+
+
+def _attention(layer: LayerFacts, window: int, cache: int, n_ctx: int, params: Params, flash: bool) -> Attention | None:
+    if cache <= 0 or n_ctx <= 0:
+        return None
+    width = layer.n_head_kv * (layer.key_length + layer.value_length)
+    streams = 1 if params.kv_unified else params.n_seq_max
+    per_stream = _padded(-(-n_ctx // streams))
+    # llama_kv_cache_iswa: a sliding window's layers have cells for it and for one micro batch
+    wanted = window * (params.n_seq_max if params.kv_unified else 1) + params.n_ubatch
+    cells = per_stream * streams
+    short = cells if params.swa_full else _padded(min(per_stream, wanted)) * streams
+    is_windowed = bool(layer.is_windowed)
+    if window and layer.is_windowed is None and short < cells:
+        elements = layer.n_head_kv * (
+            layer.key_length * _CACHE_BYTES.get(params.type_k, 2)
+            + layer.value_length * _CACHE_BYTES.get(params.type_v, 2)
+        )
+        is_windowed = abs(cache / short - elements) < abs(cache / cells - elements)
+    kv_bytes = cache / (short if is_windowed else cells)
+    flops = 2 * layer.n_head * (layer.key_length + layer.value_length)
+    sharing = layer.n_head / layer.n_head_kv if layer.n_head_kv and not layer.is_latent else 1.0
+    return Attention(
+        kv_bytes,
+        # two operations for every cached number of 16 bits where there are no head counts
+        float(flops if width else kv_bytes),
+        sharing,
+        window if is_windowed else 0,
+        params.type_k not in _FLOATS or params.type_v not in _FLOATS,
+        flash,
+    )
+
+
+def _padded(cells: int) -> int:
+    """Cells of a KV cache, which llama.cpp rounds up."""
+    return -(-cells // 256) * 256
+
+
+def work_of(pieces: Pieces, placement: Placement, n_splits: tuple[int, int] | None = None) -> Work:
+    """The work of ``placement``, made of layers that are kept for the next. ``n_splits`` as llama.cpp counted them."""
+    moved: dict[int, list[tuple[str, int]]] = {}
+    for item, target in placement.moved:
+        moved.setdefault(item.layer, []).extend((f"{item.stem}.{suffix}", target) for suffix in item.suffixes)
+    homes = _homes(placement.first, placement.counts)
+    return pieces._work(
+        tuple(pieces.layer(index, homes[unit], tuple(moved.get(unit, ()))) for index, unit in _computed(pieces.facts)),
+        n_splits,
+    )
+
+
+def work_of_params(
+    pieces: Pieces,
+    params: Params,
+    free: Sequence[int],
+    targets: Mapping[str, int],
+    n_splits: tuple[int, int] | None = None,
+) -> Work:
+    """The work of ``params`` on devices with ``free`` bytes, layers placed as llama.cpp does it.
+
+    ``targets`` has the place (a device's index or ``HOST``) of every tensor that an override catches.
+    """
+    n_units = pieces.facts.n_layer + 1
+    n_gpu_layers = n_units if params.n_gpu_layers < 0 else min(params.n_gpu_layers, n_units)
+    split = params.tensor_split if params.tensor_split and any(params.tensor_split) else tuple(map(float, free))
+    counts = counts_for_split(n_gpu_layers, (*split, *[0.0] * len(free))[: len(free)]) if free else ()
+    homes = _homes(n_units - sum(counts), counts)
+    caught: dict[int | None, list[tuple[str, int]]] = {}
+    for name, target in targets.items():
+        caught.setdefault(layer_of(name), []).append((name, target))
+    output = pieces.facts.n_layer
+    return pieces._work(
+        tuple(
+            pieces.layer(index, homes[unit], tuple(caught.get(None if unit == output else unit, ())))
+            for index, unit in _computed(pieces.facts)
+        ),
+        n_splits,
+    )
+
+
+def _computed(facts: ModelFacts) -> Iterable[tuple[int, int]]:
+    """Index among computed layers, the output the last, and among units, of everything that is computed."""
+    yield from ((index, index) for index in range(len(facts.layers)))
+    yield len(facts.layers), facts.n_layer
+
+
+def _homes(first: int, counts: Sequence[int]) -> list[int]:
+    """The place of every unit."""
+    homes = [HOST] * first
+    for device, count in enumerate(counts):
+        homes += [device] * count
+    return homes

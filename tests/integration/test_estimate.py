@@ -1,0 +1,219 @@
+"""Prices of given parameters on real headers, measured by the real libllama; and what the command line says of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import fitter
+from fitter import Price
+from fitter.errors import UsageError
+from fitter.llama.client import Worker
+from tests import shapes
+
+HOST = "60GB/s"
+
+Ask = Callable[..., Price]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("shapes")
+    return {name: shapes.write(name, directory, vocab=False) for name in ("llama-3.1-8b", "qwen3-30b-a3b")}
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as started:
+        yield started
+
+
+@pytest.fixture
+def price(models: dict[str, Path], worker: Worker) -> Ask:
+    def ask(model: str = "llama-3.1-8b", *gpus: str, **parameters: object) -> Price:
+        given = {"n_ctx": 8192, "host_bandwidth": HOST, **parameters}
+        return fitter.estimate(models[model], gpus=gpus or ("rtx-4090",), worker=worker, **given)  # type: ignore[arg-type]
+
+    return ask
+
+
+def assert_falls(speeds: list[float]) -> None:
+    assert all(a > b for a, b in itertools.pairwise(speeds)), speeds
+
+
+def test_the_more_is_on_the_host_the_slower(price: Ask) -> None:
+    prices = [price(n_gpu_layers=n) for n in (-1, 30, 20, 10, 0)]
+    assert_falls([p.generation_tokens_per_second for p in prices])
+    assert_falls([p.prompt_tokens_per_second for p in prices])
+    # a card reads 4.4 GB of weights in about 7 ms at best, the host in 70 ms at best
+    assert 80 < prices[0].generation_tokens_per_second < 230
+    assert 5 < prices[-1].generation_tokens_per_second < 14
+
+
+def test_spilled_ffn_weights_cost_less_than_a_cache_on_the_host(price: Ask) -> None:
+    deep = {"n_ctx": 32768, "live_tokens": 30000}
+    everything = price(**deep)
+    spilled = price(**deep, override_tensor=[r"blk\.[0-7]\.ffn_(up|down|gate)=CPU"])
+    cache = price(**deep, offload_kqv=False)
+    assert_falls([p.generation_tokens_per_second for p in (everything, spilled, cache)])
+    shallow = price(n_ctx=32768, live_tokens=0, offload_kqv=False)
+    assert shallow.generation_tokens_per_second > 3 * cache.generation_tokens_per_second
+
+
+def test_experts_on_the_host(price: Ask) -> None:
+    ways: list[dict[str, object]] = [{}, {"n_cpu_moe": 10}, {"n_cpu_moe": 30}, {"cpu_moe": True}]
+    prices = [price("qwen3-30b-a3b", **way) for way in ways]
+    assert_falls([p.generation_tokens_per_second for p in prices])
+    assert_falls([p.prompt_tokens_per_second for p in prices])
+    by_pattern = price("qwen3-30b-a3b", override_tensor=["ffn_.*_exps=CPU"])
+    assert by_pattern.estimate == prices[-1].estimate
+    kept = price("qwen3-30b-a3b", cpu_moe=True, op_offload=False)
+    assert kept.prompt_tokens_per_second < prices[-1].prompt_tokens_per_second
+
+
+def test_two_devices(price: Ask) -> None:
+    one, two = price(), price("llama-3.1-8b", "2x rtx-4090")
+    assert two.breakdown.devices == ("CUDA0", "CUDA1")
+    assert two.generation_tokens_per_second < one.generation_tokens_per_second, "layers come one after the other"
+    slower = price("llama-3.1-8b", "rtx-4090", "rtx-3060-12gb", tensor_split=[1, 1])
+    mostly = price("llama-3.1-8b", "rtx-4090", "rtx-3060-12gb", tensor_split=[10, 1])
+    alone = price("llama-3.1-8b", "rtx-4090", "rtx-3060-12gb", devices=["CUDA1"])
+    assert_falls([p.generation_tokens_per_second for p in (two, mostly, slower, alone)])
+    assert [source.device for source in alone.sources] == ["CUDA1"]
+    only = price("llama-3.1-8b", "rtx-4090", "rtx-3060-12gb", split_mode="none", main_gpu=1)
+    assert only.generation_tokens_per_second == alone.generation_tokens_per_second
+
+
+def test_a_machine_without_a_gpu(price: Ask) -> None:
+    found = price("llama-3.1-8b", "none")
+    assert [source.device for source in found.sources] == ["host"]
+    faster = price("llama-3.1-8b", "none", host_bandwidth=120e9)
+    assert faster.generation_tokens_per_second > 1.5 * found.generation_tokens_per_second
+
+
+def test_sources_say_what_they_are(price: Ask) -> None:
+    known = price(n_gpu_layers=20)
+    assert [(s.device, s.is_default) for s in known.sources] == [("CUDA0", False), ("host", False)]
+    unknown = price("llama-3.1-8b", "24GiB", n_gpu_layers=20, host_bandwidth=None)
+    assert [(s.device, s.is_default, s.text[:8]) for s in unknown.sources] == [
+        ("CUDA0", True, "default:"),
+        ("host", True, "default:"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"prompt": 8000, "generate": 193}, "more than the context of 8192"),
+        ({"live_tokens": 8193}, "8193 live tokens cannot be in a context of 8192"),
+        ({"prompt": 0}, "prompt is 0"),
+        ({"host_bandwidth": 0}, "no bandwidth"),
+        ({"host_bandwidth": -60e9}, "no bandwidth"),
+        ({"host_bandwidth": float("nan")}, "no bandwidth"),
+        ({"host_bandwidth": "fast"}, "no bandwidth"),
+        ({"split_mode": "row"}, "split mode 'row'"),
+        ({"n_ubatch": 0}, "n_ubatch is 0"),
+    ],
+)
+def test_bad_input(price: Ask, given: dict[str, object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        price(**given)
+
+
+def test_a_parameter_that_there_is_not(models: dict[str, Path]) -> None:
+    with pytest.raises(TypeError, match="n_layers"):
+        fitter.estimate(models["llama-3.1-8b"], gpus=["rtx-4090"], n_layers=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        pytest.param("llama-3.1-8b", {"n_ctx": 8192}, id="everything on the device"),
+        pytest.param("qwen3-30b-a3b", {"n_ctx": 8192, "gpus": ["12GiB"]}, id="experts on the host"),
+        pytest.param("qwen3-30b-a3b", {"n_ctx": 8192, "gpus": ["8GiB", "6GiB"]}, id="two devices"),
+        pytest.param("llama-3.1-8b", {"n_ctx": 8192, "override_tensor": ["ffn_up=CPU"]}, id="the user's override"),
+        pytest.param("llama-3.1-8b", {"n_ctx": 4096, "gpus": ["none"]}, id="no device"),
+    ],
+)
+def test_a_plan_is_priced_as_its_parameters_are(
+    models: dict[str, Path], model: str, options: dict[str, object]
+) -> None:
+    given = {"gpus": ["rtx-4090"], "host_bandwidth": HOST, **options}
+    plan = fitter.fit(models[model], **given)  # type: ignore[arg-type]
+    assert plan.fits and plan.estimate is not None
+    params = plan.params
+    same = fitter.estimate(
+        models[model],
+        gpus=given["gpus"],  # type: ignore[arg-type]
+        host_bandwidth=HOST,
+        n_ctx=params.n_ctx,
+        n_gpu_layers=params.n_gpu_layers,
+        tensor_split=params.tensor_split,
+        override_tensor=[f"{o.pattern}={o.buffer_type}" for o in params.tensor_buft_overrides],
+        devices=params.devices,
+    )
+    assert same.estimate == plan.estimate.estimate
+    assert same.sources == plan.estimate.sources
+
+
+def test_a_context_is_chosen_that_holds_the_request(models: dict[str, Path]) -> None:
+    given = {"gpus": ["6GiB"], "margin": 0, "host_bandwidth": HOST}
+    usual = fitter.fit(models["llama-3.1-8b"], **given)  # type: ignore[arg-type]
+    assert usual.params.n_ctx < 20000
+    longer = fitter.fit(models["llama-3.1-8b"], prompt=20000, generate=1000, **given)  # type: ignore[arg-type]
+    assert longer.fits and longer.params.n_ctx >= 21000
+    assert longer.estimate is not None
+    assert (longer.estimate.workload.prompt, longer.estimate.workload.generate) == (20000, 1000)
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fitter", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_line_says_how_fast(models: dict[str, Path]) -> None:
+    path = str(models["llama-3.1-8b"])
+    done = run(
+        path, "--gpu", "24GiB", "--prompt", "1000", "--generate", "200", "--host-bandwidth", "55.9GiB/s", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    estimate = document["estimate"]
+    assert set(estimate) == {"prompt_tokens_per_second", "generation_tokens_per_second"}
+    seconds = 1000 / estimate["prompt_tokens_per_second"] + 200 / estimate["generation_tokens_per_second"]
+    assert f"(1000 + 200 tokens: {seconds:.1f} s)" in done.stderr
+    assert "speed of CUDA0: default: as " in done.stderr
+
+
+def test_what_does_not_fit_has_no_estimate(models: dict[str, Path]) -> None:
+    done = run(str(models["llama-3.1-8b"]), "--gpu", "2GiB", "-ngl", "33", "-c", "131072", "--json")
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["estimate"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["-c", "4096", "--prompt", "4000", "--generate", "97"], "more than the context of 4096"),
+        (["-c", "8192", "-np", "2", "--prompt", "4096"], "more than the context of 4096"),
+        (["--prompt", "200000"], "the model's own context of 131072"),
+        (["--prompt", "0"], "--prompt"),
+        (["--generate", "-1"], "--generate"),
+        (["--host-bandwidth", "0GB/s"], "'0GB/s' is no bandwidth"),
+        (["--host-bandwidth", "-60GB/s"], "'-60GB/s' is no bandwidth"),
+        (["--objective", "best"], "unknown objective 'best'"),
+        (["--strategy", "best"], "unknown strategy 'best'"),
+        (["-ngl", "0", "-ts", "1,1"], "-ngl 0"),
+    ],
+)
+def test_wrong_words_are_one_line(models: dict[str, Path], words: list[str], says: str) -> None:
+    done = run(str(models["llama-3.1-8b"]), "--gpu", "2x 24GiB", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("fitter: error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert says in done.stderr

@@ -1,0 +1,347 @@
+"""The cost model: what it must say of any placement, and how well it does on published measurements."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import fit_cost
+from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.planning import cost
+from fitter.planning.cost import MIN_OFFLOAD_BATCH, Attention, Estimate, Layer, Weights, Work, Workload, price
+from fitter.planning.memory import HOST
+from tests import speed_rows
+
+GB = 1e9
+FAST = DeviceSpeed(1000 * GB, 160e12, 31.5 * GB, "cuda", "8.9", "test", True)
+SLOW = DeviceSpeed(300 * GB, 40e12, 15.8 * GB, "cuda", "8.9", "test", True)
+DESKTOP = HostSpeed(60 * GB, "test", 8)
+ATTENTION = Attention(kv_bytes=4096, flops=16384, sharing=4)
+GIB = 2**30
+
+
+def layer(
+    home: int, ffn: int | None = None, attention: Attention = ATTENTION, cache: int | None = None, experts: bool = False
+) -> Layer:
+    """A layer of 0.1 GB of attention and 0.3 GB of FFN in 4 bits; ``ffn`` is where the FFN is, if not at ``home``."""
+    return Layer(
+        home,
+        (Weights(home, 0.1 * GB, 0.2e9), Weights(home if ffn is None else ffn, 0.3 * GB, 0.6e9, experts)),
+        attention,
+        cache,
+    )
+
+
+def work(*layers: Layer, **more: int | bool | tuple[int, int]) -> Work:
+    return replace(Work((*layers, Layer(layers[-1].home, (Weights(layers[-1].home, 0.3 * GB, 0.5e9),))), 4096), **more)
+
+
+def priced(
+    work: Work,
+    devices: tuple[DeviceSpeed, ...] = (FAST,),
+    host: HostSpeed = DESKTOP,
+    workload: Workload = Workload(),  # noqa: B008
+) -> Estimate:
+    return price(work, devices, host, workload)
+
+
+# ---- what any placement must obey
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.data())
+def test_spilling_one_more_ffn_is_never_faster(spilled: list[bool], data: st.DataObject) -> None:
+    more = list(spilled)
+    more[data.draw(st.integers(0, len(spilled) - 1))] = True
+    few, many = (
+        priced(work(*(layer(0, HOST if away else None) for away in places)), workload=Workload(2048, 512))
+        for places in (spilled, more)
+    )
+    assert many.seconds >= few.seconds
+    assert many.generation_seconds >= few.generation_seconds
+    assert many.prompt_seconds >= few.prompt_seconds
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_fewer_layers_on_the_device_are_never_faster(a: int, b: int) -> None:
+    few, many = sorted((a, b))
+    estimates = [priced(work(*[layer(HOST)] * (40 - n), *[layer(0)] * n, layer(0))) for n in (few, many)]
+    assert estimates[0].generation_seconds >= estimates[1].generation_seconds
+    assert estimates[0].prompt_seconds >= estimates[1].prompt_seconds
+
+
+@given(
+    st.sampled_from(("bandwidth", "compute", "pcie")),
+    st.floats(1, 10),
+    st.sampled_from((None, HOST)),
+    st.integers(1, 8192),
+    st.integers(0, 131072),
+)
+def test_a_better_card_is_never_slower(name: str, factor: float, ffn: int | None, prompt: int, cached: int) -> None:
+    better = replace(FAST, **{name: getattr(FAST, name) * factor})
+    placed = work(*[layer(0, ffn)] * 8)
+    workload = Workload(prompt, 128, cached)
+    assert priced(placed, (better,), workload=workload).seconds <= priced(placed, workload=workload).seconds * 1.000001
+
+
+@given(st.floats(1, 10), st.booleans())
+def test_a_better_host_is_never_slower(factor: float, streams: bool) -> None:
+    better = replace(DESKTOP, bandwidth=DESKTOP.bandwidth * factor)
+    placed = work(*[layer(0, HOST)] * 8, op_offload=streams)
+    assert priced(placed, host=better).seconds <= priced(placed).seconds
+
+
+@given(st.integers(0, 100_000), st.integers(0, 100_000))
+def test_a_longer_context_is_never_faster(a: int, b: int) -> None:
+    short, long = sorted((a, b))
+    for placed in (work(layer(0), layer(HOST)), work(layer(0, cache=HOST))):
+        few, many = (priced(placed, workload=Workload(512, 128, cached)) for cached in (short, long))
+        assert few.seconds <= many.seconds
+
+
+def test_parts_add_up() -> None:
+    estimate = priced(work(layer(HOST), layer(0, HOST), layer(0), layer(1)), (FAST, SLOW))
+    assert estimate.prompt_seconds == pytest.approx(sum(part.prompt for part in estimate.parts))
+    assert estimate.generation_seconds == pytest.approx(sum(part.generation for part in estimate.parts))
+    assert estimate.seconds == pytest.approx(2048 * estimate.prompt_seconds + 512 * estimate.generation_seconds)
+    assert estimate.generation_tokens_per_second == pytest.approx(1 / estimate.generation_seconds)
+    assert estimate.prompt_tokens_per_second == pytest.approx(1 / estimate.prompt_seconds)
+
+
+def test_single_prices_add_up_to_the_whole() -> None:
+    # what a search adds up is what `price` says, but for splits
+    layers = (layer(HOST), layer(0, HOST), layer(0))
+    placed = work(*layers, n_splits=(1, 1))
+    workload = Workload(2048, 512)
+    at = cost.setting(placed, (FAST,), DESKTOP, workload)
+    total = sum(at.request(cost.layer_seconds(each, at)) for each in placed.layers)
+    total += sum(at.request(cost.tensor_seconds(weights, at)) for each in placed.layers for weights in each.weights)
+    assert price(placed, (FAST,), DESKTOP, workload).seconds == pytest.approx(total)
+
+
+# ---- where things are
+
+
+def test_two_devices_in_series_add_up() -> None:
+    both = priced(work(layer(0), layer(1), n_splits=(1, 1)), (FAST, FAST))
+    one = priced(work(layer(0), layer(0), n_splits=(1, 1)))
+    hop = next(part for part in both.parts if part.name == "device hops")
+    assert hop.generation == cost.default().hop
+    assert both.generation_seconds == pytest.approx(one.generation_seconds + hop.generation)
+
+
+def test_the_faster_of_two_cards_first() -> None:
+    fast, slow = (priced(work(layer(0), layer(0), layer(1)), cards) for cards in ((FAST, SLOW), (SLOW, FAST)))
+    assert fast.seconds < slow.seconds
+    assert priced(work(layer(0), layer(0), layer(0))).seconds < fast.seconds
+
+
+def test_no_device() -> None:
+    estimate = priced(work(layer(HOST), layer(HOST)), ())
+    assert [part.name for part in estimate.parts] == ["host: weights", "host: layers", "host: attention"]
+
+
+def test_a_cache_on_the_host_costs_more_than_weights_there() -> None:
+    """An order of magnitude more per byte, whether the device has it copied or the CPU attends to it."""
+    at = cost.setting(work(layer(0)), (FAST,), DESKTOP, Workload(0, 2, 100_000))
+    for placed in (layer(0, cache=HOST), layer(HOST)):
+        seen = cost._attention(placed, at).generation / (ATTENTION.kv_bytes * 100_001)
+        read = cost.tensor_seconds(Weights(HOST, GB, 2e9), at).generation / GB
+        assert 5 < seen / read < 60
+
+
+def test_attention_without_flash_attention_is_faster_on_the_cpu() -> None:
+    plain = replace(ATTENTION, flash=False)
+    slow, fast = (
+        priced(work(layer(HOST, attention=attention)), (), workload=Workload(0, 128, 8192))
+        for attention in (ATTENTION, plain)
+    )
+    assert fast.seconds < slow.seconds
+
+
+def test_a_window_ends_what_attention_costs() -> None:
+    window = replace(ATTENTION, window=1024)
+    near, far = (
+        priced(work(layer(0, attention=window)), workload=Workload(0, 2, cached)) for cached in (1023, 100_000)
+    )
+    assert near.seconds == pytest.approx(far.seconds)
+    assert near.seconds > priced(work(layer(0, attention=window)), workload=Workload(0, 2, 512)).seconds
+
+
+def test_a_quantized_cache_is_read_for_every_query_head() -> None:
+    def reading(attention: Attention) -> float:
+        at = cost.setting(work(layer(0)), (FAST,), DESKTOP, Workload(0, 2, 8192))
+        return cost._attention(layer(0, attention=attention), at).generation
+
+    half = replace(ATTENTION, kv_bytes=ATTENTION.kv_bytes / 2, quantized=True)
+    assert reading(half) == pytest.approx(reading(replace(half, sharing=1)) * 4)
+
+
+# ---- prompts
+
+
+@pytest.mark.parametrize(
+    ("tokens", "op_offload", "streams"),
+    [(MIN_OFFLOAD_BATCH - 1, True, False), (MIN_OFFLOAD_BATCH, True, True), (MIN_OFFLOAD_BATCH, False, False)],
+)
+def test_host_weights_are_streamed_from_a_batch_on(tokens: int, op_offload: bool, streams: bool) -> None:
+    placed = work(*[layer(0, HOST)] * 8, op_offload=op_offload)
+    faster_slot = replace(FAST, pcie=2 * FAST.pcie)
+    faster_host = replace(DESKTOP, bandwidth=2 * DESKTOP.bandwidth)
+    workload = Workload(tokens, 0)
+    base = priced(placed, workload=workload).seconds
+    assert (priced(placed, (faster_slot,), workload=workload).seconds < base) == streams
+    assert (priced(placed, host=faster_host, workload=workload).seconds < base) == (not streams)
+
+
+def test_nothing_is_streamed_without_a_device() -> None:
+    faster = replace(DESKTOP, bandwidth=2 * DESKTOP.bandwidth)
+    assert priced(work(layer(HOST)), (), faster).prompt_seconds < priced(work(layer(HOST)), ()).prompt_seconds
+
+
+def test_a_larger_micro_batch_streams_less_often() -> None:
+    small, large = (priced(work(layer(0, HOST), n_ubatch=n), workload=Workload(4096, 0)) for n in (512, 2048))
+    assert large.seconds < 0.6 * small.seconds
+
+
+# ---- experts
+
+
+def test_a_token_reads_the_experts_that_it_uses() -> None:
+    dense = priced(work(layer(0, HOST)), workload=Workload(0, 1)).generation_seconds
+    some = priced(
+        work(layer(0, HOST, experts=True), n_expert=128, n_expert_used=8), workload=Workload(0, 1)
+    ).generation_seconds
+    read = 0.3 * GB / (DESKTOP.bandwidth * cost.default().host.bandwidth)
+    assert dense - some == pytest.approx(read * 120 / 128)
+
+
+def test_a_batch_touches_nearly_all_experts() -> None:
+    at = cost.setting(work(layer(0), n_expert=128, n_expert_used=8), (FAST,), DESKTOP, Workload())
+    assert at.experts_touched == pytest.approx(1)
+    one = cost.setting(work(layer(0), n_expert=128, n_expert_used=8), (FAST,), DESKTOP, Workload(1, 1))
+    assert one.experts_touched == pytest.approx(8 / 128)
+
+
+def test_a_weight_of_few_bits_takes_as_long_as_one_of_more() -> None:
+    at = cost.setting(work(layer(0)), (FAST,), DESKTOP, Workload())
+    bits = cost.default().min_bits
+    tiny, least, more = (
+        cost.tensor_seconds(Weights(0, n * 1e9 / 8, 1e9), at).generation for n in (1.6, bits, bits + 1)
+    )
+    assert tiny == least < more
+
+
+# ---- splits
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        # measured with llama.cpp: dummy loads of Llama 3.1 8B, Qwen3 30B A3B and DeepSeek V3.1 (3 dense layers)
+        ([layer(0)] * 32, 2),
+        ([layer(HOST)] * 13 + [layer(0)] * 19, 2),
+        ([layer(HOST)] * 32, 1),
+        ([layer(0, HOST)] * 10 + [layer(0)] * 22, 22),
+        ([layer(0, cache=HOST)] * 32, 66),
+        ([layer(0)] * 17 + [layer(1)] * 15, 3),
+        ([layer(0, 1)] * 10 + [layer(0)] * 7 + [layer(1)] * 15, 23),
+        ([layer(0)] * 3 + [layer(0, HOST)] * 28 + [layer(1, HOST)] * 30, 119),
+    ],
+)
+def test_predicted_splits(layers: list[Layer], expected: int) -> None:
+    assert cost.predicted_splits(work(*layers)) == expected
+
+
+def test_measured_splits_count() -> None:
+    few, many = (priced(work(layer(0), n_splits=(2, n))).generation_seconds for n in (2, 12))
+    assert many - few == pytest.approx(10 * cost.default().split)
+
+
+# ---- devices
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "name", "family"),
+    [
+        ("cuda", "8.9", "RTX 4090", "cuda"),
+        ("cuda", "12.0", "RTX 5090", "cuda"),
+        ("cuda", "6.1", "GTX 1080 Ti", "cuda-old"),
+        ("cuda", "7.0", "Tesla V100", "cuda-hbm"),
+        ("cuda", "7.5", "RTX 2080", "cuda"),
+        ("cuda", "10.0", "B200", "cuda-hbm"),
+        ("rocm", "gfx1100", "RX 7900 XTX", "rocm"),
+        ("rocm", "gfx942", "MI300X", "rocm-hbm"),
+        ("vulkan", "", "Intel Arc A770", "vulkan-alchemist"),
+        ("vulkan", "", "Intel Arc B580", "vulkan"),
+        ("vulkan", "8.9", "RTX 4090", "vulkan"),
+        ("vulkan", "", "Apple M2", "vulkan-apple"),
+        ("metal", "", "Apple M2", "metal"),
+        ("sycl", "", "a stranger", "vulkan"),
+    ],
+)
+def test_family(kind: str, capability: str, name: str, family: str) -> None:
+    device = replace(FAST, kind=kind, compute_capability=capability, source=f"catalogue: {name}")
+    assert cost.family_name(device) == family
+    assert family in cost.default().families
+
+
+@pytest.mark.parametrize("bandwidth", [0.0, -1.0])
+def test_speeds_that_are_none(bandwidth: float) -> None:
+    with pytest.raises(ValueError, match="greater than 0"):
+        priced(work(layer(0)), host=replace(DESKTOP, bandwidth=bandwidth))
+    with pytest.raises(ValueError, match="greater than 0"):
+        priced(work(layer(0)), (replace(FAST, bandwidth=bandwidth),))
+
+
+def test_host_threads_that_are_not_known() -> None:
+    unknown = replace(DESKTOP, threads=0)
+    assert priced(work(layer(HOST)), (), unknown) == priced(
+        work(layer(HOST)), (), replace(DESKTOP, threads=cost.default().host.threads)
+    )
+
+
+# ---- published measurements, with the constants as they are stored
+
+
+def test_full_offload() -> None:
+    rows, _ = speed_rows.full_offload()
+    found = fit_cost.generation(rows, cost.default(), {})
+    assert len(found) >= 110
+    assert statistics.median(fit_cost.error(is_priced, was) for _, is_priced, was in found) <= 0.15
+    beyond = [row.arm for row, is_priced, was in found if not 0.5 <= is_priced / was <= 2]
+    assert beyond == []
+
+
+def test_placements() -> None:
+    rows, _ = speed_rows.placements()
+    tables = cost._data()
+    found = fit_cost.generation(rows, cost.default(), fit_cost.fit_hosts(tables, rows))
+    complete = [fit_cost.error(is_priced, was) for row, is_priced, was in found if row.complete]
+    assert len(complete) >= 200
+    assert statistics.median(complete) <= 0.25
+    own = [
+        fit_cost.error(is_priced, was) for row, is_priced, was in found if row.complete and row.cell[3] == "llama.cpp"
+    ]
+    assert statistics.median(own) <= 0.25
+    pairs = fit_cost.ordered(found)
+    assert len(pairs) >= 80
+    assert sum(right for _, _, right in pairs) >= 0.9 * len(pairs)
+
+
+def test_rows_that_are_not_used_say_why() -> None:
+    _, skipped = speed_rows.placements()
+    assert all(row.reason for row in skipped)
+    assert len(skipped) <= 30
+
+
+def test_a_suspect_row_is_not_used(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    text = speed_rows.PLACEMENTS.read_text(encoding="utf-8").splitlines()
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join([text[0], text[1].replace("llama.cpp build", "SUSPECT: llama.cpp build"), text[2]]))
+    rows, skipped = speed_rows.placements(path)
+    assert len(rows) == 1
+    assert "SUSPECT" in skipped[0].reason

@@ -1,0 +1,281 @@
+"""The price of given parameters: what it is of, where its speeds are from, and what a workload may be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from synthetic import limits
+from test_planning_work import MODEL, PLACEMENTS, facts, said
+
+from fitter.errors import UsageError
+from fitter.llama.types import LAYOUT_DEVICE, Breakdown, Layout, LayoutEntry, Params, SplitMode
+from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.planning.constraints import (
+    check_choices,
+    check_live_tokens,
+    check_pins,
+    check_split_mode,
+    check_timeout,
+    params_of,
+    workload_of,
+)
+from fitter.planning.cost import Workload
+from fitter.planning.placement import Placement
+from fitter.planning.pricing import Price, Speeds, price_params, price_placement
+from fitter.planning.request import HostLimit, Request
+
+N_CTX = 8192
+CARD = DeviceSpeed(1e12, 1.6e14, 32e9, "cuda", "8.9", "catalogue: a card", True)
+UNKNOWN = replace(CARD, source="default: as a card", known=False)
+HOST = HostSpeed(60e9, "measured", 8)
+WORKLOAD = Workload(2048, 512)
+LAYOUT = Layout(
+    tuple(LayoutEntry(LAYOUT_DEVICE, f"cache_{kv}_l{i}", "context", 1024 * N_CTX) for i in range(48) for kv in "kv"),
+    128,
+    N_CTX,
+)
+
+
+def speeds(*devices: DeviceSpeed, host: HostSpeed = HOST) -> Speeds:
+    return Speeds(tuple(f"CUDA{d}" for d in range(len(devices))), devices, (1,) * len(devices), host)
+
+
+def priced(
+    placement: Placement,
+    on: Speeds,
+    live_tokens: int | None = None,
+    n_splits: tuple[int, int] | None = (2, 2),
+    workload: Workload = WORKLOAD,
+) -> Price:
+    params, targets = said(placement)
+    breakdown = Breakdown((), on.names, N_CTX, True, n_splits)
+    return price_params(facts(MODEL), LAYOUT, params, breakdown, on, targets, workload, live_tokens)
+
+
+def test_the_parts_add_up_and_have_the_devices_names() -> None:
+    price = priced(PLACEMENTS["single tensors"], speeds(CARD, CARD))
+    names = {part.name.partition(":")[0] for part in price.parts}
+    assert {"CUDA0", "CUDA1", "host"} < names
+    assert sum(part.prompt for part in price.parts) == pytest.approx(1 / price.prompt_tokens_per_second)
+    assert sum(part.generation for part in price.parts) == pytest.approx(1 / price.generation_tokens_per_second)
+    assert price.seconds == pytest.approx(
+        2048 / price.prompt_tokens_per_second + 512 / price.generation_tokens_per_second
+    )
+    assert price.live_tokens == 2048 + 256
+
+
+def test_more_in_the_cache_slows_generation_alone() -> None:
+    at = {live: priced(PLACEMENTS["all on one"], speeds(CARD), live) for live in (0, 2304, 8192)}
+    usual = priced(PLACEMENTS["all on one"], speeds(CARD))
+    speed = {live: price.generation_tokens_per_second for live, price in at.items()}
+    assert speed[0] > speed[2304] > speed[8192]
+    assert speed[2304] == pytest.approx(usual.generation_tokens_per_second)
+    assert {price.prompt_tokens_per_second for price in at.values()} == {usual.prompt_tokens_per_second}
+    deep = at[8192]
+    assert deep.seconds == pytest.approx(2048 / deep.prompt_tokens_per_second + 512 / deep.generation_tokens_per_second)
+    assert sum(part.generation for part in deep.parts) == pytest.approx(1 / deep.generation_tokens_per_second)
+
+
+def test_graph_splits_count_as_measured() -> None:
+    few = priced(PLACEMENTS["experts on the host"], speeds(CARD), n_splits=(2, 2))
+    many = priced(PLACEMENTS["experts on the host"], speeds(CARD), n_splits=(2, 200))
+    assert many.generation_tokens_per_second < few.generation_tokens_per_second
+    assert many.prompt_tokens_per_second == few.prompt_tokens_per_second
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        ("all on one", ["CUDA0"]),
+        ("all on the host", ["host"]),
+        ("experts on the host", ["CUDA0", "host"]),
+        ("one without a layer", ["CUDA0", "CUDA2"]),
+    ],
+)
+def test_sources_are_those_of_what_is_used(placement: str, expected: list[str]) -> None:
+    count = len(PLACEMENTS[placement].counts)
+    price = priced(PLACEMENTS[placement], speeds(*[CARD] * count))
+    assert [source.device for source in price.sources] == expected
+
+
+def test_defaults_are_said_to_be() -> None:
+    host = replace(HOST, source="default: two channels", known=False)
+    price = priced(PLACEMENTS["experts on the host"], speeds(UNKNOWN, host=host))
+    assert [(s.text, s.is_default) for s in price.sources] == [
+        ("default: as a card", True),
+        ("default: two channels", True),
+    ]
+    price = priced(PLACEMENTS["experts on the host"], speeds(CARD))
+    assert [(s.text, s.is_default) for s in price.sources] == [("catalogue: a card", False), ("measured", False)]
+
+
+def asked(**changed: object) -> Request:
+    request = Request(
+        params=Params(),
+        fixed=frozenset(),
+        devices=limits(8000, 9000),
+        host=HostLimit(None, None, 0),
+        n_layer=48,
+        n_ctx_train=N_CTX,
+        is_movable=lambda name: True,
+        is_expert_model=True,
+        facts=facts(MODEL),
+        speeds={"CUDA0": CARD, "CUDA1": replace(CARD, bandwidth=2e12)},
+        host_speed=HOST,
+        workload=WORKLOAD,
+    )
+    return replace(request, **changed)  # type: ignore[arg-type]
+
+
+def test_a_placement_is_priced_as_its_parameters_are() -> None:
+    request, placement = asked(), PLACEMENTS["single tensors"]
+    params, _ = said(placement)
+    breakdown = Breakdown((), ("CUDA0", "CUDA1"), N_CTX, True, (9, 9))
+    found = price_placement(request, request.devices, placement, params, breakdown, LAYOUT)
+    both = Speeds(("CUDA0", "CUDA1"), (CARD, replace(CARD, bandwidth=2e12)), (1, 1), HOST)
+    assert found == replace(priced(placement, both, n_splits=(9, 9)), breakdown=breakdown)
+
+
+def test_a_device_that_is_left_out_is_not_taken_for_the_next() -> None:
+    pinned = {f"blk.{i}.ffn_down_exps.weight": 1 for i in range(48)}
+    request = asked(pinned=pinned)
+    breakdown = Breakdown((), ("CUDA1",), N_CTX, True, (2, 2))
+    price = price_placement(request, request.devices[1:], Placement(0, (49,)), Params(), breakdown, LAYOUT)
+    assert price is not None
+    assert [source.device for source in price.sources] == ["CUDA1"]
+    alone = price_params(
+        facts(MODEL),
+        LAYOUT,
+        Params(),
+        breakdown,
+        Speeds(("CUDA1",), (request.speeds["CUDA1"],), (1,), HOST),
+        {},
+        WORKLOAD,
+    )
+    assert price.generation_tokens_per_second == alone.generation_tokens_per_second
+
+
+def test_without_facts_there_is_no_estimate() -> None:
+    request = asked(facts=None)
+    breakdown = Breakdown((), ("CUDA0", "CUDA1"), N_CTX)
+    assert price_placement(request, request.devices, Placement(0, (30, 19)), Params(), breakdown, LAYOUT) is None
+
+
+# --- what a user may ask for
+
+
+@pytest.mark.parametrize(
+    ("prompt", "generate", "context", "expected"),
+    [
+        (None, None, 4096, (2048, 512)),
+        (None, None, 2560, (2048, 512)),
+        (None, None, 2559, (2048, 511)),
+        (None, None, 1000, (800, 200)),
+        (None, None, 1, (0, 1)),
+        (4000, None, 4096, (4000, 96)),
+        (None, 4000, 4096, (96, 4000)),
+        (None, 100, 4096, (2048, 100)),
+        (4000, 96, 4096, (4000, 96)),
+        (1, 1, 2, (1, 1)),
+    ],
+)
+def test_workloads(prompt: int | None, generate: int | None, context: int, expected: tuple[int, int]) -> None:
+    found = workload_of(prompt, generate, context, is_set=True)
+    assert (found.prompt, found.generate) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "generate", "is_set", "says"),
+    [
+        (4000, 97, True, "4000 tokens of prompt and 97 to generate are more than the context of 4096 tokens: ask for"),
+        (4096, None, True, "4096 tokens of prompt are more than the context of 4096 tokens"),
+        (
+            None,
+            5000,
+            True,
+            "5000 to generate are more than the context of 4096 tokens: ask for fewer, or for a larger -c",
+        ),
+        (4000, 97, False, "the model's own context of 4096 tokens: it has no larger one"),
+        (0, None, True, "prompt is 0: it must be 1 or more"),
+        (None, -1, True, "generate is -1: it must be 1 or more"),
+    ],
+)
+def test_impossible_workloads(prompt: int | None, generate: int | None, is_set: bool, says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        workload_of(prompt, generate, 4096, is_set=is_set)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("live_tokens", [-1, 4097])
+def test_live_tokens_are_in_the_context(live_tokens: int) -> None:
+    for possible in (None, 0, 4096):
+        check_live_tokens(possible, 4096)
+    with pytest.raises(UsageError, match=f"{live_tokens} live tokens cannot be in a context of 4096"):
+        check_live_tokens(live_tokens, 4096)
+
+
+def test_pins_that_contradict_one_another() -> None:
+    with pytest.raises(UsageError, match="-ngl 0 keeps every layer on the host"):
+        check_pins(0, (1.0, 1.0))
+    for n_gpu_layers, split in ((0, None), (0, (0.0, 0.0)), (1, (1.0, 1.0)), (None, (1.0, 1.0)), (-1, (1.0,))):
+        check_pins(n_gpu_layers, split)
+
+
+@pytest.mark.parametrize(
+    ("objective", "strategy", "says"),
+    [
+        ("request", "fastest", ""),
+        ("context", "llama.cpp", ""),
+        ("best", "fastest", "unknown objective 'best': there is request, generation, prompt, context"),
+        ("request", "upstream", "unknown strategy 'upstream': there is fastest, llama.cpp"),
+    ],
+)
+def test_objectives_and_strategies(objective: str, strategy: str, says: str) -> None:
+    if not says:
+        check_choices(objective, strategy)
+        return
+    with pytest.raises(UsageError, match=says):
+        check_choices(objective, strategy)
+
+
+@pytest.mark.parametrize(("mode", "is_planned"), [("none", True), ("layer", True), ("row", False), ("tensor", False)])
+def test_split_modes(mode: SplitMode, is_planned: bool) -> None:
+    assert params_of(None, split_mode=mode).split_mode == mode, "what is measured need not be planned"
+    if is_planned:
+        check_split_mode(mode)
+    else:
+        with pytest.raises(UsageError, match=f"split mode '{mode}' cannot be fitted"):
+            check_split_mode(mode)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_timeout_is_a_time(timeout: float) -> None:
+    with pytest.raises(UsageError, match="too short"):
+        check_timeout(timeout)
+
+
+def test_parameters() -> None:
+    params = params_of(("CUDA0",), n_ubatch=4096, tensor_split=[3, 1], override_tensor=["a=CPU,b=CUDA0"], n_cpu_moe=1)
+    assert (params.n_batch, params.n_ubatch, params.tensor_split) == (4096, 4096, (3.0, 1.0))
+    assert params.devices == ("CUDA0",)
+    assert [o.buffer_type for o in params.tensor_buft_overrides] == ["CPU", "CUDA0", "CPU"]
+    assert params_of(None) == Params()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"n_ctx": -1}, "a context of -1 tokens"),
+        ({"n_seq_max": 0}, "n_seq_max is 0"),
+        ({"n_ubatch": 0}, "n_ubatch is 0"),
+        ({"n_batch": -5}, "n_batch is -5"),
+        ({"tensor_split": [1, -1]}, "share below 0"),
+        ({"tensor_split": [1, float("nan")]}, "share below 0"),
+        ({"n_cpu_moe": -1}, "n_cpu_moe is -1"),
+        ({"override_tensor": ["exps"]}, "is not of the form"),
+    ],
+)
+def test_parameters_that_make_no_sense(given: dict[str, object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        params_of(None, **given)  # type: ignore[arg-type]

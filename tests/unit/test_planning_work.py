@@ -1,0 +1,327 @@
+"""What a placement does: read from headers and recorded sizes, the same whichever way the placement is said."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fitter.llama.types import Array, MetadataValue, Params, TensorBuftOverride, TensorInfo
+from fitter.model.header import Model
+from fitter.planning.cost import Work
+from fitter.planning.memory import HOST, Item, Unit
+from fitter.planning.placement import Placement, overrides_of, pinned_matches
+from fitter.planning.work import ModelFacts, Pieces, facts_of, pieces_of, work_of, work_of_params
+from tests.shapes import SHAPES, Shape
+
+N_CTX = 8192
+
+
+def value_of(value: object) -> MetadataValue:
+    if isinstance(value, list):
+        return Array("int32", len(value), tuple(value))
+    assert isinstance(value, int | float | str)
+    return value
+
+
+def model_of(shape: Shape, **changed: MetadataValue) -> Model:
+    """The header of ``shape``; ``changed`` replaces metadata, with ``__`` for a dot, ``None`` taking it away."""
+    metadata = {
+        shape.architecture + key if key.startswith(".") else key: value_of(value)
+        for key, value in shape.metadata.items()
+    }
+    metadata |= {f"{shape.architecture}.{key.replace('__', '.')}": value for key, value in changed.items()}
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    experts = metadata.get(f"{shape.architecture}.expert_count", 0)
+    nextn = metadata.get(f"{shape.architecture}.nextn_predict_layers", 0)
+    assert isinstance(experts, int) and isinstance(nextn, int)
+    return Model(
+        Path("model.gguf"),
+        (Path("model.gguf"),),
+        shape.title,
+        shape.architecture,
+        shape.bytes,
+        shape.n_layer,
+        nextn,
+        131072,
+        experts,
+        tuple(TensorInfo(t.name, t.type.name, t.shape, t.bytes) for t in shape.tensors),
+        metadata,
+    )
+
+
+def facts(name: str, **changed: MetadataValue) -> ModelFacts:
+    return facts_of(model_of(SHAPES[name], **changed))
+
+
+def units(name: str, *caches: int, state: int = 0) -> tuple[Unit, ...]:
+    """Layers whose caches repeat ``caches``, of which ``state`` is recurrent, and the output."""
+    shape = SHAPES[name]
+    layers = [Unit(i, 0, caches[i % len(caches)], (), state) for i in range(shape.n_layer)]
+    return (*layers, Unit(shape.n_layer, 0, 0))
+
+
+def whole(name: str, cache: int = 4096 * N_CTX, params: Params | None = None, **more: object) -> Pieces:
+    return pieces_of(facts(name), units(name, cache), N_CTX, params or Params(), **more)  # type: ignore[arg-type]
+
+
+def total(work: Work) -> float:
+    return sum(weights.bytes for layer in work.layers for weights in layer.weights)
+
+
+def places(work: Work) -> list[int]:
+    return [layer.home for layer in work.layers]
+
+
+# --- from the header
+
+
+def test_a_dense_model() -> None:
+    shape, found = SHAPES["llama-3.1-8b"], facts("llama-3.1-8b")
+    assert (found.n_layer, len(found.layers), found.n_embd, found.n_expert, found.window) == (32, 32, 4096, 0, 0)
+    layer = found.layers[3]
+    assert (layer.n_head, layer.n_head_kv, layer.key_length, layer.value_length) == (32, 8, 128, 128)
+    embedding = next(tensor for tensor in shape.tensors if tensor.name == "token_embd.weight")
+    work = work_of(whole("llama-3.1-8b"), Placement(0, (33,)))
+    assert total(work) == shape.bytes - embedding.bytes, "the token embedding is only looked up"
+    assert sum(w.n_params for layer in work.layers for w in layer.weights) == pytest.approx(7.5e9, rel=0.01)
+
+
+def test_the_token_embedding_is_read_where_it_is_the_output_too() -> None:
+    work = work_of(whole("gemma3-12b"), Placement(1, (48,)))
+    assert total(work) == SHAPES["gemma3-12b"].bytes
+    output = work.layers[-1].weights
+    assert [weights.place for weights in output] == [0]
+    assert output[0].bytes > 0.8e9
+
+
+def test_experts_are_apart() -> None:
+    found = facts("deepseek-v3.1")
+    assert (found.n_expert, found.n_expert_used) == (256, 8)
+    work = work_of(whole("deepseek-v3.1"), Placement(0, (62,)))
+    assert [w.experts for w in work.layers[0].weights] == [False], "the first layers are dense"
+    dense, experts = work.layers[10].weights
+    assert experts.experts and not dense.experts
+    assert experts.n_params == 3 * 7168 * 2048 * 256
+    assert (work.n_expert, work.n_expert_used) == (256, 8)
+
+
+def test_layers_for_multi_token_prediction_are_not_computed() -> None:
+    found = facts("llama-3.1-8b", nextn_predict_layers=2)
+    assert (found.n_layer, len(found.layers)) == (32, 30)
+    pieces = pieces_of(found, units("llama-3.1-8b", 4096 * N_CTX), N_CTX, Params())
+    work = work_of(pieces, Placement(10, (23,)))
+    assert places(work) == [HOST] * 10 + [0] * 21, "the output is after the layers that are left out"
+
+
+@pytest.mark.parametrize(
+    ("name", "cache", "expected"),
+    [
+        ("llama-3.1-8b", 4096, (4096, 16384, 4, 0)),
+        ("llama-3.1-70b", 4096, (4096, 32768, 8, 0)),
+        ("qwen3-30b-a3b", 2048, (2048, 16384, 8, 0)),
+        # 128 query heads on one row of 512 + 64, whose first 512 are the values
+        ("deepseek-v3.1", 1152, (1152, 2 * 128 * (576 + 512), 1, 0)),
+    ],
+)
+def test_attention_is_what_the_cache_takes(name: str, cache: int, expected: tuple[float, ...]) -> None:
+    attention = whole(name, cache * N_CTX).attention[5]
+    assert attention is not None
+    assert (attention.kv_bytes, attention.flops, attention.sharing, attention.window) == expected
+    assert not attention.quantized
+
+
+@pytest.mark.parametrize(
+    ("type_k", "type_v", "quantized"),
+    [("f16", "f16", False), ("bf16", "f32", False), ("q8_0", "f16", True), ("f16", "q4_0", True)],
+)
+def test_quantized_caches(type_k: str, type_v: str, quantized: bool) -> None:
+    attention = whole("llama-3.1-8b", params=Params(type_k=type_k, type_v=type_v)).attention[0]
+    assert attention is not None and attention.quantized is quantized
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "flash"),
+    [("auto", None, True), ("auto", False, False), ("off", None, False), ("on", True, True)],
+)
+def test_flash_attention(asked: str, found: bool | None, flash: bool) -> None:
+    params = Params(flash_attn=asked)  # type: ignore[arg-type]
+    attention = whole("llama-3.1-8b", params=params, flash_attn=found).attention[0]
+    assert attention is not None and attention.flash is flash
+
+
+def test_a_model_without_head_counts_has_operations_by_its_cache() -> None:
+    found = facts("llama-3.1-8b", attention__head_count=None, attention__head_count_kv=None)  # type: ignore[arg-type]
+    attention = pieces_of(found, units("llama-3.1-8b", 4096 * N_CTX), N_CTX, Params()).attention[0]
+    assert attention is not None
+    assert (attention.kv_bytes, attention.flops, attention.sharing) == (4096, 4096, 1)
+
+
+ELEMENT = 8 * (256 + 256)
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "params", "cells", "window"),
+    [
+        pytest.param(8192, Params(), 1536, 1024, id="window and micro batch"),
+        pytest.param(8192, Params(n_ubatch=2048), 3072, 1024, id="larger micro batch"),
+        pytest.param(1792, Params(), 1536, 1024, id="just more than a window's cells"),
+        pytest.param(1536, Params(), 1536, 0, id="no more than a window's cells"),
+        pytest.param(8192, Params(swa_full=True), 8192, 0, id="full size"),
+        pytest.param(8192, Params(n_seq_max=2), 2 * 1536, 1024, id="two sequences"),
+        pytest.param(8192, Params(n_seq_max=2, kv_unified=True), 2560, 1024, id="two in one cache"),
+    ],
+)
+def test_a_sliding_window_shows_in_the_cache(n_ctx: int, params: Params, cells: int, window: int) -> None:
+    caches = [2 * ELEMENT * cells] * 5 + [2 * ELEMENT * n_ctx]
+    found = pieces_of(facts("gemma3-12b"), units("gemma3-12b", *caches), n_ctx, params)
+    seen = {(a.kv_bytes, a.window) for a in found.attention if a}
+    assert seen == {(2 * ELEMENT, 0), (2 * ELEMENT, window)}
+
+
+def test_a_quantized_window_is_not_taken_for_a_full_cache() -> None:
+    params = Params(type_k="q8_0", type_v="q8_0")
+    size = ELEMENT * 34 // 32
+    for n_ctx in (2048, 65536):
+        caches = [size * 1536, size * n_ctx]
+        found = pieces_of(facts("gemma3-12b"), units("gemma3-12b", *caches), n_ctx, params)
+        assert [a.window for a in found.attention if a] == [1024, 0] * 24
+
+
+def test_a_header_that_lists_windows_is_believed() -> None:
+    pattern = Array("bool", 48, tuple(i % 2 == 0 for i in range(48)))
+    found = facts("gemma3-12b", attention__sliding_window_pattern=pattern)
+    pieces = pieces_of(found, units("gemma3-12b", 2 * ELEMENT * 8192), 8192, Params(swa_full=True))
+    assert [a.window for a in pieces.attention if a] == [1024, 0] * 24
+
+
+def test_recurrent_layers_read_and_write_their_state() -> None:
+    found = facts("nemotron-h-9b")
+    state = 5 * 2**20
+    kinds = [layer.n_head_kv for layer in found.layers]
+    assert sorted(set(kinds)) == [0, 8]
+    layers = [Unit(i, 0, 4096 * N_CTX if kind else state, (), 0 if kind else state) for i, kind in enumerate(kinds)]
+    recorded = (*layers, Unit(len(kinds), 0, 0))
+    plain = work_of(
+        pieces_of(found, tuple(Unit(u.index, 0, 0) for u in recorded), N_CTX, Params()), Placement(0, (57,))
+    )
+    work = work_of(pieces_of(found, recorded, N_CTX, Params()), Placement(0, (57,)))
+    assert total(work) - total(plain) == 2 * state * kinds.count(0)
+    assert [layer.attention is not None for layer in work.layers] == [kind > 0 for kind in [*kinds, 0]]
+    two = work_of(pieces_of(found, recorded, N_CTX, Params(n_seq_max=2)), Placement(0, (57,)))
+    assert total(two) - total(plain) == state * kinds.count(0), "one sequence reads its own state alone"
+
+
+# --- placements
+
+
+def items(name: str, layers: range, *tails: str) -> tuple[Item, ...]:
+    return tuple(Item(i, f"blk.{i}.{tail}", ("weight",), 1) for i in layers for tail in tails)
+
+
+EXPERTS = ("ffn_up_exps", "ffn_gate_exps", "ffn_down_exps")
+MODEL = "qwen3-30b-a3b"
+
+PLACEMENTS = {
+    "all on one": Placement(0, (49,)),
+    "all on the host": Placement(49, ()),
+    "last layers": Placement(30, (19,)),
+    "two devices": Placement(0, (30, 19)),
+    "one without a layer": Placement(0, (30, 0, 19)),
+    "experts on the host": Placement(0, (49,), tuple((i, HOST) for i in items(MODEL, range(10, 48), *EXPERTS))),
+    "single tensors": Placement(
+        5,
+        (20, 24),
+        (
+            *((item, 1) for item in items(MODEL, range(7, 9), "ffn_up_exps")),
+            *((item, HOST) for item in items(MODEL, range(40, 48), "ffn_down_exps", "ffn_up_exps")),
+        ),
+    ),
+}
+
+
+def said(placement: Placement, user: tuple[TensorBuftOverride, ...] = ()) -> tuple[Params, dict[str, int]]:
+    """``placement`` as parameters, and what their patterns catch, as llama.cpp tells it."""
+    types = [f"CUDA{d}" for d in range(len(placement.counts))]
+    overrides = (*user, *overrides_of(placement, types))
+    names = facts(MODEL).names
+    matches = [next((i for i, o in enumerate(overrides) if re.search(o.pattern, name)), -1) for name in names]
+    targets = [types.index(o.buffer_type) if o.buffer_type in types else HOST for o in overrides]
+    split = tuple(map(float, placement.counts)) if len(placement.counts) > 1 else None
+    params = Params(n_gpu_layers=placement.n_gpu_layers, tensor_split=split, tensor_buft_overrides=overrides)
+    return params, dict(pinned_matches(names, matches, targets))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
+def test_a_placement_and_its_parameters_are_the_same_work(placement: Placement) -> None:
+    pieces = whole(MODEL, 2048 * N_CTX)
+    work = work_of(pieces, placement)
+    assert total(work) == total(work_of(pieces, Placement(0, (49,)))), "nothing is lost and nothing is there twice"
+    params, targets = said(placement)
+    other = whole(MODEL, 2048 * N_CTX)
+    assert work_of_params(other, params, [1] * len(placement.counts), targets) == work
+    assert places(work) == [HOST] * placement.first + [d for d, n in enumerate(placement.counts) for _ in range(n)]
+
+
+def test_what_is_moved_is_where_it_was_moved_to() -> None:
+    work = work_of(whole(MODEL), PLACEMENTS["single tensors"])
+    assert {(w.place, w.experts) for w in work.layers[7].weights} == {(0, False), (1, True), (0, True)}
+    assert {(w.place, w.experts) for w in work.layers[45].weights} == {(1, False), (1, True), (HOST, True)}
+    assert {w.place for w in work.layers[30].weights} == {1}
+
+
+def test_the_users_overrides_stand() -> None:
+    user = (TensorBuftOverride(r"blk\.0\.attn", "CPU"), TensorBuftOverride(r"blk\.4[0-9]\.ffn_down_exps", "CUDA0"))
+    placement = PLACEMENTS["two devices"]
+    params, targets = said(placement, user)
+    pinned = {name: target for name, target in targets.items() if re.search(r"attn|down_exps", name)}
+    pieces = pieces_of(facts(MODEL), units(MODEL, 2048 * N_CTX), N_CTX, Params(), pinned=pinned)
+    work = work_of(pieces, placement)
+    assert work == work_of_params(whole(MODEL, 2048 * N_CTX), params, [1, 1], targets)
+    first, *_ = work.layers[0].weights
+    assert first.place == HOST, "what attention computes with comes first"
+    assert {w.place for w in work.layers[41].weights} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("params", "free", "homes"),
+    [
+        pytest.param(Params(), (10,), [0] * 33, id="all"),
+        pytest.param(Params(n_gpu_layers=99), (10,), [0] * 33, id="more than there are"),
+        pytest.param(Params(n_gpu_layers=0), (10, 10), [HOST] * 33, id="none"),
+        pytest.param(Params(n_gpu_layers=1), (10,), [HOST] * 32 + [0], id="the output alone"),
+        pytest.param(Params(), (), [HOST] * 33, id="no devices"),
+        pytest.param(Params(), (20, 10), [0] * 22 + [1] * 11, id="by free memory"),
+        pytest.param(Params(tensor_split=(0.0, 0.0)), (20, 10), [0] * 22 + [1] * 11, id="a split of nothing"),
+        pytest.param(
+            Params(tensor_split=(1.0, 3.0), n_gpu_layers=8), (9, 9), [HOST] * 25 + [0] * 2 + [1] * 6, id="-ts"
+        ),
+        pytest.param(Params(tensor_split=(1.0,)), (9, 9), [0] * 33, id="a short split"),
+    ],
+)
+def test_layers_go_where_llama_cpp_puts_them(params: Params, free: tuple[int, ...], homes: list[int]) -> None:
+    assert places(work_of_params(whole("llama-3.1-8b"), params, free, {})) == homes
+
+
+def test_a_cache_that_is_not_offloaded_is_on_the_host() -> None:
+    pieces = whole("llama-3.1-8b", params=Params(offload_kqv=False))
+    work = work_of(pieces, Placement(10, (23,)))
+    assert [layer.cache for layer in work.layers] == [None] * 10 + [HOST] * 22 + [None]
+    assert all(layer.cache is None for layer in work_of(whole("llama-3.1-8b"), Placement(10, (23,))).layers)
+
+
+def test_what_else_the_cost_depends_on() -> None:
+    work = work_of(whole(MODEL, params=Params(n_ubatch=1024, op_offload=False)), PLACEMENTS["last layers"], (7, 3))
+    assert (work.n_ubatch, work.op_offload, work.n_splits) == (1024, False, (7, 3))
+    assert work.n_embd == 2048
+
+
+def test_layers_that_are_alike_are_one_object() -> None:
+    pieces = whole("llama-3.1-8b")
+    work = work_of(pieces, Placement(0, (33,)))
+    # with and without the better quantization, and the output
+    assert len({id(layer) for layer in work.layers}) == 3
+    again = work_of(pieces, replace(Placement(0, (33,))))
+    assert all(a is b for a, b in zip(work.layers, again.layers, strict=True))
