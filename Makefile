@@ -72,6 +72,8 @@ $(STAMPS)/fitter: pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor
 
 .PHONY: install
 install: llama-cpp-python $(STAMPS)/fitter ## fitter, editable, in .venv, with llama-cpp-python and what the tests need
+	@# Where Python may not write bytecode, every start would compile fitter anew.
+	@$(PY) -m compileall -q fitter
 
 .PHONY: tools
 tools: $(STAMPS)/venv ## upstream's rpc-server and llama-fit-params, with their libllama, in build/llama/bin
@@ -134,6 +136,20 @@ oracle: install ## the real ggml-cuda on a CUDA runtime without a GPU: make test
 .PHONY: oracle-rocm
 oracle-rocm: install ## ggml-cuda as HIP compiles it for AMD's cards, on a HIP runtime without a GPU: make tests/data/rocm anew
 	@$(PY) -m tests.oracle --rocm --source "$$($(PY) vendor/llama.cpp/fetch.py)" --directory build/oracle-rocm --jobs $(JOBS) $(ORACLE_ARGS)
+
+# The models of upstream's own test, 0.9 GB. CHECK_ARGS="--only qwen" takes some of them, --shapes large models as well.
+ARCHITECTURES := build/architectures
+.PHONY: test-architectures
+test-architectures: install ## a plan with the skeleton and one without it, on a model of every architecture: 15 minutes on two cores
+	@mkdir -p $(ARCHITECTURES)/models
+	@$(CMAKE) -S . -B $(ARCHITECTURES) -DFITTER_BUILD_LLAMA=ON -DLLAMA_BUILD_TESTS=ON -DGGML_RPC=OFF \
+	  -DPython3_EXECUTABLE=$(abspath $(PY)) >$(ARCHITECTURES)/configure.log 2>&1 || { cat $(ARCHITECTURES)/configure.log >&2; exit 1; }
+	@[ -x $(ARCHITECTURES)/bin/test-llama-archs ] || echo "building test-llama-archs in $(ARCHITECTURES)/bin: some four minutes on two cores, the first time"
+	@$(CMAKE) --build $(ARCHITECTURES) --target test-llama-archs --parallel $(JOBS) >$(ARCHITECTURES)/build.log 2>&1 \
+	  || { tail -n 40 $(ARCHITECTURES)/build.log >&2; exit 1; }
+	@$(ARCHITECTURES)/bin/test-llama-archs -s 1 -o $(ARCHITECTURES)/models >$(ARCHITECTURES)/models.log 2>&1 \
+	  || { tail -n 20 $(ARCHITECTURES)/models.log >&2; exit 1; }
+	@$(PY) -m tests.architectures.check --models $(ARCHITECTURES)/models $(CHECK_ARGS)
 
 # BENCH_ARGS="--only kimi-k2 --runs 1" measures less; --from build/benchmark.json writes the tables again.
 .PHONY: bench

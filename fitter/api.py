@@ -200,6 +200,7 @@ def fit(
         devices = _no_devices(devices)
     with ExitStack() as stack:
         worker = stack.enter_context(Worker(virtual, library=library, timeout=timeout, on_log=on_log))
+        worker.start()
         # Each process that asks a real device takes some of its memory, so those are for one process only.
         is_shared = library is None and bool(gpus)
         second = stack.enter_context(Worker(virtual, timeout=timeout, on_log=on_log)) if is_shared else None
@@ -254,6 +255,8 @@ def fit(
         )
         llama = _llama(worker, beside, opened, skeleton)
         data = planning.fit(request, _summary(opened), llama, on_progress or (lambda _: None), bool(gpus))
+        for each in filter(None, (worker, second)):
+            each.dismiss()
     return Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
 
 

@@ -648,6 +648,7 @@ class Headers:
     def __init__(self) -> None:
         self._parsed: dict[str, tuple[tuple[int, ...], Any]] = {}
         self._made: tuple[tuple[object, ...], int] | None = None
+        self._last: tuple[str, tuple[int, ...], Header | None] = ("", (), None)
         self._library = native.load()
 
     def close(self) -> None:
@@ -659,7 +660,12 @@ class Headers:
 
     def read(self, path: str) -> Header:
         """Read the header of one file. Raises ``ModelError`` if it is malformed, with ggml's own reason."""
+        last, identity, header = self._last
+        if header is not None and (last, identity) == (path, _identity(path)):
+            return header
+        self._last = (path, _identity(path), None)
         found, gguf = self._read(path)
+        self._last = (*self._last[:2], found)
         if not found.metadata.get("split.no"):
             self._forget()
         self._keep(path, gguf)

@@ -97,6 +97,10 @@ class Worker:
         """Models loaded so far without allocating; another context of a loaded model is none."""
         return self._loads
 
+    def start(self) -> None:
+        """Start the process now, not with the first question."""
+        self._guarded(self._open)
+
     def configure(self, virtual_devices: Sequence[VirtualDevice], library: CudaLibrary | None = None) -> None:
         """Describe the virtual devices anew; without any, questions are about the real ones. Raises ``UsageError``."""
         description = describe(virtual_devices)
@@ -177,6 +181,11 @@ class Worker:
         """For each name the index of the first pattern that llama.cpp finds in it, or -1. Raises ``UsageError``."""
         return self._ask(tuple[int, ...], "match", patterns=list(patterns), names=list(names))
 
+    def dismiss(self) -> None:
+        """Let the process end, or make it end where it is busy, without waiting for that: ``close`` does."""
+        if self._child is not None:
+            self._child.dismiss(at_once=bool(self._begun))
+
     def close(self) -> None:
         """End the process and wait for it. Nothing of it is left behind."""
         self._closed = True
@@ -191,17 +200,18 @@ class Worker:
         return self._guarded(lambda: _decoded(kind, self._answer(self._ready(), command, arguments)))
 
     def _begin(self, command: str, **arguments: Any) -> None:
-        if self._closed:
-            raise LlamaCppError("the worker is closed")
-        self._guarded(lambda: self._send(self._child or self._start(), command, arguments))
+        self._guarded(lambda: self._send(self._open(), command, arguments))
 
     def _ready(self) -> _Child:
         """The process, with nothing left of what was begun: its answer is lost, and so is its failure."""
-        if self._closed:
-            raise LlamaCppError("the worker is closed")
         if any(not begun.is_opening for begun in self._begun) or self._failed or self._answered is not None:
             with contextlib.suppress(FitterError):
                 self._finish()
+        return self._open()
+
+    def _open(self) -> _Child:
+        if self._closed:
+            raise LlamaCppError("the worker is closed")
         return self._child or self._start()
 
     def _guarded(self, ask: Callable[[], _T]) -> _T:
@@ -391,6 +401,10 @@ class _Child:
 
     def _ended(self) -> _EndedError:
         return _EndedError(self._process.wait())
+
+    def dismiss(self, at_once: bool) -> None:
+        """Let the process end by itself, or make it."""
+        self._process.dismiss(at_once)
 
     def close(self) -> None:
         """Let the process end by itself, and make it end if it does not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -16,6 +17,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
+
+    from fitter.llama.worker import Session
+
+    First = Callable[[Session], object]
 
 # What a child runs that is a new interpreter: its search path is the parent's, not what it would make of its
 # surroundings itself.
@@ -30,13 +35,14 @@ _CLOSE_SECONDS = 5.0
 class Process:
     """A running worker: ``requests`` and ``answers`` are the parent's ends of its pipes.
 
-    ``early`` makes it a copy of this process, for one that has just begun and has no other thread: it then sleeps until
-    it is woken or asked. Raises ``OSError`` where it cannot be started.
+    ``first`` makes it a copy of this process, for one that has just begun and has no other thread: it then sleeps until
+    it is woken or asked, and begins with ``first``. Raises ``OSError`` where it cannot be started.
     """
 
-    def __init__(self, variables: Mapping[str, str], *, early: bool = False) -> None:
+    def __init__(self, variables: Mapping[str, str], *, first: First | None = None) -> None:
         self._surroundings = _surroundings(variables)
         self._status: int | None = None
+        self._is_dismissed = False
         opened: list[int] = []
         try:
             self._output = _temporary_file()
@@ -50,7 +56,7 @@ class Process:
             opened += ends
             files = (*ends, fcntl.fcntl(self._output, fcntl.F_DUPFD_CLOEXEC, _ANSWERS + 1))
             opened.append(files[2])
-            self.pid = (_fork if early else _spawn)(*self._surroundings, files)
+            self.pid = _fork(*self._surroundings, files, first) if first else _spawn(*self._surroundings, files)
         except BaseException:
             for fd in opened:
                 os.close(fd)
@@ -87,9 +93,17 @@ class Process:
         assert self._status is not None
         return self._status
 
+    def dismiss(self, at_once: bool = False) -> None:
+        """Let it end by itself, or make it, without waiting for that."""
+        if at_once and self._status is None:
+            self._signal()
+        if not self._is_dismissed:
+            self._is_dismissed = True
+            os.close(self.requests)
+
     def close(self) -> None:
         """Let it end by itself, and make it end if it does not."""
-        os.close(self.requests)
+        self.dismiss()
         try:
             self.wait()
         finally:
@@ -101,7 +115,7 @@ class Process:
         if self._status is None:
             self._signal()
             self._reap()
-        os.close(self.requests)
+        self.dismiss()
         os.close(self.answers)
         size = os.lseek(self._output, 0, os.SEEK_END)
         text = os.pread(self._output, 1 << 16, max(0, size - (1 << 16)))
@@ -133,21 +147,31 @@ _owner = 0
 _meanwhile: list[Callable[[], object]] = []
 
 
-def prestart(count: int) -> None:
-    """Begin ``count`` plain workers, for ``take``: the first loads at once, the others when something is asked of it.
+def prestart(*firsts: First | None) -> None:
+    """Begin plain workers for ``take``, one for each of ``firsts``: what it does before it is asked for anything.
 
-    Only for a process that has just begun: they are copies of it. What is not taken ends with this process.
+    ``None``: nothing, it then loads its libraries when another one is asked. Only for a process that has just begun:
+    they are copies of it. What is not taken ends with this process.
     """
     global _owner
     _owner = os.getpid()
     atexit.register(end_early)
+    # All of them need it, and what is imported before a copy is made is imported once.
+    from fitter.llama import worker  # noqa: F401
+
     try:
-        _early.extend(Process({}, early=True) for _ in range(count))
+        for first in firsts:
+            process = Process({}, first=first or _nothing)
+            _early.append(process)
+            if first is not None:
+                process.wake()
     except OSError:
         # The one that is needed will say why.
         return
-    if _early:
-        _early[0].wake()
+
+
+def _nothing(session: Session) -> None:
+    return
 
 
 def take(variables: Mapping[str, str]) -> Process:
@@ -229,19 +253,21 @@ def _spawn(path: Sequence[str], environment: Mapping[str, str], files: Sequence[
     )
 
 
-def _fork(path: Sequence[str], environment: Mapping[str, str], files: Sequence[int]) -> int:
+def _fork(path: Sequence[str], environment: Mapping[str, str], files: Sequence[int], first: First) -> int:
     parent = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         pid = os.fork()
         if pid == 0:
-            _become_worker(path, environment, files, parent)
+            _become_worker(path, environment, files, parent, first)
         return pid
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _become_worker(path: Sequence[str], environment: Mapping[str, str], files: Sequence[int], parent: int) -> NoReturn:
+def _become_worker(
+    path: Sequence[str], environment: Mapping[str, str], files: Sequence[int], parent: int, first: First
+) -> NoReturn:
     try:
         requests, answers, output = files
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -252,12 +278,14 @@ def _become_worker(path: Sequence[str], environment: Mapping[str, str], files: S
             del os.environ[name]
         os.environ.update(environment)
         sys.path[:] = path
+        gc.freeze()
+        gc.enable()
         while not select.select([_REQUESTS], [], [], 1.0)[0]:
             if os.getppid() != parent:
                 os._exit(0)
         from fitter.llama.worker import main
 
-        main(_REQUESTS, _ANSWERS, parent)
+        main(_REQUESTS, _ANSWERS, parent, first)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

@@ -5,6 +5,7 @@ Requests and answers are JSON lines on two pipes of their own, so that whatever 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -32,6 +33,8 @@ class Session:
     def __init__(self) -> None:
         self._loader: binding.Loader | None = None
         self._virtual = False
+        self._description = ""
+        self._reported = 0
         self._adopted = False
         self._real: real.RealLoad | None = None
         # Outlives the loader: a header has nothing to do with devices.
@@ -42,8 +45,15 @@ class Session:
         """Dummy loads so far."""
         return self._loader.loads if self._loader else 0
 
+    def _unreported_loads(self) -> int:
+        """Dummy loads since this was asked last."""
+        reported, self._reported = self._reported, self.loads
+        return self.loads - reported
+
     def configure(self, description: str) -> None:
         """Describe virtual devices anew; without any, commands are about the real ones."""
+        if description == self._description:
+            return
         loads = self.loads
         if self._loader:
             self._loader.close()
@@ -51,6 +61,7 @@ class Session:
         if description:
             binding.register_virtual(description)
         self._virtual = bool(description)
+        self._description = description
         self._open().loads = loads
 
     def adopt(self, path: str, plugin: bool, count: int) -> None:
@@ -117,7 +128,6 @@ class Session:
 
 def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:
     """Answer one request. Whatever goes wrong becomes an ``error`` of the answer."""
-    before = session.loads
     answer: dict[str, Any] = {}
     try:
         native.load().fitter.fitter_log_clear()
@@ -128,7 +138,7 @@ def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:
         sys.excepthook(*sys.exc_info())
         message = f"{request.get('command')} failed in the worker: {type(error).__name__}: {error}"
         answer["error"] = {"type": LlamaCppError.__name__, "message": " ".join(message.split())}
-    answer["loads"] = session.loads - before
+    answer["loads"] = session._unreported_loads()
     if "error" in answer or request.get("log"):
         answer["log"] = _log(None if request.get("log") else LOG_LINES)
     return answer
@@ -152,8 +162,8 @@ def _log(count: int | None) -> list[str]:
     return lines if count is None else lines[-count:]
 
 
-def main(request_fd: int, answer_fd: int, parent: int) -> None:
-    """Serve requests until the parent closes its end of the pipe or is gone."""
+def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session], object] | None = None) -> None:
+    """Serve requests until the parent closes its end of the pipe or is gone; before them, do ``first``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A pipe that does not reach the parent must not be found by anything that this process starts.
     os.set_inheritable(request_fd, False)
@@ -167,6 +177,10 @@ def main(request_fd: int, answer_fd: int, parent: int) -> None:
     native.load_only_bindings()
     session = Session()
     _prepare()
+    if first is not None:
+        # Nobody has asked for it: what is wrong will be said when somebody does.
+        with contextlib.suppress(Exception):
+            first(session)
     while True:
         answer = handle(session, json.loads(requests.get()))
         _write(answer_fd, json.dumps(answer).encode() + b"\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,14 +10,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from fitter.__main__ import workers
-from fitter.errors import LibraryError
+from fitter import early
+from fitter.errors import FitterError, LibraryError
 from fitter.llama import library, process
 from fitter.llama.client import Worker
+from fitter.llama.types import Params
 from tests.cuda_reference import write_model
 
 MAIN = [sys.executable, "-m", "fitter"]
@@ -24,7 +27,10 @@ HEAVY = {"llama_cpp", "numpy", "cffi", "jinja2"}
 SLOW = {"rich", "subprocess", "tempfile", "psutil", "platformdirs", "tomllib", "tomli", "importlib.resources", "ctypes"}
 
 # As `python -m fitter` would, and then something else.
-EARLY = "from fitter.llama import process; process.prestart({count}); from fitter.llama.client import Worker\n"
+EARLY = (
+    "from fitter.llama import process; process.prestart(*[lambda session: None] * {count})\n"
+    "from fitter.llama.client import Worker\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +105,7 @@ def test_early_workers_are_used_and_the_rest_is_ended() -> None:
         "pids = [str(worker._child._process.pid) for worker in (first, second, third)]\n"
         "assert len(early) == 2 and pids[:2] == early and pids[2] not in early, (early, pids)\n"
         "first.close(), second.close(), third.close()\n"
-        "process.prestart(3)\n"
+        "process.prestart(*[lambda session: None] * 3)\n"
         "assert len(children()) == 3\n"
     )
     done = python(code)
@@ -129,7 +135,8 @@ WORKERS = {
     "help of a command": (["fit", "-h"], 0),
     "version": (["--version"], 0),
     "a model": (["model.gguf", "--gpu", "24GiB"], 2),
-    "fit": (["fit", "model.gguf"], 2),
+    "a model and a GPU in one word": (["--gpu=2x 24GiB", "model.gguf"], 2),
+    "real devices, for one process only": (["fit", "model.gguf"], 1),
     "inspect": (["inspect", "model.gguf"], 1),
     "devices": (["devices"], 1),
     "catalogue": (["devices", "--catalogue"], 0),
@@ -140,8 +147,63 @@ WORKERS = {
 
 
 @pytest.mark.parametrize(("args", "count"), WORKERS.values(), ids=WORKERS)
-def test_how_many_workers_begin_early(args: list[str], count: int) -> None:
-    assert workers(args) == count
+def test_how_many_workers_begin_early(monkeypatch: pytest.MonkeyPatch, args: list[str], count: int) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr(process, "prestart", lambda *firsts: begun.extend(firsts))
+    assert early.begin(args) == bool(count)
+    assert len(begun) == count
+
+
+GUESSES = {
+    "one that holds the model": (["--gpu", "24GiB"], 1),
+    "one that does not": (["--gpu", "2GiB"], 0),
+    "two": (["--gpu", "24GiB", "--gpu", "24GiB"], 0),
+    "another context": (["--gpu", "24GiB", "-c", "4096"], 1),
+    "fewer layers": (["--gpu", "24GiB", "-ngl", "4"], 0),
+    "a tensor elsewhere": (["--gpu", "24GiB", "-ot", "ffn_up=CPU"], 0),
+    "no such GPU": (["--gpu", "nonsense"], 0),
+}
+
+
+@pytest.mark.parametrize(("args", "loads"), GUESSES.values(), ids=GUESSES)
+def test_a_model_that_may_well_fit_is_loaded_at_once(
+    monkeypatch: pytest.MonkeyPatch, model: Path, args: list[str], loads: int
+) -> None:
+    firsts: list[Any] = []
+    monkeypatch.setattr(process, "prestart", lambda *given: firsts.extend(filter(None, given)))
+    early.begin([str(model), *args])
+    session = Loads()
+    for first in firsts:
+        with contextlib.suppress(FitterError):
+            first(session)
+    assert len(session.loaded) == loads
+
+
+class Loads:
+    """Stands for the session of a worker that does not exist yet."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[str, Params]] = []
+
+    def header(self, path: str) -> None:
+        return
+
+    def configure(self, description: str) -> None:
+        return
+
+    def model_info(self, path: str, params: Params) -> None:
+        self.loaded.append((path, params))
+
+
+def test_what_was_begun_early_is_used_and_counted(model: Path) -> None:
+    words = [*MAIN, str(model), "--gpu", "24GiB", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    plan = json.loads(done.stdout)
+    # One on the copy of the header, and one on the model itself.
+    assert (plan["fits"], plan["search"]["dummy_loads"]) == (True, 2)
+    with_copy_only = subprocess.run([*words, "-ngl", "33"], capture_output=True, text=True, check=True)
+    other = json.loads(with_copy_only.stdout)
+    assert {**plan, "search": None} == {**other, "search": None}
 
 
 ENDS = {
