@@ -309,13 +309,17 @@ def print_summary(name: str, rows: Sequence[tuple[Measured, float, float]]) -> N
         print(f"largest factor {max(factors):.2f}, beyond a factor of 2: {beyond}")
 
 
-def print_pairs(name: str, pairs: Sequence[tuple[Measured, Measured, bool]]) -> None:
-    """How many are in order, and those that are not."""
+def print_pairs(name: str, pairs: Sequence[tuple[Measured, Measured, bool]], every: bool = False) -> None:
+    """How many are in order, and those that are not; with ``every`` also what is compared, depths taken together."""
     right = sum(good for _, _, good in pairs)
-    print(
-        f"{name}: {right} of {len(pairs)} pairs beyond 10 % in order"
-        + (f" ({right / len(pairs):.1%})" if pairs else "")
-    )
+    share = f" ({right / len(pairs):.1%})" if pairs else ""
+    print(f"{name}: {right} of {len(pairs)} pairs beyond 10 % in order{share}")
+    if every:
+        compared: dict[Key, list[bool]] = defaultdict(list)
+        for a, b, good in pairs:
+            compared[(" ".join(a.cell[:2]), a.cell[3], a.arm, b.arm)].append(good)
+        for (model, engine, arm, other), results in compared.items():
+            print(f"    {sum(results)} of {len(results)}: {model}, {engine}: {arm} / {other}")
     for a, b, good in pairs:
         if not good:
             print(f"    not: lines {a.line} and {b.line}: {a.cell[0]} {a.cell[1]} @ {a.depth}: {a.arm} / {b.arm}")
@@ -393,7 +397,9 @@ def show(
         [row for row in placed_prompts if row[0].complete and row[0].cell[3] == "llama.cpp"],
     )
     print_summary("  prompt, complete rows", [row for row in placed_prompts if row[0].complete])
-    print_pairs("  generation", ordered(placed))
+    print_pairs("  generation", ordered(placed), every)
+    llama_cpp = [row for row in placed if row[0].cell[3] == "llama.cpp"]
+    print_pairs("  generation, llama.cpp alone", ordered(llama_cpp))
     print_pairs("  prompt", ordered(placed_prompts))
     print("  not used:")
     print_skipped(skipped)

@@ -197,6 +197,16 @@ def test_host_weights_are_streamed_from_a_batch_on(tokens: int, op_offload: bool
     assert (priced(placed, host=faster_host, workload=workload).seconds < base) == (not streams)
 
 
+def test_a_cache_on_the_host_is_streamed_for_a_prompt() -> None:
+    seconds = [
+        priced(work(layer(home), n_splits=(1, 1)), workload=Workload(512, 0, cached)).prompt_seconds * 512
+        for home in (HOST, 0)
+        for cached in (0, 10_000)
+    ]
+    copied = 10_000 * ATTENTION.kv_bytes / (cost.default().pcie * FAST.pcie)
+    assert (seconds[1] - seconds[0]) - (seconds[3] - seconds[2]) == pytest.approx(copied)
+
+
 def test_nothing_is_streamed_without_a_device() -> None:
     faster = replace(DESKTOP, bandwidth=2 * DESKTOP.bandwidth)
     assert priced(work(layer(HOST)), (), faster).prompt_seconds < priced(work(layer(HOST)), ()).prompt_seconds
@@ -256,6 +266,24 @@ def test_predicted_splits(layers: list[Layer], expected: int) -> None:
     assert cost.predicted_splits(work(*layers)) == expected
 
 
+@pytest.mark.parametrize(
+    ("layers", "measured"),
+    [
+        # as above, of a prompt
+        ([layer(0)] * 32, 2),
+        ([layer(HOST)] * 13 + [layer(0)] * 19, 159),
+        ([layer(0, HOST)] * 10 + [layer(0)] * 22, 32),
+        ([layer(0)] * 17 + [layer(1)] * 15, 3),
+        ([layer(0)] * 3 + [layer(0, HOST)] * 28 + [layer(1, HOST)] * 30, 207),
+    ],
+)
+def test_predicted_splits_of_a_prompt(layers: list[Layer], measured: int) -> None:
+    placed = work(*layers)
+    assert cost.predicted_prompt_splits(placed) == pytest.approx(measured, rel=0.2)
+    splits = next(part for part in priced(placed, (FAST, FAST)).parts if part.name == "graph splits")
+    assert splits.prompt * 512 == pytest.approx((cost.predicted_prompt_splits(placed) - 1) * cost.default().split)
+
+
 def test_measured_splits_count() -> None:
     few, many = (priced(work(layer(0), n_splits=(2, n))).generation_seconds for n in (2, 12))
     assert many - few == pytest.approx(10 * cost.default().split)
@@ -295,6 +323,14 @@ def test_speeds_that_are_none(bandwidth: float) -> None:
         priced(work(layer(0)), host=replace(DESKTOP, bandwidth=bandwidth))
     with pytest.raises(ValueError, match="greater than 0"):
         priced(work(layer(0)), (replace(FAST, bandwidth=bandwidth),))
+
+
+def test_more_threads_attend_faster() -> None:
+    placed = work(layer(HOST))
+    few, many = (
+        priced(placed, (), replace(DESKTOP, threads=n), Workload(0, 2, 100_000)).generation_seconds for n in (6, 12)
+    )
+    assert many < 0.6 * few
 
 
 def test_host_threads_that_are_not_known() -> None:
