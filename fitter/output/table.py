@@ -44,6 +44,8 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"
         parts.append(Text(need))
     parts.append(Text("\n".join(_parameters(plan))))
+    if plan.levers:
+        parts.append(Text(f"given up, as --allow lets it: {', '.join(plan.levers)}", overflow="fold"))
     if plan.estimate is not None:
         parts.append(Text("\n".join(_estimate(plan.estimate)), overflow="fold"))
     loads = dummy_loads(plan.search.dummy_loads)

@@ -97,7 +97,8 @@ class PlanData:
 
     ``breakdown`` holds the rows per buffer type; ``problems`` is empty exactly when the plan fits.
     ``n_layer`` counts the repeating layers that llama.cpp can offload (without the output layer). ``estimate`` is what
-    the plan takes in time, ``None`` where it does not fit.
+    the plan takes in time, ``None`` where it does not fit. ``levers`` says what was given up for it, of what the user
+    allowed to be.
     """
 
     model: ModelSummary
@@ -110,6 +111,7 @@ class PlanData:
     n_layer: int
     virtual: bool
     estimate: Price | None = None
+    levers: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
