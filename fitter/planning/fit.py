@@ -133,7 +133,8 @@ class _Fit:
             return Found(request, trial)
         # what a token takes in the cache is the same at every context that was recorded
         layout = layouts[-1] if layouts else loads.record(replace(trial.params, tensor_buft_overrides=()))
-        price = price_placement(request, trial.devices, trial.placement, trial.params, trial.breakdown, layout)
+        devices, placement = trial.used
+        price = price_placement(request, devices, placement, trial.params, trial.breakdown, layout)
         return Found(request, trial, price)
 
     def _say(self, text: str) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fitter.llama.types import Params
-from fitter.planning.cost import Estimate
 from fitter.planning.memory import HOST
+from fitter.planning.objective import objective_seconds
 from fitter.planning.pricing import Price
 from fitter.planning.request import Request
 from fitter.planning.search import Trial, missing_of
@@ -42,6 +42,11 @@ class Found:
     request: Request
     trial: Trial
     price: Price | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The objective, ``None`` where nothing is priced."""
+        return None if self.price is None else objective_seconds(self.request, self.price.estimate)
 
 
 def changes(request: Request) -> tuple[Change, ...]:
@@ -160,20 +165,9 @@ def _is_better(found: Found, best: Found, change: Change) -> bool:
 
 def _is_faster(found: Found, than: Found) -> bool:
     """Whether ``found`` is faster by more than ``GAIN``; what has no price is not."""
-    if found.price is None or than.price is None:
+    if found.seconds is None or than.seconds is None:
         return False
-    objective = found.request.objective
-    before = objective_seconds(than.price.estimate, objective)
-    return objective_seconds(found.price.estimate, objective) < (1 - GAIN) * before
-
-
-def objective_seconds(estimate: Estimate, objective: str) -> float:
-    """The time that ``objective`` (of ``OBJECTIVES``) is about."""
-    if objective == "generation":
-        return estimate.generation_seconds
-    if objective == "prompt":
-        return estimate.prompt_seconds
-    return estimate.seconds
+    return found.seconds < (1 - GAIN) * than.seconds
 
 
 def used(request: Request, found: Found) -> tuple[str, ...]:
