@@ -108,12 +108,20 @@ class _Fit:
 
         def attempt(request: Request) -> Found | None:
             try:
-                return self._search(request, loads, lambda params: None)
+                return self._search(request, remembered, lambda params: None)
             except LlamaCppError:
                 # nobody asked for these parameters
                 return None
 
-        first = self._search(self._request, loads, on_candidate)
+        known: dict[Params, Breakdown] = {}
+
+        def measure(params: Params) -> Breakdown:
+            if params not in known:
+                known[params] = loads.measure(params)
+            return known[params]
+
+        remembered = replace(loads, measure=measure)
+        first = self._search(self._request, remembered, on_candidate)
         return improve(first, attempt, lambda found: on_candidate(found.trial.params))
 
     def _search(self, request: Request, loads: Loads, on_candidate: OnCandidate) -> Found:

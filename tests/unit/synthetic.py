@@ -16,6 +16,7 @@ from fitter.planning.request import DeviceLimit, HostLimit, Request
 MIB = 1024 * 1024
 EXPERTS = re.compile(r"ffn_(up|down|gate_up|gate)_(ch|)exps")
 FFN = re.compile(r"ffn_(up|down|gate)\.")
+CACHE_BITS = {"f16": 16, "q8_0": 8.5, "q4_0": 4.5}
 
 
 @dataclass(frozen=True)
@@ -83,19 +84,25 @@ class SyntheticLlama:
             spilled = max(spilled, size if where == "Host" else 0)
         use["Host"][0] += model.embedding
         for layer in range(model.n_layer):
-            use[home[layer]][1] += model.cache * n_ctx
+            use[home[layer]][1] += self.cache(params, n_ctx)
         pipeline = len(names) > 1 and n_gpu_layers == units and not params.tensor_buft_overrides
         for d, name in enumerate(names):
             if counts[d] or use[name][0]:
                 use[name][2] = (model.compute + model.compute_per_ctx * n_ctx) * (2 if pipeline else 1)
+                use[name][2] = use[name][2] * params.n_ubatch // 512
                 use[name][2] += model.output // 4 if home[-1] == name else 0
-                use[name][2] += spilled if d == 0 else 0
+                use[name][2] += spilled if d == 0 and params.op_offload else 0
         use["Host"][2] = 10 * MIB + n_ctx * 8
         rows = tuple(
             Row("CPU" if name == "Host" else name, None if name == "Host" else name, name == "Host", *use[name])
             for name in [*names, "Host"]
         )
-        return Breakdown(rows, tuple(names), n_ctx)
+        return Breakdown(rows, tuple(names), n_ctx, params.flash_attn != "off")
+
+    def cache(self, params: Params, n_ctx: int) -> int:
+        """KV cache of a layer."""
+        bits = CACHE_BITS[params.type_k] + CACHE_BITS[params.type_v]
+        return int(self.model.cache * n_ctx * bits / 32)
 
     def record(self, params: Params) -> Layout:
         """A dummy load on a recording device."""
@@ -103,7 +110,7 @@ class SyntheticLlama:
         n_ctx = params.n_ctx or self.model.n_ctx_train
         weights = [LayoutEntry(LAYOUT_DEVICE, name, "model", size) for name, size in self.model.tensors()]
         caches = [
-            LayoutEntry(LAYOUT_DEVICE, f"cache_k_l{layer}", "context", self.model.cache * n_ctx)
+            LayoutEntry(LAYOUT_DEVICE, f"cache_k_l{layer}", "context", self.cache(params, n_ctx))
             for layer in range(self.model.n_layer)
         ]
         embedding = LayoutEntry("CUDA_Host", "token_embd.weight", "model", self.model.embedding)

@@ -1,0 +1,353 @@
+"""Levers: which changes they stand for, which of them stay, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+
+from fitter.errors import LlamaCppCrashError, UsageError
+from fitter.llama.types import Breakdown, Params
+from fitter.planning.constraints import levers
+from fitter.planning.cost import Estimate, Workload
+from fitter.planning.fit import Llama, Loads, fit
+from fitter.planning.levers import GAIN, Found, apply, changes, improve, used
+from fitter.planning.memory import HOST, Item
+from fitter.planning.placement import Placement
+from fitter.planning.plan import ModelSummary, PlanData
+from fitter.planning.pricing import Price
+from fitter.planning.request import LEVERS, DeviceLimit, Request
+from fitter.planning.search import Trial
+
+DENSE = SyntheticModel()
+MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
+ALL = frozenset(LEVERS)
+CARD = limits(1000)
+
+
+def asked(
+    *allow: str,
+    params: Params | None = None,
+    fixed: tuple[str, ...] = (),
+    devices: tuple[DeviceLimit, ...] = CARD,
+    fit_ctx: int = 4096,
+    **more: object,
+) -> Request:
+    made = request(DENSE, devices, params=params, fixed=fixed, fit_ctx=fit_ctx)
+    return replace(made, allow=frozenset(allow), **more)  # type: ignore[arg-type]
+
+
+UBATCHES = [{"n_ubatch": size} for size in (256, 128, 64)]
+Q8, Q4 = ({"type_k": name, "type_v": name} for name in ("q8_0", "q4_0"))
+FIXED = Params(n_ctx=8192)
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        pytest.param(asked(), [], id="nothing allowed"),
+        pytest.param(asked("paging"), [], id="paging changes no parameter"),
+        pytest.param(asked("ubatch"), UBATCHES, id="n_ubatch halves down to 64"),
+        pytest.param(asked("ubatch", fixed=("n_ubatch",)), [], id="the user's n_ubatch"),
+        pytest.param(asked("ubatch", params=Params(n_ubatch=128)), UBATCHES[2:], id="a smaller default"),
+        pytest.param(asked("ubatch", params=Params(n_batch=256)), UBATCHES[1:], id="cut to n_batch"),
+        pytest.param(asked("ubatch", params=Params(n_ubatch=127)), [], id="none below 64"),
+        pytest.param(asked("kv-q8_0"), [Q8], id="q8_0"),
+        pytest.param(asked("kv-q4_0", "kv-q8_0"), [Q8, Q4], id="the better one first"),
+        pytest.param(asked("kv-q8_0", params=Params(flash_attn="off")), [], id="without flash attention"),
+        pytest.param(asked("kv-q8_0", params=Params(flash_attn="on")), [Q8], id="with flash attention"),
+        pytest.param(asked("kv-q8_0", fixed=("type_k", "type_v")), [], id="the user's types"),
+        pytest.param(asked("kv-q8_0", fixed=("type_v",)), [], id="not two types"),
+        pytest.param(
+            asked("kv-q8_0", fixed=("type_v",), params=Params(type_v="q8_0")), [{"type_k": "q8_0"}], id="the other one"
+        ),
+        pytest.param(asked("no-op-offload"), [{"op_offload": False}], id="no op_offload"),
+        pytest.param(asked("no-op-offload", params=Params(op_offload=False)), [], id="there is none"),
+        pytest.param(asked("no-op-offload", fixed=("op_offload",)), [], id="the user's op_offload"),
+        pytest.param(asked("no-op-offload", devices=()), [], id="op_offload without devices"),
+        pytest.param(asked("context"), [], id="a context that is fitted anyway"),
+        pytest.param(asked("context", params=FIXED, fixed=("n_ctx",)), [{}], id="the user's context"),
+        pytest.param(asked("context", params=FIXED, fixed=("n_ctx",), fit_ctx=8191), [{}], id="one token less"),
+        pytest.param(asked("context", params=FIXED, fixed=("n_ctx",), fit_ctx=8192), [], id="as small as it may be"),
+        pytest.param(
+            asked("context", params=FIXED, fixed=("n_ctx",), workload=Workload(8000, 192)), [], id="a long request"
+        ),
+        pytest.param(
+            asked(*ALL, params=FIXED, fixed=("n_ctx",)), [*UBATCHES, {"op_offload": False}, Q8, Q4, {}], id="all"
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_lever_changes(request_: Request, expected: list[dict[str, object]]) -> None:
+    found = changes(request_)
+    assert [dict(change.params) for change in found] == expected
+    for change, params in zip(found, expected, strict=True):
+        changed = apply(request_, (change,))
+        assert changed.params == replace(request_.params, **params)  # type: ignore[arg-type]
+        assert ("n_ctx" in changed.fixed) is ("n_ctx" in request_.fixed and change.kind != "n_ctx")
+
+
+@pytest.mark.parametrize(
+    ("params", "fit_ctx", "low", "high"),
+    [
+        pytest.param(Params(n_ctx=20000), 4096, 4096, 20000, id="one sequence"),
+        pytest.param(Params(n_ctx=20000), 1024, 2560, 20000, id="the workload is held"),
+        pytest.param(Params(n_ctx=20480, n_seq_max=4), 3000, 12000, 20480, id="each sequence its own"),
+        pytest.param(Params(n_ctx=20480, n_seq_max=4, kv_unified=True), 4096, 4096, 20480, id="one cache for all"),
+    ],
+)
+def test_a_context_shrinks_between_the_smallest_and_what_was_asked_for(
+    params: Params, fit_ctx: int, low: int, high: int
+) -> None:
+    before = asked("context", params=params, fixed=("n_ctx",), fit_ctx=fit_ctx)
+    after = apply(before, changes(before))
+    assert (after.n_ctx_min, after.n_ctx_max) == (low, high)
+
+
+SPILLED = ((Item(0, "blk.0.ffn_up", ("weight",), MIB), HOST),)
+
+
+def found(
+    made: Request,
+    seconds: float | None = 10.0,
+    lacks: int = 0,
+    n_ctx: int = 8192,
+    flash_attn: bool = True,
+    whole: bool = False,
+) -> Found:
+    placement = Placement(0, (9,), () if whole else SPILLED)
+    params = replace(made.params, n_ctx=n_ctx, devices=("CUDA0",))
+    breakdown = Breakdown((), ("CUDA0",), n_ctx, flash_attn)
+    trial = Trial(placement, made.devices, params, breakdown, (("CUDA0", lacks),) if lacks else ())
+    price = None
+    if seconds is not None and not lacks:
+        price = Price(Estimate(1.0, 1.0, seconds), made.workload, 0, (), breakdown)
+    return Found(made, trial, price)
+
+
+def pulled(
+    made: Request, first: Found, answer: Callable[[Request], Found | None]
+) -> tuple[Found, list[Request], list[Found]]:
+    """The best, what was attempted for it, and what was the best meanwhile."""
+    attempts: list[Request] = []
+    better: list[Found] = []
+
+    def attempt(changed: Request) -> Found | None:
+        attempts.append(changed)
+        return answer(changed)
+
+    return improve(first, attempt, better.append), attempts, better
+
+
+@pytest.mark.parametrize(("share", "is_kept"), [(1 - GAIN - 1e-6, True), (1 - GAIN + 1e-6, False), (1.5, False)])
+def test_a_lever_is_used_where_it_gains_enough(share: float, is_kept: bool) -> None:
+    made = asked("no-op-offload")
+    first = found(made)
+    best, attempts, better = pulled(made, first, lambda changed: found(changed, 10 * share))
+    assert len(attempts) == 1 and (best is not first) is is_kept
+    assert better == ([best] if is_kept else [])
+
+
+@pytest.mark.parametrize("objective", ["generation", "prompt", "request"])
+def test_time_is_that_of_the_objective(objective: str) -> None:
+    made = asked("no-op-offload", objective=objective)
+    slow, fast = found(made), found(apply(made, changes(made)))
+    estimates = {"generation": Estimate(2.0, 0.5, 11), "prompt": Estimate(0.5, 2.0, 11), "request": Estimate(2, 2, 9)}
+    assert slow.price and fast.price
+    fast = replace(fast, price=replace(fast.price, estimate=estimates[objective]))
+    assert pulled(made, slow, lambda changed: fast)[0] is fast
+    other = "prompt" if objective == "generation" else "generation"
+    worse = replace(fast, price=replace(slow.price, estimate=estimates[other]))
+    assert pulled(made, slow, lambda changed: worse)[0] is slow
+
+
+def test_without_a_lever_nothing_is_attempted() -> None:
+    for made in (asked(), asked("paging")):
+        first = found(made, lacks=MIB)
+        assert pulled(made, first, lambda changed: pytest.fail("asked"))[0] is first
+
+
+def test_each_lever_is_tried_on_top_of_what_won() -> None:
+    made = asked("ubatch", "kv-q8_0", "no-op-offload")
+    times = {512: 10.0, 256: 9.0, 128: 9.5, 64: 8.0}
+
+    def answer(changed: Request) -> Found:
+        params = changed.params
+        seconds = times[params.n_ubatch] - (params.type_k != "f16") + (not params.op_offload)
+        return found(changed, seconds)
+
+    best, attempts, _ = pulled(made, found(made), answer)
+    assert best.trial.params.n_ubatch == 64 and best.trial.params.type_k == "q8_0" and best.trial.params.op_offload
+    said = [(a.params.n_ubatch, a.params.op_offload, a.params.type_k) for a in attempts]
+    assert said == [
+        (256, True, "f16"),
+        (128, True, "f16"),
+        (64, True, "f16"),
+        (64, False, "f16"),
+        (64, True, "q8_0"),
+        (512, True, "q8_0"),
+    ]
+
+
+def test_what_a_later_lever_makes_superfluous_is_not_given_up() -> None:
+    made = asked("ubatch", "kv-q8_0")
+    best, *_ = pulled(made, found(made), lambda c: found(c, 5.0 if c.params.type_k == "q8_0" else 9.0))
+    assert (best.trial.params.n_ubatch, best.trial.params.type_k) == (512, "q8_0")
+
+
+@pytest.mark.parametrize(
+    ("lacking", "expected"),
+    [
+        pytest.param({"n_ubatch": 0}, (256, "f16"), id="the first that fits"),
+        pytest.param({"type_k": 0}, (512, "q8_0"), id="a later one that fits alone"),
+        pytest.param({"both": 0}, (256, "q8_0"), id="two together"),
+        pytest.param({}, (256, "q8_0"), id="what lacks the least"),
+    ],
+)
+def test_where_nothing_fits(lacking: dict[str, int], expected: tuple[int, str]) -> None:
+    made = asked("ubatch", "kv-q8_0")
+
+    def answer(changed: Request) -> Found:
+        small, quantized = changed.params.n_ubatch < 512, changed.params.type_k == "q8_0"
+        lacks = 100 - 30 * small - 50 * quantized + (changed.params.n_ubatch < 256)
+        if small and quantized:
+            lacks = lacking.get("both", lacks)
+        elif small:
+            lacks = lacking.get("n_ubatch", lacks)
+        elif quantized:
+            lacks = lacking.get("type_k", lacks)
+        if (small and "n_ubatch" in lacking) or (quantized and "type_k" in lacking):
+            lacks = 0
+        return found(changed, lacks=lacks)
+
+    best, *_ = pulled(made, found(made, lacks=100), answer)
+    assert (best.trial.params.n_ubatch, best.trial.params.type_k) == expected
+
+
+@pytest.mark.parametrize(("flash_attn", "is_kept"), [(True, True), (False, False), (None, False)])
+def test_a_quantized_cache_counts_with_flash_attention_alone(flash_attn: bool, is_kept: bool) -> None:
+    made = asked("kv-q8_0")
+    first = found(made, lacks=MIB)
+    best, *_ = pulled(made, first, lambda changed: found(changed, flash_attn=flash_attn))
+    assert (best is not first) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("allow", "objective", "n_ctx", "seconds", "is_kept"),
+    [
+        pytest.param("kv-q8_0", "request", 16384, 10.0, False, id="more context, no faster"),
+        pytest.param("kv-q8_0", "request", 16384, 9.0, True, id="more context, faster"),
+        pytest.param("kv-q8_0", "request", 8191, 9.0, False, id="faster with less context"),
+        pytest.param("context", "request", 8191, 9.0, True, id="faster with less context, as allowed"),
+        pytest.param("kv-q8_0", "context", 8193, 20.0, True, id="most context: more of it"),
+        pytest.param("kv-q8_0", "context", 8192, 9.0, True, id="most context: as much and faster"),
+        pytest.param("kv-q8_0", "context", 8191, 9.0, False, id="most context: less of it"),
+        pytest.param("context", "context", 8191, 9.0, False, id="most context: less is no gain"),
+    ],
+)
+def test_context_and_time(allow: str, objective: str, n_ctx: int, seconds: float, is_kept: bool) -> None:
+    made = asked(allow, objective=objective, params=FIXED, fixed=("n_ctx",) if allow == "context" else ())
+    first = found(made)
+    best, *_ = pulled(made, first, lambda changed: found(changed, seconds, n_ctx=n_ctx))
+    assert (best is not first) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        pytest.param(asked(*ALL), ["q8_0", "q4_0"], id="memory is of no use"),
+        pytest.param(asked("no-op-offload", devices=limits(8000, 8000)), [], id="no weights on the host"),
+        pytest.param(asked("no-op-offload", pinned={"a": HOST}), ["f16"], id="the user's weights on the host"),
+        pytest.param(asked("ubatch", objective="context"), ["f16"] * 3, id="memory is context"),
+        pytest.param(asked("ubatch", devices=limits(8000, 8000)), ["f16"] * 3, id="one device may do"),
+    ],
+)
+def test_a_whole_model_on_a_device(made: Request, expected: Sequence[str]) -> None:
+    _, attempts, _ = pulled(made, found(made, whole=True), lambda changed: found(changed, whole=True))
+    assert [attempt.params.type_k for attempt in attempts] == expected
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, ()),
+        ({"n_ubatch": 128}, ("n_ubatch 128 instead of 512",)),
+        ({"type_k": "q8_0", "type_v": "q8_0"}, ("KV cache q8_0/q8_0 instead of f16/f16",)),
+        ({"op_offload": False}, ("no op_offload",)),
+    ],
+)
+def test_what_is_said(params: dict[str, object], expected: tuple[str, ...]) -> None:
+    made = asked()
+    assert used(made, found(replace(made, params=replace(made.params, **params)))) == expected  # type: ignore[arg-type]
+
+
+def test_a_smaller_context_is_said() -> None:
+    fitted, fixed = asked(), asked(params=FIXED, fixed=("n_ctx",))
+    assert used(fitted, found(fitted, n_ctx=4096)) == used(fixed, found(fixed)) == ()
+    assert used(fixed, found(fixed, n_ctx=4096)) == ("context 4096 instead of 8192",)
+
+
+def test_unknown_levers_suggest_the_nearest() -> None:
+    assert levers(LEVERS) == ALL
+    for wrong, says in (("kv-q8", "did you mean kv-q8_0"), ("Ubatch", "did you mean ubatch"), ("x", "there is paging")):
+        with pytest.raises(UsageError, match=says):
+            levers(["paging", wrong])
+
+
+def planned(llama: SyntheticLlama, made: Request, measure: Callable[[Params], Breakdown] | None = None) -> PlanData:
+    loads = Loads(measure or llama.measure, llama.record)
+    copy = SyntheticLlama(llama.model, llama.limits)
+    summary = ModelSummary("model.gguf", "model", "llama", 0)
+    return fit(made, summary, Llama(loads, lambda: 0, Loads(copy.measure, copy.record)), lambda progress: None, True)
+
+
+def tight(*allow: str, n_ctx: int = 32768) -> tuple[SyntheticLlama, Request]:
+    """A context that devices and host do not hold together, by some hundreds of MiB."""
+    devices = limits(1750)
+    params = Params(n_ctx=n_ctx)
+    made = request(DENSE, devices, host_mib=300, params=params, fixed=("n_ctx",))
+    return SyntheticLlama(DENSE, devices), replace(made, allow=frozenset(allow))
+
+
+def test_a_plan_without_levers_has_none() -> None:
+    plan = planned(*tight("paging"))
+    assert not plan.fits and plan.levers == ()
+    loose = planned(*tight(n_ctx=8192))
+    assert loose.fits and loose.levers == ()
+
+
+@pytest.mark.parametrize(
+    ("lever", "said"),
+    [("kv-q8_0", "KV cache q8_0/q8_0 instead of f16/f16"), ("kv-q4_0", "KV cache q4_0"), ("context", "context ")],
+)
+def test_a_lever_makes_it_fit(lever: str, said: str) -> None:
+    llama, made = tight(lever)
+    plan = planned(llama, made)
+    assert plan.fits and plan.levers[0].startswith(said)
+    assert llama.asked == [plan.params], "the model itself is loaded to confirm the plan, and no other"
+
+
+def test_paging_is_said_where_it_is_needed() -> None:
+    devices = limits(2500)
+    for host_mib, expected in ((500, ("weights on the host paged from disk",)), (9000, ())):
+        plan = planned(SyntheticLlama(MOE, devices), request(MOE, devices, host_mib=host_mib, paging=True))
+        assert plan.fits and plan.levers == expected
+
+
+def test_what_llama_cpp_refuses_is_left_alone() -> None:
+    llama, made = tight("kv-q8_0", "context")
+
+    def refuse(params: Params) -> Breakdown:
+        if params.type_k != "f16":
+            raise LlamaCppCrashError("GGML_ASSERT", ())
+        return llama.measure(params)
+
+    made_alone = replace(made, allow=frozenset({"kv-q8_0"}))
+    loads = Loads(refuse, llama.record)
+    summary = ModelSummary("model.gguf", "model", "llama", 0)
+    plan = fit(made_alone, summary, Llama(loads, lambda: 0), lambda progress: None, True)
+    assert not plan.fits and plan.levers == ()
+    llama.asked.clear()
+    plan = fit(made, summary, Llama(loads, lambda: 0), lambda progress: None, True)
+    assert plan.fits and plan.params.type_k == "f16" and plan.levers[0].startswith("context ")
