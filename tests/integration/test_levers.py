@@ -1,0 +1,152 @@
+"""What may be given up, on real headers and the real libllama: each lever where it helps, nothing without --allow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fitter
+from fitter import Plan
+from fitter.planning.request import LEVERS, Progress
+from tests import shapes
+
+HOST = "60GB/s"
+SHAPES = ("llama-3.1-8b", "gemma3-12b", "deepseek-v3.1")
+
+CACHE = {"gpus": ["8GiB"], "host_memory": "2GiB", "n_ctx": 32768}
+"""With an f16 cache Llama 3.1 8B lacks a GiB on the device, and on the host that it would be moved to."""
+EXPERTS = {"gpus": ["20GiB"], "n_ctx": 8192, "cpu_moe": True, "n_gpu_layers": 99}
+"""DeepSeek's dense weights and cache leave less than the buffer for streaming experts in."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("shapes")
+    return {name: shapes.write(name, directory, vocab=False) for name in SHAPES}
+
+
+def fit(path: Path, *allow: str, **options: Any) -> Plan:
+    plan = fitter.fit(path, allow=allow, host_bandwidth=HOST, **options)
+    if plan.fits:
+        params = plan.params
+        overrides = [f"{o.pattern}={o.buffer_type}" for o in params.tensor_buft_overrides]
+        measured = fitter.measure(
+            path,
+            gpus=options["gpus"],
+            devices=params.devices,
+            n_ctx=params.n_ctx,
+            n_gpu_layers=params.n_gpu_layers,
+            tensor_split=params.tensor_split,
+            override_tensor=overrides,
+            n_ubatch=params.n_ubatch,
+            type_k=params.type_k,
+            type_v=params.type_v,
+            op_offload=params.op_offload,
+        )
+        assert measured == plan.breakdown, "a plan is what its parameters take"
+    return plan
+
+
+@pytest.mark.parametrize("lever", ["kv-q8_0", "kv-q4_0"])
+def test_a_quantized_cache_makes_it_fit(models: dict[str, Path], lever: str) -> None:
+    name = lever.removeprefix("kv-")
+    plan = fit(models["llama-3.1-8b"], lever, **CACHE)
+    assert plan.fits and plan.params.n_ctx == 32768
+    assert plan.levers == (f"KV cache {name}/{name} instead of f16/f16",)
+    assert plan.breakdown.flash_attn is True
+    arguments = " ".join(plan.arguments())
+    assert f"-ctk {name} -ctv {name}" in arguments
+
+
+def test_the_better_of_two_caches_where_it_does(models: dict[str, Path]) -> None:
+    # a prompt takes as long with either, where generation would be faster with the smaller one
+    usual = {**CACHE, "objective": "prompt"}
+    assert fit(models["llama-3.1-8b"], "kv-q4_0", "kv-q8_0", **usual).params.type_k == "q8_0"
+    smaller = {**usual, "gpus": ["6500MiB"]}
+    assert not fit(models["llama-3.1-8b"], "kv-q8_0", **smaller).fits
+    assert fit(models["llama-3.1-8b"], "kv-q4_0", "kv-q8_0", **smaller).params.type_k == "q4_0"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"flash_attn": "off"}, id="no flash attention"),
+        pytest.param({"type_k": "f16"}, id="the user's K"),
+        pytest.param({"type_k": "f16", "type_v": "f16"}, id="the user's cache"),
+    ],
+)
+def test_the_users_cache_stays(models: dict[str, Path], options: dict[str, Any]) -> None:
+    plan = fitter.fit(models["llama-3.1-8b"], allow=["kv-q8_0", "kv-q4_0"], **CACHE, **options)
+    assert not plan.fits and plan.levers == () and (plan.params.type_k, plan.params.type_v) == ("f16", "f16")
+
+
+def test_a_smaller_ubatch_leaves_room_for_weights(models: dict[str, Path]) -> None:
+    options: dict[str, Any] = {"gpus": ["8GiB"], "n_ctx": 8192}
+    before = fit(models["gemma3-12b"], **options)
+    after = fit(models["gemma3-12b"], "ubatch", **options)
+    assert (before.levers, after.levers) == ((), (f"n_ubatch {after.params.n_ubatch} instead of 512",))
+    assert after.params.n_batch == before.params.n_batch
+    assert after.devices[0].compute < before.devices[0].compute
+    assert after.devices[0].model > before.devices[0].model
+    assert before.estimate and after.estimate and after.estimate.seconds < 0.98 * before.estimate.seconds
+    assert f"-ub {after.params.n_ubatch}" in " ".join(after.arguments())
+    assert fit(models["gemma3-12b"], "ubatch", n_ubatch=512, **options).levers == ()
+
+
+def test_without_op_offload_no_buffer_for_streaming(models: dict[str, Path]) -> None:
+    before = fit(models["deepseek-v3.1"], **EXPERTS)
+    after = fit(models["deepseek-v3.1"], "no-op-offload", **EXPERTS)
+    assert not before.fits and after.fits
+    assert after.levers == ("no op_offload",) and "--no-op-offload" in after.arguments()
+    assert after.devices[0].compute < before.devices[0].compute / 4
+    assert fitter.fit(models["deepseek-v3.1"], allow=["no-op-offload"], op_offload=True, **EXPERTS).levers == ()
+
+
+def test_a_shorter_context_keeps_the_model_on_the_device(models: dict[str, Path]) -> None:
+    plan = fit(models["llama-3.1-8b"], "context", **CACHE)
+    assert plan.fits and 4096 <= plan.params.n_ctx < 32768
+    assert plan.levers == (f"context {plan.params.n_ctx} instead of 32768",)
+    free = fit(models["llama-3.1-8b"], **{**CACHE, "n_ctx": None})
+    assert plan.params == free.params, "it is the context that would have been fitted"
+    kept = fit(models["llama-3.1-8b"], "context", fit_ctx=32768, **CACHE)
+    assert not kept.fits and kept.levers == ()
+
+
+@pytest.mark.parametrize(("model", "options"), [("llama-3.1-8b", CACHE), ("deepseek-v3.1", EXPERTS)])
+def test_nothing_is_given_up_unless_it_is_allowed(models: dict[str, Path], model: str, options: dict[str, Any]) -> None:
+    steps: list[Progress] = []
+    plan = fitter.fit(models[model], on_progress=steps.append, **options)
+    paging = fitter.fit(models[model], allow=["paging"], **options)
+    assert not plan.fits and plan.levers == ()
+    assert (plan.params.n_ubatch, plan.params.type_k, plan.params.type_v, plan.params.op_offload) == (
+        512,
+        "f16",
+        "f16",
+        True,
+    )
+    assert plan.params.n_ctx == paging.params.n_ctx == options["n_ctx"]
+    assert not any("instead of" in step.text or "no op_offload" in step.text for step in steps)
+    steps.clear()
+    fitter.fit(
+        models[model], allow=[lever for lever in LEVERS if lever != "paging"], on_progress=steps.append, **options
+    )
+    assert any("instead of" in step.text for step in steps)
+
+
+def test_the_command_line(models: dict[str, Path]) -> None:
+    words = ["--gpu", "8GiB", "--host-memory", "2GiB", "-c", "32768", "--json"]
+    command = [sys.executable, "-m", "fitter", str(models["llama-3.1-8b"]), *words]
+    done = subprocess.run([*command, "--allow", "ubatch,kv-q8_0"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["levers"] == ["KV cache q8_0/q8_0 instead of f16/f16"]
+    assert "-ctk" in document["arguments"]
+    assert "given up, as --allow lets it: KV cache q8_0/q8_0 instead of f16/f16" in done.stderr
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and json.loads(done.stdout)["levers"] == []
+    assert "given up" not in done.stderr
