@@ -95,6 +95,9 @@ class _Fit:
         if skeleton is not None:
             try:
                 trial = self._search(skeleton.measure, skeleton.record, self._begin)
+                self._begin(trial.params)
+                if self._request.facts is not None:
+                    self._known_layout(trial)
                 if self._confirm(trial.params) == trial.breakdown:
                     return trial
             except LlamaCppError:
@@ -107,11 +110,16 @@ class _Fit:
         request = self._request
         if not trial.fits or request.facts is None:
             return None
-        # what a token takes in the cache is the same at every context that was recorded
-        record = (self._llama.skeleton or self._llama.own).record
-        layout = self._layout or record(replace(trial.params, tensor_buft_overrides=()))
+        layout = self._known_layout(trial)
         devices, placement = trial.used
         return price_placement(request, devices, placement, trial.params, trial.breakdown, layout)
+
+    def _known_layout(self, trial: Trial) -> Layout:
+        """A layout for pricing: what a token takes in the cache is the same at every context that was recorded."""
+        if self._layout is None:
+            record = (self._llama.skeleton or self._llama.own).record
+            self._layout = record(replace(trial.params, tensor_buft_overrides=()))
+        return self._layout
 
     def _search(self, measure: Measure, record: Record, on_candidate: Callable[[Params], None]) -> Trial:
         def told_measure(params: Params) -> Breakdown:
