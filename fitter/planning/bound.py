@@ -63,12 +63,14 @@ def lower_bound(
     kinds = [_Kind(seconds, size) for seconds, size in items.bytes_of.items()]
     if host_budget is not None and pieces.cache_on_host:
         host_budget -= sum(unit.cache for unit in units)
+        if host_budget < 0:
+            return math.inf
     room = places.room(budgets, host_budget)
     rents = _rents(kinds, room)
     if rents is None:
         return math.inf
     least = items.least + _with_rents(kinds, room, rents)
-    if not devices or _TOKEN_EMBEDDING in pieces.pinned:
+    if not devices or pieces.pinned.get(_TOKEN_EMBEDDING, HOST) != HOST:
         return least
     # the token embedding is on the host: whatever is on a device is another split
     split = at.request(Seconds(at.costs.split, at.costs.split))

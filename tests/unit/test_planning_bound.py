@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.bound import lower_bound
-from fitter.planning.cost import Attention, Work, Workload, default, price
+from fitter.planning.cost import Attention, Costs, Work, Workload, default, price
 from fitter.planning.memory import HOST, Unit
 from fitter.planning.work import LayerFacts, ModelFacts, Pieces, WeightFacts
 
@@ -114,6 +114,8 @@ def cheapest(
     host_budget: int | None,
     devices: Sequence[DeviceSpeed],
     workload: Workload,
+    host: HostSpeed = DESKTOP,
+    costs: Costs | None = None,
 ) -> float:
     """The least price of all placements within the budgets, on any of the devices in any order."""
     room = {**dict(enumerate(budgets)), HOST: math.inf if host_budget is None else host_budget}
@@ -122,7 +124,7 @@ def cheapest(
         for used in itertools.permutations(range(len(devices)), count):
             for work, held in placements(pieces, units, used):
                 if all(size <= room[place] for place, size in held.items()):
-                    best = min(best, price(work, [devices[d] for d in used], DESKTOP, workload).seconds)
+                    best = min(best, price(work, [devices[d] for d in used], host, workload, costs).seconds)
     return best
 
 
@@ -173,6 +175,57 @@ def test_no_placement_is_faster(
     bound = lower_bound(pieces, units, budgets, host_budget, devices, DESKTOP, workload)
     best = cheapest(pieces, units, budgets, host_budget, devices, workload)
     assert 0 <= bound <= best * (1 + 1e-9) or bound == best == math.inf
+
+
+def test_the_device_with_the_fastest_link_may_come_first() -> None:
+    pieces, units = model([[(200 * MIB, 4.5, False)]])
+    devices = [replace(FAST, pcie=1e9), FAST]
+    case = [0, 0], None, devices
+    best = cheapest(pieces, units, *case, Workload(2048, 0))
+    bound = lower_bound(pieces, units, *case, DESKTOP, Workload(2048, 0))
+    assert best * 0.9 < bound <= best * (1 + 1e-9)
+
+
+def test_no_device_need_be_used() -> None:
+    # the prompt is short and the link slow: the host is faster without
+    pieces, units = model([[(200 * MIB, 4.5, False)]], n_ubatch=32)
+    case = [0], None, [replace(FAST, pcie=1e9)]
+    best = cheapest(pieces, units, *case, Workload(32, 0))
+    bound = lower_bound(pieces, units, *case, DESKTOP, Workload(32, 0))
+    assert best * 0.99 < bound <= best * (1 + 1e-9)
+
+
+def test_a_cache_on_the_host_may_be_attended_to_there() -> None:
+    # many threads wait long for one another, and here a split costs nothing
+    pieces, units = model([[(MIB, 4.5, False)]], cache_on_host=True)
+    many = replace(DESKTOP, threads=256)
+    free = replace(default(), split=0.0)
+    case = [GIB], None, [replace(FAST, pcie=1e9)]
+    best = cheapest(pieces, units, *case, Workload(0, 512, 30000), many, free)
+    bound = lower_bound(pieces, units, *case, many, Workload(0, 512, 30000), free)
+    assert best * 0.5 < bound <= best * (1 + 1e-9)
+
+
+def test_caches_on_the_host_take_its_room() -> None:
+    pieces, units = model([LAYER] * 2, cache_on_host=True)
+    caches, weights = 2 * 256 * MIB, (2 * 400 + 300) * MIB
+    for budget, host_budget, fits in (
+        (weights, caches, True),
+        (weights, caches - 1, False),
+        (weights - 1, caches, False),
+        (weights - 1, caches + 1, True),
+    ):
+        bound = lower_bound(pieces, units, [budget], host_budget, [FAST], DESKTOP, Workload())
+        assert math.isfinite(bound) is fits, (budget, host_budget)
+
+
+def test_a_split_is_certain_only_with_the_token_embedding_on_the_host() -> None:
+    bounds = []
+    for pinned in ({}, {"token_embd.weight": HOST}, {"token_embd.weight": 0}):
+        pieces, units = model([LAYER] * 2, pinned=pinned)
+        bounds.append(lower_bound(pieces, units, [64 * GIB], None, [FAST], DESKTOP, Workload(0, 512)))
+    assert bounds[0] == bounds[1]
+    assert bounds[0] - bounds[2] == pytest.approx(512 * default().split)
 
 
 LAYER = [(100 * MIB, 4.5, False), (300 * MIB, 4.5, False)]
