@@ -32,6 +32,7 @@ def to_dict(plan: PlanData) -> dict[str, Any]:
         "host": _host(plan.host),
         "estimate": None if plan.estimate is None else _estimate(plan.estimate),
         "explanation": _explanation(plan),
+        "levers": list(plan.levers),
         "search": {"dummy_loads": plan.search.dummy_loads, "seconds": round(plan.search.seconds, 3)},
         "problems": [
             {"device": problem.device, "missing": problem.missing, "message": problem.message}

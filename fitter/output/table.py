@@ -45,6 +45,8 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"
         parts.append(Text(need))
     parts.append(Text("\n".join(_parameters(plan))))
+    if plan.levers:
+        parts.append(Text(f"given up, as --allow lets it: {', '.join(plan.levers)}", overflow="fold"))
     if plan.estimate is not None:
         lines = [_estimate(plan.estimate)]
         lines += explain_lines(plan.estimate, plan.choices, plan.bound) if verbose else default_speeds(plan.estimate)

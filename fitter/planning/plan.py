@@ -99,7 +99,7 @@ class PlanData:
     ``breakdown`` holds the rows per buffer type; ``problems`` is empty exactly when the plan fits.
     ``n_layer`` counts the repeating layers that llama.cpp can offload (without the output layer). ``estimate`` is what
     the plan takes in time, ``None`` where it does not fit. ``choices`` says what was chosen over what, ``bound`` what
-    no placement is faster than.
+    no placement is faster than, ``levers`` what was given up for it, of what the user allowed to be.
     """
 
     model: ModelSummary
@@ -114,6 +114,7 @@ class PlanData:
     estimate: Price | None = None
     choices: tuple[Choice, ...] = ()
     bound: Bound | None = None
+    levers: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:

@@ -80,6 +80,7 @@ def test_a_plan_by_the_schema() -> None:
         },
         "estimate": None,
         "explanation": {"choices": [], "bound": None},
+        "levers": [],
         "search": {"dummy_loads": 5, "seconds": 1.25},
         "problems": [],
     }
