@@ -128,9 +128,7 @@ def _numbers(layers: Sequence[int]) -> list[str]:
     tens: dict[int, list[int]] = {}
     for layer in layers:
         tens.setdefault(layer // 10, []).append(layer % 10)
-    return [
-        (str(ten) if ten else "") + ("." if len(digits) == 10 else _any_of(digits)) for ten, digits in tens.items()
-    ]
+    return [(str(ten) if ten else "") + ("." if len(digits) == 10 else _any_of(digits)) for ten, digits in tens.items()]
 
 
 def _any_of(choices: Sequence[object]) -> str:
