@@ -110,7 +110,8 @@ class _Fit:
         # what a token takes in the cache is the same at every context that was recorded
         record = (self._llama.skeleton or self._llama.own).record
         layout = self._layout or record(replace(trial.params, tensor_buft_overrides=()))
-        return price_placement(request, trial.devices, trial.placement, trial.params, trial.breakdown, layout)
+        devices, placement = trial.used
+        return price_placement(request, devices, placement, trial.params, trial.breakdown, layout)
 
     def _search(self, measure: Measure, record: Record, on_candidate: Callable[[Params], None]) -> Trial:
         def told_measure(params: Params) -> Breakdown:

@@ -6,14 +6,25 @@ decides that a plan fits; these are proposals, which llama.cpp then measures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
 from fitter.planning.memory import HOST, Item, Unit
 from fitter.planning.placement import Placement, caches_on, weights_on
 
-_WINDOW = 6
+_MAX_CHOICES = 20_000
+"""How many choices of numbers of items are looked at for one device before a greedy choice has to do."""
+
+_MAX_COMBINED = 300
+"""The same for the dynamic programme, which asks a thousand times."""
+
+_MAX_FILLS_TRIED = 12
+
+_WINDOW = 12
 """How many layers around its proportional place a boundary between two devices is tried at."""
 
 
@@ -55,6 +66,31 @@ def _whole_counts(units: Sequence[Unit], budgets: Sequence[int], first: int) -> 
     return tuple(counts) if index == len(units) else None
 
 
+def pack_fastest(
+    units: Sequence[Unit], budgets: Sequence[int], seconds: Sequence[Sequence[float]], hop: float, first: int = 0
+) -> Placement | None:
+    """All units from ``first`` on, whole, where they take the least time; ``None`` where they do not fit.
+
+    ``seconds`` has, for every device, those of each unit there; ``hop`` is what passing on to another device costs.
+    Exact, by a dynamic programme over the boundaries between devices; a device may get nothing.
+    """
+    n_units = len(units)
+    size = list(accumulate((unit.weights + unit.cache for unit in units), initial=0))
+    states: dict[int, tuple[float, tuple[int, ...]]] = {first: (0.0, ())}
+    for device, budget in enumerate(budgets):
+        spent = list(accumulate(seconds[device], initial=0.0))
+        following: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for start, (before, counts) in states.items():
+            stop = start
+            while stop <= n_units and (stop == start or size[stop] - size[start] <= budget):
+                total = before + spent[stop] - spent[start] + (hop if first < start < stop else 0.0)
+                if stop not in following or total < following[stop][0]:
+                    following[stop] = (total, (*counts, stop - start))
+                stop += 1
+        states = following
+    return Placement(first, states[n_units][1]) if n_units in states else None
+
+
 def pack(
     units: Sequence[Unit],
     budgets: Sequence[int],
@@ -62,13 +98,15 @@ def pack(
     spread: bool,
     first: int | None = None,
     counts: Sequence[int] | None = None,
+    apart: int = 0,
 ) -> Placement | None:
     """The placement with the most weight bytes on devices, ``None`` where not even one exists.
 
     With ``spread`` (mixture of experts) as many layers as possible are on devices, with as many of their items as fit
     beside them. Without it a device takes whole layers and at most one whose items are partly elsewhere. ``first``
     fixes the first unit on devices; ``counts`` fixes the units per device. Items that their own device cannot hold go
-    to another that can, else to the host.
+    to another that can, else to the host. ``apart``: how many bytes on a device are worth one layer less that has items
+    elsewhere.
     """
     if counts is not None:
         first = len(units) - sum(counts)
@@ -86,7 +124,7 @@ def pack(
     spilled: list[Item] = []
     sums = _Sums(units)
     for budget, (start, stop) in zip(budgets, placement.ranges(), strict=True):
-        kept = sums.keep(start, stop, budget, spread)
+        kept = sums.keep(start, stop, budget, spread, apart)
         if kept is None:
             return None
         spilled += kept.spilled
@@ -102,8 +140,32 @@ class _Sums:
         self.need = list(accumulate((unit.need for unit in units), initial=0))
         self.weights = list(accumulate((unit.weights for unit in units), initial=0))
 
-    def keep(self, start: int, stop: int, budget: int, spread: bool) -> _Kept | None:
-        """What a device with ``budget`` keeps of a range, ``None`` where it cannot have those units at all."""
+    @cached_property
+    def _counts(self) -> dict[int, list[int]]:
+        """For each size of items, the large ones first, how many there are up to every unit."""
+        sizes = sorted({size for unit in self.units for size in unit.sizes}, reverse=True)
+        return {size: list(accumulate((unit.sizes.count(size) for unit in self.units), initial=0)) for size in sizes}
+
+    def most(self, start: int, stop: int, budget: int) -> int | None:
+        """The most weight bytes that a device can keep of a range, any items spilled; ``None`` as ``keep`` says it."""
+        gap = budget - (self.need[stop] - self.need[start])
+        if gap < 0:
+            return None
+        weights = self.weights[stop] - self.weights[start]
+        fixed = self.fixed[stop] - self.fixed[start]
+        if weights - fixed <= gap:
+            return weights
+        counts = [(size, up[stop] - up[start]) for size, up in self._counts.items() if up[stop] > up[start]]
+        if math.prod(count + 1 for _, count in counts[:-1]) > _MAX_COMBINED:
+            kept = self.keep(start, stop, budget, spread=True)
+            return kept and kept.weights
+        return fixed + _most(counts, gap)
+
+    def keep(self, start: int, stop: int, budget: int, spread: bool, apart: int | None = None) -> _Kept | None:
+        """What a device with ``budget`` keeps of a range, ``None`` where it cannot have those units at all.
+
+        ``apart``: choose exactly (see ``_spill_exact``), which takes longer.
+        """
         if start == stop:
             return _Kept(0, ())
         gap = budget - (self.need[stop] - self.need[start])
@@ -114,7 +176,10 @@ class _Sums:
         if over <= 0:
             return _Kept(weights, ())
         units = self.units[start:stop]
-        spilled = _spill_spread(units, gap) if spread else _spill_one(units, over)
+        if not spread:
+            spilled = _spill_one(units, over)
+        else:
+            spilled = _spill_spread(units, gap) if apart is None else _spill_exact(units, gap, apart)
         return None if spilled is None else _Kept(weights - sum(item.bytes for item in spilled), spilled)
 
 
@@ -159,6 +224,83 @@ def _spill_spread(units: Sequence[Unit], gap: int) -> tuple[Item, ...]:
 
 def _size(choice: tuple[int, tuple[Item, ...]]) -> int:
     return choice[0]
+
+
+def _spill_exact(units: Sequence[Unit], gap: int, apart: int) -> tuple[Item, ...]:
+    """Items to spill so that the rest uses the most of ``gap``, every layer that loses one counted as ``apart`` bytes.
+
+    Exact in what is kept of each size, as far as there are few sizes; which layers lose their items is then chosen so
+    that few do.
+    """
+    best = _spill_spread(units, gap)
+    movable = sum(unit.movable for unit in units)
+    value = movable - sum(item.bytes for item in best) - apart * len({item.layer for item in best})
+    counts = Counter(size for unit in units for size in unit.sizes)
+    if math.prod(count + 1 for count in counts.values()) > _MAX_CHOICES:
+        return best
+    for kept, choice in sorted(_fills(sorted(counts.items(), reverse=True), gap), reverse=True)[:_MAX_FILLS_TRIED]:
+        if kept - apart <= value:
+            break
+        spilled = _lose(units, {size: counts[size] - n for size, n in choice})
+        worth = kept - apart * len({item.layer for item in spilled})
+        if worth > value:
+            best, value = spilled, worth
+    return best
+
+
+def _most(counts: Sequence[tuple[int, int]], gap: int) -> int:
+    """The most bytes within ``gap`` that so many items of each size can give."""
+    (size, count), *rest = counts
+    most = min(count, gap // size) if size else count
+    if not rest:
+        return most * size
+    best = 0
+    for n in range(most, -1, -1):
+        best = max(best, n * size + _most(rest, gap - n * size))
+        if best == gap:
+            break
+    return best
+
+
+def _fills(counts: Sequence[tuple[int, int]], gap: int) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
+    """Bytes, and the number of items of each size, of every choice that fits ``gap`` with as many of the last as do."""
+    (size, count), *rest = counts
+    most = min(count, gap // size) if size else count
+    for n in range(most, -1, -1) if rest else (most,):
+        if not rest:
+            yield n * size, ((size, n),)
+            continue
+        for kept, choice in _fills(rest, gap - n * size):
+            yield kept + n * size, ((size, n), *choice)
+
+
+def _lose(units: Sequence[Unit], numbers: dict[int, int]) -> tuple[Item, ...]:
+    """So many items of each size, of as few layers as a greedy choice finds, late ones first."""
+    left = dict(numbers)
+    spilled: list[Item] = []
+    rest = list(reversed(units))
+    for wanted in range(max(len(unit.items) for unit in units), 0, -1):
+        for unit in rest:
+            if len(items := _takeable(unit, left)) >= wanted:
+                for item in items:
+                    left[item.bytes] -= 1
+                spilled += items
+        if not any(left.values()):
+            break
+        gone = {item.layer for item in spilled}
+        rest = [unit for unit in rest if unit.index not in gone]
+    return tuple(spilled)
+
+
+def _takeable(unit: Unit, left: dict[int, int]) -> list[Item]:
+    """Items of a layer of which there are some left to take."""
+    taken: dict[int, int] = {}
+    items = []
+    for item in unit.items:
+        if taken.get(item.bytes, 0) < left.get(item.bytes, 0):
+            taken[item.bytes] = taken.get(item.bytes, 0) + 1
+            items.append(item)
+    return items
 
 
 def _exchange(whole: Sequence[Unit], rest: Sequence[Unit], gap: int) -> tuple[Unit, Unit] | None:
@@ -220,11 +362,11 @@ def _best_boundaries(
             for stop in stops:
                 if stop < start:
                     continue
-                kept = sums.keep(start, stop, budget, spread=True)
+                kept = sums.most(start, stop, budget)
                 if kept is None:
                     break
-                if stop not in following or weights + kept.weights > following[stop][0]:
-                    following[stop] = (weights + kept.weights, (*counts, stop - start))
+                if stop not in following or weights + kept > following[stop][0]:
+                    following[stop] = (weights + kept, (*counts, stop - start))
         states = following
     return states[n_units][1] if n_units in states else None
 

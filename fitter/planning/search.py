@@ -5,6 +5,7 @@ Nothing is accepted on an estimate: every ``Trial`` is a dummy load, and the pla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,8 @@ from fitter.errors import LlamaCppCrashError
 from fitter.llama.types import MAX_USED_DEVICES, Breakdown, Params
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import HOST, Unit, between, units_of
-from fitter.planning.packing import pack, pack_whole
+from fitter.planning.objective import Prices
+from fitter.planning.packing import pack, pack_fastest, pack_whole
 from fitter.planning.placement import Placement, caches_on, counts_for_split, merged, overrides_of, weights_on
 from fitter.planning.request import DeviceLimit, Measure, Record, Request
 
@@ -20,17 +22,23 @@ _MAX_CORRECTIONS = 12
 _MAX_CONTEXTS = 40
 _MAX_FILLS = 8
 _MAX_CRASHES = 8
+_WORTH_A_LOAD = 0.01
+"""Share of the time that another way to place must be expected to save before it is tried."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A placement that llama.cpp measured. ``missing`` pairs a device's name, or ``host``, with the bytes it lacks."""
+    """A placement that llama.cpp measured. ``missing`` pairs a device's name, or ``host``, with the bytes it lacks.
+
+    ``seconds`` is the objective as it is estimated, ``None`` where nothing is priced.
+    """
 
     placement: Placement
     devices: tuple[DeviceLimit, ...]
     params: Params
     breakdown: Breakdown
     missing: tuple[tuple[str, int], ...]
+    seconds: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -41,6 +49,16 @@ class Trial:
     def weights(self) -> int:
         """Bytes of weights on devices."""
         return sum(row.model for row in self.breakdown.rows if not row.is_host)
+
+    @property
+    def used(self) -> tuple[tuple[DeviceLimit, ...], Placement]:
+        """The devices that llama.cpp was told of, and the placement on those."""
+        names = self.params.devices or ()
+        kept = [d for d, device in enumerate(self.devices) if device.name in names]
+        index_of = {d: i for i, d in enumerate(kept)}
+        moved = tuple((item, index_of.get(target, HOST)) for item, target in self.placement.moved)
+        counts = tuple(self.placement.counts[d] for d in kept)
+        return tuple(self.devices[d] for d in kept), replace(self.placement, counts=counts, moved=moved)
 
     @property
     def deficit(self) -> int:
@@ -63,7 +81,9 @@ def search(
         # a device that is not worth a layer would still cost its context, and take part in every graph; one that cannot
         # hold even its compute buffer is no device
         lacking = {name for name, _ in trial.missing}
-        idle = [attempt.devices[d] for d in trial.placement.idle]
+        idle = [
+            attempt.devices[d] for d in trial.placement.idle if attempt.devices[d].name in (trial.params.devices or ())
+        ]
         useless = idle or [device for device in attempt.devices if device.name in lacking]
         if not useless:
             break
@@ -90,8 +110,9 @@ def _largest(request: Request) -> tuple[DeviceLimit, ...]:
     return tuple(device for device in request.devices if device in by_size[:MAX_USED_DEVICES])
 
 
-def _rank(trial: Trial) -> tuple[bool, int, int, int]:
-    return trial.fits, -trial.deficit, trial.params.n_ctx, trial.weights
+def _rank(trial: Trial) -> tuple[bool, int, int, float]:
+    worth = trial.weights if trial.seconds is None else -trial.seconds
+    return trial.fits, -trial.deficit, trial.params.n_ctx, worth
 
 
 def missing_of(request: Request, breakdown: Breakdown, devices: Sequence[DeviceLimit]) -> tuple[tuple[str, int], ...]:
@@ -129,6 +150,8 @@ class _Attempt:
         self._least: Trial | None = None
         self._least_is_guess = False
         self._units: dict[int, tuple[Unit, ...]] = before._units if before else {}
+        self._is_priced = request.strategy == "fastest" and request.facts is not None and request.host_speed is not None
+        self._prices: Prices | None = None
 
     # what is known
 
@@ -146,6 +169,19 @@ class _Attempt:
             layout = self._record(replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
             self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, request.pinned)
         return self._units[n_ctx]
+
+    def prices(self) -> Prices:
+        """Prices on these devices; what a token takes in the cache is the same at every context."""
+        if self._prices is None:
+            if not self._units:
+                self._recorded(self._smallest_context())
+            n_ctx = max(self._units)
+            self._prices = Prices(self.request, self.devices, self._units[n_ctx], n_ctx)
+        return self._prices
+
+    def _smallest_context(self) -> int:
+        request = self.request
+        return request.params.n_ctx if "n_ctx" in request.fixed else request.n_ctx_min
 
     def budgets(self, n_ctx: int, whole: bool, optimistic: bool = False) -> list[int]:
         """What each device may hold of weights and caches, by what was measured last."""
@@ -178,7 +214,10 @@ class _Attempt:
         params = self._params(placement, n_ctx)
         if params not in self._trials:
             breakdown = self._measure(params)
-            trial = Trial(placement, self.devices, params, breakdown, missing_of(self.request, breakdown, self.devices))
+            missing = missing_of(self.request, breakdown, self.devices)
+            # where nothing was recorded there is nothing to choose between
+            seconds = self.prices().seconds(placement) if self._is_priced and self._units else None
+            trial = Trial(placement, self.devices, params, breakdown, missing, seconds)
             self._trials[params] = trial
             whole = self._is_whole(placement)
             # a placement proposed before any compute buffer was known says little of what is missing
@@ -200,15 +239,25 @@ class _Attempt:
         return not placement.moved and placement.n_gpu_layers == self._default().n_gpu_layers
 
     def _params(self, placement: Placement, n_ctx: int) -> Params:
-        request, names = self.request, tuple(device.name for device in self.devices)
+        request = self.request
+        used = self._used(placement)
+        names = tuple(self.devices[d].name for d in used)
         params = replace(request.params, n_ctx=n_ctx, devices=names)
         if "n_gpu_layers" not in request.fixed:
             params = replace(params, n_gpu_layers=placement.n_gpu_layers)
         if "tensor_split" not in request.fixed:
             several = len(names) > 1 and placement.n_gpu_layers > 0
-            params = replace(params, tensor_split=tuple(map(float, placement.counts)) if several else None)
+            params = replace(params, tensor_split=tuple(float(placement.counts[d]) for d in used) if several else None)
         overrides = overrides_of(placement, [device.buffer_type for device in self.devices])
         return replace(params, tensor_buft_overrides=merged((*request.params.tensor_buft_overrides, *overrides)))
+
+    def _used(self, placement: Placement) -> list[int]:
+        """Indices of the devices to name: one that has nothing would still cost a context and a part in every graph."""
+        every = list(range(len(self.devices)))
+        idle = placement.idle
+        if not self._is_priced or self.request.fixed & {"devices", "tensor_split"} or len(idle) == len(every):
+            return every
+        return [d for d in every if d not in idle]
 
     def settle(self, n_ctx: int, whole: bool, propose: Callable[[list[int]], Placement | None]) -> Trial | None:
         """Propose, measure and correct at one context until the measurement agrees; the best that fits."""
@@ -231,7 +280,7 @@ class _Attempt:
                 trial = self.trial(placement, n_ctx)
             except LlamaCppCrashError:
                 continue
-            if trial.fits and (best is None or trial.weights > best.weights):
+            if trial.fits and (best is None or _rank(trial) > _rank(best)):
                 best = trial
         return best
 
@@ -252,6 +301,8 @@ class _Attempt:
     def _at_fixed_context(self, n_ctx: int) -> Trial | None:
         if self._is_too_large(n_ctx):
             return self._partial(n_ctx)
+        if self._chooses_devices() and (fastest := self.settle(n_ctx, True, self._fastest(n_ctx))):
+            return fastest
         trial = self.trial(self._default(), n_ctx)
         if trial.fits or not self.devices:
             return trial
@@ -261,6 +312,9 @@ class _Attempt:
         low = self.request.n_ctx_min
         if self._is_too_large(low):
             return self._partial(low)
+        n_ctx = self.request.n_ctx_max
+        if self._chooses_devices() and (fastest := self.settle(n_ctx, True, self._fastest(n_ctx))):
+            return fastest
         top = self._top()
         high = top.params.n_ctx
         if top.fits:
@@ -279,6 +333,20 @@ class _Attempt:
             if best.params.n_ctx >= floor:
                 return best
         return self._partial(floor) or best or (self._partial(low) if floor > low else None)
+
+    def _chooses_devices(self) -> bool:
+        """Whether it is for the search to say which devices have the model."""
+        return self._is_priced and len(self.devices) > 1 and not self.request.fixed & {"devices", "tensor_split"}
+
+    def _fastest(self, n_ctx: int) -> Callable[[list[int]], Placement | None]:
+        """Proposes to have all layers where they take the least time: a slow device gets nothing where others do."""
+
+        def propose(budgets: list[int]) -> Placement | None:
+            prices = self.prices()
+            seconds = [prices.unit_seconds(d) for d in range(len(self.devices))]
+            return pack_fastest(self.units(n_ctx), budgets, seconds, prices.hop, self._default().first)
+
+        return propose
 
     def _is_too_large(self, n_ctx: int) -> bool:
         """Whether all layers with their caches are more than all devices hold, compute buffers left out."""
@@ -359,9 +427,35 @@ class _Attempt:
         return propose
 
     def _partial(self, n_ctx: int) -> Trial | None:
-        """The most weights on devices where they cannot all be there."""
-        trial = self.settle(n_ctx, False, lambda budgets: self._propose_partial(n_ctx, budgets))
-        return trial and self._fill(trial)
+        """The best placement where the weights cannot all be on devices."""
+        best: Trial | None = None
+        for spread in self._styles(n_ctx):
+            if best is not None and not self._promises_better(n_ctx, spread, best):
+                continue
+            trial = self.settle(n_ctx, False, self._spilled(n_ctx, spread))
+            trial = trial and self._fill(trial)
+            if trial is not None and (best is None or _rank(trial) > _rank(best)):
+                best = trial
+        return best
+
+    def _spilled(self, n_ctx: int, spread: bool) -> Callable[[list[int]], Placement | None]:
+        return lambda budgets: self._propose_partial(n_ctx, budgets, spread)
+
+    def _styles(self, n_ctx: int) -> list[bool]:
+        """Ways to spill, the more promising first: single tensors of any layer (``True``), or whole layers."""
+        request = self.request
+        if not self._is_priced or request.is_expert_model or request.fixed & {"n_gpu_layers", "tensor_split"}:
+            return [request.is_expert_model]
+        seconds = {spread: self._expected(n_ctx, spread) for spread in (False, True)}
+        return sorted(seconds, key=lambda spread: seconds[spread])
+
+    def _expected(self, n_ctx: int, spread: bool) -> float:
+        """The objective with what a way to spill proposes by what is known now."""
+        placement = self._propose_partial(n_ctx, self.budgets(n_ctx, False), spread)
+        return self.prices().seconds(placement) if placement else math.inf
+
+    def _promises_better(self, n_ctx: int, spread: bool, best: Trial) -> bool:
+        return best.seconds is not None and self._expected(n_ctx, spread) < best.seconds * (1 - _WORTH_A_LOAD)
 
     def _fill(self, trial: Trial) -> Trial:
         """Bring items back from the host one by one while the measurement says that there is room.
@@ -389,18 +483,26 @@ class _Attempt:
             trial = filled
         return trial
 
-    def _propose_partial(self, n_ctx: int, budgets: list[int]) -> Placement | None:
+    def _propose_partial(self, n_ctx: int, budgets: list[int], spread: bool) -> Placement | None:
         request, units = self.request, self.units(n_ctx)
+        apart = self._apart() if self._is_priced else 0
         first = len(units) - self._n_gpu_layers() if "n_gpu_layers" in request.fixed else None
         if "tensor_split" not in request.fixed:
-            return pack(units, budgets, spread=request.is_expert_model, first=first) or _nothing(units, budgets, first)
+            return pack(units, budgets, spread=spread, first=first, apart=apart) or _nothing(units, budgets, first)
         choices = range(len(units), 0, -1) if first is None else (len(units) - first,)
         for n_gpu_layers in choices:
             counts = self._counts(n_gpu_layers)
-            placement = pack(units, budgets, spread=True, counts=counts)
+            placement = pack(units, budgets, spread=True, counts=counts, apart=apart)
             if placement and (request.is_expert_model or first is not None or not placement.moved):
                 return placement
         return _nothing(units, budgets, first)
+
+    def _apart(self) -> int:
+        """How many bytes on devices are worth as much as a layer less that has tensors on the host."""
+        prices = self.prices()
+        unit = max(self._units[max(self._units)], key=lambda unit: unit.movable)
+        saved = prices.saved_by_byte(unit)
+        return round(prices.apart / saved) if saved > 0 else 0
 
     def _promises_whole(self, n_ctx: int) -> bool:
         return self._promises_host(n_ctx) and self._whole(n_ctx)(self.budgets(n_ctx, True)) is not None

@@ -1,0 +1,94 @@
+"""What a search makes small: the estimated time of the objective, for placements of one model on given devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from fitter.planning.cost import Estimate, Seconds, Setting, layer_seconds, price, setting, tensor_seconds
+from fitter.planning.memory import HOST, Unit
+from fitter.planning.placement import Placement
+from fitter.planning.request import DeviceLimit, Request
+from fitter.planning.work import Pieces, pieces_of, work_of
+
+
+class Prices:
+    """Prices of placements on ``devices``, in their order, by ``request``'s objective. Seconds.
+
+    ``units`` are those recorded at a context of ``n_ctx``; prices hold at every context, since a token's part of the
+    cache does. What is priced is an estimate that tells placements apart, never what accepts one.
+    """
+
+    def __init__(self, request: Request, devices: Sequence[DeviceLimit], units: Sequence[Unit], n_ctx: int) -> None:
+        assert request.facts is not None and request.host_speed is not None
+        self._request = request
+        self._devices = [request.speeds[device.name] for device in devices]
+        self._host = request.host_speed
+        index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
+        pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
+        self._pieces: Pieces = pieces_of(request.facts, units, n_ctx, request.params, None, pinned)
+        self._n_units = len(units)
+
+    def seconds(self, placement: Placement) -> float:
+        """The objective with ``placement``."""
+        return self.of(price(work_of(self._pieces, placement), self._devices, self._host, self._request.workload))
+
+    def of(self, estimate: Estimate) -> float:
+        """The objective of an estimate: the time of the request, or of the part of it that matters."""
+        workload, objective = self._request.workload, self._request.objective
+        if objective == "generation":
+            return workload.generate * estimate.generation_seconds
+        if objective == "prompt":
+            return workload.prompt * estimate.prompt_seconds
+        return estimate.seconds
+
+    def unit_seconds(self, place: int) -> list[float]:
+        """The objective's part of every unit that is whole at ``place``, a device's index or ``HOST``."""
+        at, facts = self._setting, self._pieces.facts
+        seconds = [0.0] * self._n_units
+        for index in range(len(facts.layers) + 1):
+            layer = self._pieces.layer(index, place)
+            found = layer_seconds(layer, at)
+            for weights in layer.weights:
+                found += tensor_seconds(weights, at)
+            seconds[index if index < len(facts.layers) else -1] = self._value(found)
+        return seconds
+
+    @cached_property
+    def hop(self) -> float:
+        """Seconds for passing on from one device to the next."""
+        costs = self._setting.costs
+        return self._value(Seconds(costs.hop + costs.split, costs.hop + costs.split))
+
+    @cached_property
+    def apart(self) -> float:
+        """Seconds that a layer costs more where some of its tensors are elsewhere."""
+        costs = self._setting.costs
+        sync = costs.host.sync * self._setting.threads
+        prompt = 3 * costs.split if self._setting.streams else 2 * costs.split + sync
+        return self._value(Seconds(prompt, 2 * costs.split + sync))
+
+    def saved_by_byte(self, unit: Unit) -> float:
+        """Seconds that a byte of a unit's movable tensors saves on the first device, instead of on the host."""
+        if not unit.movable:
+            return 0.0
+        apart = tuple((f"{item.stem}.{suffix}", HOST) for item in unit.items for suffix in item.suffixes)
+        index = min(unit.index, len(self._pieces.facts.layers))
+        home, away = (
+            sum((tensor_seconds(w, self._setting) for w in self._pieces.layer(index, 0, where).weights), Seconds())
+            for where in ((), apart)
+        )
+        return (self._value(away) - self._value(home)) / unit.movable
+
+    @cached_property
+    def _setting(self) -> Setting:
+        work = work_of(self._pieces, Placement(self._n_units, (0,) * len(self._devices)))
+        return setting(work, self._devices, self._host, self._request.workload)
+
+    def _value(self, seconds: Seconds) -> float:
+        objective, at = self._request.objective, self._setting
+        if objective == "generation":
+            return at.workload.generate * seconds.generation
+        if objective == "prompt":
+            return at.workload.prompt / at.batch * seconds.prompt
+        return at.request(seconds)
