@@ -160,8 +160,22 @@ def document(pairs: Sequence[Pair], note: str = "") -> str:
     parts = ["# Placements by fitter and by llama-fit-params"]
     if note:
         parts.append(note)
-    parts += ["## Checks", *(_check(check, found) for check in CHECKS), "## Side by side", _LEGEND, _table(pairs)]
+    parts += ["## Checks", "\n".join(_check(check, found) for check in CHECKS)]
+    parts += ["## Side by side", _LEGEND, _table(pairs)]
+    failed = {verdict.pair for verdict in found if not verdict.met}
+    if failed:
+        parts += ["## Plans that do not meet a check", *(_plans(pair) for pair in pairs if pair.name in failed)]
     return "\n\n".join(parts) + "\n"
+
+
+def _plans(pair: Pair) -> str:
+    lines = [f"### {pair.name}"]
+    for who, placed in (("fitter", pair.ours), ("upstream", pair.theirs)):
+        if placed is not None:
+            left = ", ".join(f"{name} {_mib(size)}" for name, size in placed.left)
+            lines.append(f"{who}, {placed.seconds:.3f} s, MiB left: {left}")
+            lines.append("```\n" + " ".join(placed.arguments) + "\n```")
+    return "\n\n".join(lines)
 
 
 def _check(check: str, found: Sequence[Verdict]) -> str:
@@ -176,11 +190,11 @@ def _check(check: str, found: Sequence[Verdict]) -> str:
 
 
 _LEGEND = (
-    "First fitter's, then upstream's. Both plans are priced by `fitter.estimate` for the same request (prompt + generated "
-    "tokens), which fits in the smaller of the two contexts. Left: bytes beyond the margins, in total and the most on one "
-    "device; a device that is left out counts with all it has. Spilled: weights on the host, and the smallest of them that "
-    "could be placed on its own (a routed expert tensor, of a dense model an FFN matrix). Splits: of the graph, for a "
-    "prompt and for generation."
+    "First fitter's, then upstream's. Both plans are priced by `fitter.estimate` for the same request (prompt + "
+    "generated tokens), which fits in the smaller of the two contexts. Left: bytes beyond the margins, in total and the "
+    "most on one device; a device that is left out counts with all it has. Spilled: weights on the host, and the "
+    "smallest of them that could be placed on its own (a routed expert tensor, of a dense model an FFN matrix). Splits: "
+    "of the graph, for a prompt and for generation."
 )
 
 

@@ -152,7 +152,9 @@ def spill_of(model: Model, params: Params, free: dict[str, int], worker: Worker)
         home = model.n_layer if layer is None else layer
         if overrides[match].buffer_type == "CPU" if match >= 0 else home < first:
             spilled.append((tensor, role))
-    kinds = [[t for t, role in spilled if role is wanted_role and t.name.endswith(".weight")] for wanted_role in _SINGLE]
+    kinds = [
+        [t for t, role in spilled if role is wanted_role and t.name.endswith(".weight")] for wanted_role in _SINGLE
+    ]
     smallest = min(next(filter(None, kinds), []), key=lambda tensor: tensor.bytes, default=None)
     total = sum(tensor.bytes for tensor, _ in spilled)
     return Spill(total, smallest.bytes, smallest.name) if smallest else Spill(total, None)

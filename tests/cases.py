@@ -89,6 +89,7 @@ MIXED: tuple[Case, ...] = (
     Case("deepseek-v3.1", ("h100-sxm", "rtx-6000-ada")),
     Case("deepseek-v3.1", ("rtx-6000-ada",), ("-c", "32768"), prompt=30000),
     Case("kimi-k2", ("4x rtx-3090",)),
+    Case("kimi-k2", _EIGHT, ("-c", "32768")),
     Case("kimi-k2", ("strix-halo-96gb",)),
     Case("gpt-oss-120b", ("rtx-5090",), ("-c", "32768")),
     Case("gpt-oss-120b", ("2x rtx-3090",), prompt=30000),
