@@ -77,7 +77,11 @@ def plan_of(done: subprocess.CompletedProcess[str]) -> UpstreamPlan | None:
 
 def parse_plan(line: str) -> UpstreamPlan:
     """The arguments that ``llama-fit-params`` printed."""
-    words = shlex.split(line)
+    return plan_from(shlex.split(line))
+
+
+def plan_from(words: Sequence[str]) -> UpstreamPlan:
+    """The plan that upstream's arguments stand for."""
     found = dict(zip(words[::2], words[1::2], strict=True))
     return UpstreamPlan(
         tuple(words),
