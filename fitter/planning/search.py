@@ -320,7 +320,26 @@ class _Attempt:
             return trial
         return self.settle(n_ctx, True, self._whole(n_ctx)) or self._partial(n_ctx)
 
+    def _most_context(self) -> Trial | None:
+        """The largest context that any placement leaves room for."""
+        low, high = self.request.n_ctx_min, self.request.n_ctx_max
+
+        def attempt(n_ctx: int) -> Trial | None:
+            try:
+                trial = self._at_fixed_context(n_ctx)
+            except LlamaCppCrashError:
+                return None
+            return trial if trial and trial.fits else None
+
+        best = attempt(high)
+        if best is not None or low == high:
+            return best
+        best = attempt(low)
+        return best and self._largest_context(best, high, attempt, self._promises_host)
+
     def _with_context(self) -> Trial | None:
+        if self.request.objective == "context" and self._is_priced:
+            return self._most_context()
         low = self.request.n_ctx_min
         if self._is_too_large(low):
             return self._partial(low)
