@@ -156,6 +156,11 @@ test-architectures: install ## a plan with the skeleton and one without it, on a
 bench: install tools ## fitter and upstream's llama-fit-params side by side: benchmarks/RESULTS.md, 20 minutes on two cores
 	@$(PY) -m benchmarks.compare --output build/benchmark.json $(BENCH_ARGS)
 
+# BENCH_ARGS="--only kimi-k2 --host-bandwidth 60GB/s" compares some of them, on another host.
+.PHONY: bench-placements
+bench-placements: install tools ## plans of fitter and of llama-fit-params priced side by side: build/placements.md, four minutes the first time
+	@$(PY) -m benchmarks.placements --output build/placements.md $(BENCH_ARGS)
+
 .PHONY: clean
 clean: ## remove what was built; .venv and the llama.cpp source stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis fitter/llama/*.so fitter/llama/_declarations.py $(STAMPS)/fitter

@@ -84,6 +84,12 @@ class Plan(PlanData):
 
         return to_dict(self)
 
+    def explain(self) -> str:
+        """Why the plan is as it is: what takes its time, each choice's runner-up, the proven distance to the best."""
+        from fitter.output.explanation import explanation
+
+        return explanation(self)
+
     def llama_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for ``llama_cpp.Llama``. Raises ``PlanError`` where it has none for what the plan needs."""
         from fitter.output.llama_cpp import llama_kwargs

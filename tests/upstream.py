@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fitter.llama.client import describe
-from fitter.llama.types import VirtualDevice
+from fitter.llama.types import VirtualDevice, describe
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = Path(os.environ.get("FITTER_TOOLS", ROOT / "build" / "llama" / "bin"))
@@ -77,7 +76,11 @@ def plan_of(done: subprocess.CompletedProcess[str]) -> UpstreamPlan | None:
 
 def parse_plan(line: str) -> UpstreamPlan:
     """The arguments that ``llama-fit-params`` printed."""
-    words = shlex.split(line)
+    return plan_from(shlex.split(line))
+
+
+def plan_from(words: Sequence[str]) -> UpstreamPlan:
+    """The plan that upstream's arguments stand for."""
     found = dict(zip(words[::2], words[1::2], strict=True))
     return UpstreamPlan(
         tuple(words),

@@ -512,5 +512,5 @@ verbose_option = _option(
     "--verbose",
     count=True,
     default=0,
-    help="Every step, and memory per buffer type; -vv for llama.cpp's log as well.",
+    help="Every step, memory per buffer type, and why the plan is so; -vv for llama.cpp's log as well.",
 )

@@ -9,9 +9,11 @@ from typing import Protocol
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import Breakdown, Layout, Params
-from fitter.planning.levers import Found, improve, pulled, used
+from fitter.planning.explain import Choice
+from fitter.planning.levers import Found, changes, improve, pulled, used
+from fitter.planning.objective import objective_seconds
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search
-from fitter.planning.pricing import price_placement
+from fitter.planning.pricing import bound_of, price_placement
 from fitter.planning.request import MIB, Measure, Progress, Record, Request
 from fitter.planning.search import Trial, search
 
@@ -77,6 +79,8 @@ def fit(request: Request, summary: ModelSummary, llama: Llama, on_progress: OnPr
         n_layer=request.n_layer,
         virtual=virtual,
         estimate=found.price,
+        choices=found.choices,
+        bound=found.bound,
         levers=used(request, found),
     )
 
@@ -126,6 +130,7 @@ class _Fit:
 
     def _search(self, request: Request, loads: Loads, on_candidate: OnCandidate) -> Found:
         layouts: list[Layout] = []
+        choices: list[Choice] = []
 
         def measure(params: Params) -> Breakdown:
             self._say(_attempt(params, self._request))
@@ -136,14 +141,21 @@ class _Fit:
             layouts.append(loads.record(params))
             return layouts[-1]
 
-        trial = search(request, measure, record, on_candidate)
+        trial = search(request, measure, record, on_candidate, choices.append)
         if not trial.fits or request.facts is None:
             return Found(request, trial)
+        on_candidate(trial.params)
         # what a token takes in the cache is the same at every context that was recorded
         layout = layouts[-1] if layouts else loads.record(replace(trial.params, tensor_buft_overrides=()))
         devices, placement = trial.used
         price = price_placement(request, devices, placement, trial.params, trial.breakdown, layout)
-        return Found(request, trial, price)
+        if price is None:
+            return Found(request, trial)
+        bound = None
+        if not changes(request):
+            smallest = min(layouts or [layout], key=lambda layout: layout.n_ctx)
+            bound = bound_of(request, smallest, objective_seconds(request, price.estimate))
+        return Found(request, trial, price, tuple(choices[-2:]), bound)
 
     def _say(self, text: str) -> None:
         self._on_progress(Progress(self._llama.dummy_loads(), text))

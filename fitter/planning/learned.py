@@ -10,14 +10,21 @@ from dataclasses import dataclass, field
 class LearnedCompute:
     """Compute bytes per device, by context, for one kind of placement.
 
-    What it answers is a proposal: the last measurement at that context, else a line through the two nearest ones.
+    What it answers is a proposal: what was measured at that context, else a line through the two nearest ones.
     """
 
     _points: dict[str, dict[int, int]] = field(default_factory=dict)
+    _corrected: set[tuple[str, int]] = field(default_factory=set)
 
     def learn(self, device: str, n_ctx: int, compute: int) -> None:
-        """Take in a measurement; a newer one at the same context replaces the older."""
-        self._points.setdefault(device, {})[n_ctx] = compute
+        """Take in a measurement. The second at a context replaces the first, of a placement that was only a guess; from
+        then on the largest counts, so that placements which differ by a tensor do not correct each other for ever."""
+        points = self._points.setdefault(device, {})
+        if (device, n_ctx) in self._corrected:
+            compute = max(compute, points[n_ctx])
+        elif n_ctx in points:
+            self._corrected.add((device, n_ctx))
+        points[n_ctx] = compute
 
     @property
     def knows_any(self) -> bool:

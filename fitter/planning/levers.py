@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fitter.llama.types import Params
+from fitter.planning.explain import Bound, Choice
 from fitter.planning.memory import HOST
 from fitter.planning.objective import objective_seconds
 from fitter.planning.pricing import Price
@@ -38,11 +39,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Found:
-    """The best trial of a changed request, and what it takes in time where that is known."""
+    """The best trial of a changed request, and what it takes in time where that is known, with why it was chosen."""
 
     request: Request
     trial: Trial
     price: Price | None = None
+    choices: tuple[Choice, ...] = ()
+    bound: Bound | None = None
 
     @property
     def seconds(self) -> float | None:

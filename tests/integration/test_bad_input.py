@@ -148,6 +148,8 @@ def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
         (["--host-memory", "many"], "'many' is no size"),
         (["--host-memory", "0GiB"], "host memory"),
         (["--allow", "everything"], "paging"),
+        (["--allow", "ubatch,kv-q8"], "unknown lever 'kv-q8': did you mean kv-q8_0"),
+        (["--allow", "ubatch,"], "unknown lever ''"),
         (["--fit-ctx", "0"], "--fit-ctx"),
         (["--prompt", "0"], "--prompt"),
     ],

@@ -76,6 +76,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         ("--gpu rtx-4090 --profile library:/d", {"gpus": ("rtx-4090",), "profile": "library:/d"}),
         ("--host-memory 64GiB --host-margin 2048", {"host_memory": "64GiB", "host_margin": 2 * GIB}),
         ("--allow paging", {"allow": ("paging",)}),
+        ("--allow ubatch,kv-q8_0 --allow context", {"allow": ("ubatch", "kv-q8_0", "context")}),
     ],
 )
 def test_options_reach_the_api(calls: list[tuple[str, dict[str, Any]]], words: str, expected: dict[str, Any]) -> None:

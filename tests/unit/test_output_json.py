@@ -79,6 +79,7 @@ def test_a_plan_by_the_schema() -> None:
             "left": None,
         },
         "estimate": None,
+        "explanation": {"choices": [], "bound": None},
         "levers": [],
         "search": {"dummy_loads": 5, "seconds": 1.25},
         "problems": [],
@@ -90,6 +91,7 @@ def test_a_plan_by_the_schema() -> None:
 
 
 def test_the_estimate() -> None:
+    assert to_dict(make_plan(levers=("no op_offload",)))["levers"] == ["no op_offload"]
     assert to_dict(make_plan(estimate=make_price()))["estimate"] == {
         "prompt_tokens_per_second": 1240,
         "generation_tokens_per_second": 38.04,
