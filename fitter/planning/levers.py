@@ -7,7 +7,8 @@ the end where it is not as good without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,12 +108,16 @@ def improve(first: Found, attempt: Callable[[Request], Found | None], on_better:
     """
     request, best = first.request, first
     made: tuple[Change, ...] = ()
+    others = [first]
 
     def attempted(tried: tuple[Change, ...]) -> Found | None:
         found = attempt(apply(request, tried))
         is_cached = any(change.kind == "cache" for change in tried)
         # a V cache that is quantized needs flash attention, and a K cache is only fast with it
-        return None if found and is_cached and found.trial.breakdown.flash_attn is not True else found
+        if found is None or (is_cached and found.trial.breakdown.flash_attn is not True):
+            return None
+        others.append(found)
+        return found
 
     for change in changes(request):
         if _is_idle(change, best):
@@ -129,7 +134,22 @@ def improve(first: Found, attempt: Callable[[Request], Found | None], on_better:
         if found is not None and _does_as_well(found, best):
             made, best = fewer, found
             on_better(best)
-    return best
+    chosen = _chosen(request, best, others)
+    return best if chosen is None else replace(best, choices=(*best.choices, chosen))
+
+
+def _chosen(request: Request, best: Found, others: Sequence[Found]) -> Choice | None:
+    """What is said of the choice between what was tried, ``None`` where there was nothing else or nothing is priced."""
+    said = _said(request, best)
+    compared = [found for found in others if _said(request, found) != said]
+    if best.seconds is None or not compared:
+        return None
+    runner_up = min(compared, key=lambda found: math.inf if found.seconds is None else found.seconds)
+    return Choice("what is given up", said, best.seconds, _said(request, runner_up), runner_up.seconds)
+
+
+def _said(request: Request, found: Found) -> str:
+    return ", ".join(used(request, found)) or "nothing"
 
 
 def _without(made: tuple[Change, ...], change: Change) -> tuple[Change, ...]:

@@ -145,8 +145,12 @@ def test_a_lever_is_used_where_it_gains_enough(share: float, is_kept: bool) -> N
     made = asked("no-op-offload")
     first = found(made)
     best, attempts, better = pulled(made, first, lambda changed: found(changed, 10 * share))
-    assert len(attempts) == 1 and (best is not first) is is_kept
-    assert better == ([best] if is_kept else [])
+    assert len(attempts) == 1 and (not best.trial.params.op_offload) is is_kept
+    assert [each.trial for each in better] == ([best.trial] if is_kept else [])
+    (choice,) = best.choices
+    names = ("no op_offload", "nothing") if is_kept else ("nothing", "no op_offload")
+    assert (choice.chosen, choice.runner_up) == names
+    assert (choice.seconds, choice.runner_up_seconds) == (10 * share, 10.0)[:: 1 if is_kept else -1]
 
 
 @pytest.mark.parametrize("objective", ["generation", "prompt", "request"])
@@ -156,10 +160,10 @@ def test_time_is_that_of_the_objective(objective: str) -> None:
     estimates = {"generation": Estimate(2.0, 0.5, 11), "prompt": Estimate(0.5, 2.0, 11), "request": Estimate(2, 2, 9)}
     assert slow.price and fast.price
     fast = replace(fast, price=replace(fast.price, estimate=estimates[objective]))
-    assert pulled(made, slow, lambda changed: fast)[0] is fast
+    assert pulled(made, slow, lambda changed: fast)[0].trial is fast.trial
     other = "prompt" if objective == "generation" else "generation"
     worse = replace(fast, price=replace(slow.price, estimate=estimates[other]))
-    assert pulled(made, slow, lambda changed: worse)[0] is slow
+    assert pulled(made, slow, lambda changed: worse)[0].trial is slow.trial
 
 
 def test_without_a_lever_nothing_is_attempted() -> None:
@@ -230,7 +234,7 @@ def test_a_quantized_cache_counts_with_flash_attention_alone(flash_attn: bool, i
     made = asked("kv-q8_0")
     first = found(made, lacks=MIB)
     best, *_ = pulled(made, first, lambda changed: found(changed, flash_attn=flash_attn))
-    assert (best is not first) is is_kept
+    assert (best.trial is not first.trial) is is_kept
 
 
 @pytest.mark.parametrize(
@@ -250,7 +254,22 @@ def test_context_and_time(allow: str, objective: str, n_ctx: int, seconds: float
     made = asked(allow, objective=objective, params=FIXED, fixed=("n_ctx",) if allow == "context" else ())
     first = found(made)
     best, *_ = pulled(made, first, lambda changed: found(changed, seconds, n_ctx=n_ctx))
-    assert (best is not first) is is_kept
+    assert (best.trial is not first.trial) is is_kept
+
+
+def test_the_runner_up_is_the_fastest_of_the_others() -> None:
+    made = asked("ubatch", "kv-q8_0")
+    times = {256: 11.0, 128: 9.9, 64: 12.0}
+    best, *_ = pulled(
+        made, found(made), lambda c: found(c, 5.0 if c.params.type_k == "q8_0" else times[c.params.n_ubatch])
+    )
+    (choice,) = best.choices
+    assert (choice.chosen, choice.runner_up) == ("KV cache q8_0/q8_0 instead of f16/f16", "n_ubatch 128 instead of 512")
+    refused, *_ = pulled(made, found(made), lambda changed: None)
+    assert refused.choices == ()
+    lacking, *_ = pulled(made, found(made, lacks=MIB), lambda c: None if c.params.type_k == "f16" else found(c))
+    (choice,) = lacking.choices
+    assert (choice.runner_up, choice.runner_up_seconds) == ("nothing", None)
 
 
 @pytest.mark.parametrize(
