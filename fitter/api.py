@@ -84,6 +84,12 @@ class Plan(PlanData):
 
         return to_dict(self)
 
+    def explain(self) -> str:
+        """Why the plan is as it is: what takes its time, each choice's runner-up, the proven distance to the best."""
+        from fitter.output.explanation import explanation
+
+        return explanation(self)
+
     def llama_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for ``llama_cpp.Llama``. Raises ``PlanError`` where it has none for what the plan needs."""
         from fitter.output.llama_cpp import llama_kwargs
@@ -119,14 +125,14 @@ def fit(
     split_mode: SplitMode = "layer",
     main_gpu: int = 0,
     n_batch: int | None = None,
-    n_ubatch: int = 512,
+    n_ubatch: int | None = None,
     n_seq_max: int = 1,
     kv_unified: bool = False,
-    type_k: str = "f16",
-    type_v: str = "f16",
+    type_k: str | None = None,
+    type_v: str | None = None,
     flash_attn: FlashAttn = "auto",
     offload_kqv: bool = True,
-    op_offload: bool = True,
+    op_offload: bool | None = None,
     swa_full: bool = False,
     allow: Collection[str] = (),
     prompt: int | None = None,
@@ -147,7 +153,12 @@ def fit(
     (``rtx-4090``, ``2x 24GiB``), or ``none``, that take the place of this machine's; the host is then unlimited
     unless ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama-cpp-python's own
     CUDA backend about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``devices`` chooses
-    among them by name. ``allow``: ``paging`` lets weights on the host exceed its memory.
+    among them by name.
+
+    ``allow`` names what may be given up to fit, or to be 2 % faster: ``ubatch`` (a smaller ``n_ubatch``), ``kv-q8_0``
+    and ``kv-q4_0`` (a KV cache of that type, with flash attention), ``no-op-offload``, ``context`` (less than
+    ``n_ctx``, ``fit_ctx`` at least); none of them changes another parameter that is set. ``paging`` lets weights on the
+    host exceed its memory. The plan's ``levers`` say what was used.
 
     The plan is the one with the least estimated time for a request of ``prompt`` tokens and ``generate`` more (2048 and
     512, or what the smallest context holds; a context is chosen that holds those that are given). ``objective`` asks
@@ -179,14 +190,14 @@ def fit(
         n_cpu_moe=n_cpu_moe,
         split_mode=split_mode,
         n_batch=n_batch,
-        n_ubatch=n_ubatch,
+        n_ubatch=Params.n_ubatch if n_ubatch is None else n_ubatch,
         n_seq_max=n_seq_max,
         kv_unified=kv_unified,
-        type_k=type_k,
-        type_v=type_v,
+        type_k=Params.type_k if type_k is None else type_k,
+        type_v=Params.type_v if type_v is None else type_v,
         flash_attn=flash_attn,
         offload_kqv=offload_kqv,
-        op_offload=op_offload,
+        op_offload=Params.op_offload if op_offload is None else op_offload,
         swa_full=swa_full,
     )
     overrides = given.tensor_buft_overrides
@@ -221,6 +232,10 @@ def fit(
             "n_gpu_layers": n_gpu_layers,
             "tensor_split": tensor_split if tensor_split and any(tensor_split) else None,
             "devices": devices,
+            "n_ubatch": n_ubatch,
+            "type_k": type_k,
+            "type_v": type_v,
+            "op_offload": op_offload,
         }
         if split_mode == "none":
             fixed["devices"] = [limit.name for limit in limits]
@@ -252,6 +267,7 @@ def fit(
             workload=workload,
             objective=objective,
             strategy=strategy,
+            allow=allowed,
         )
         llama = _llama(worker, beside, opened, skeleton)
         data = planning.fit(request, _summary(opened), llama, on_progress or (lambda _: None), bool(gpus))

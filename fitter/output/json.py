@@ -31,6 +31,8 @@ def to_dict(plan: PlanData) -> dict[str, Any]:
         "devices": [_device(device) for device in plan.devices],
         "host": _host(plan.host),
         "estimate": None if plan.estimate is None else _estimate(plan.estimate),
+        "explanation": _explanation(plan),
+        "levers": list(plan.levers),
         "search": {"dummy_loads": plan.search.dummy_loads, "seconds": round(plan.search.seconds, 3)},
         "problems": [
             {"device": problem.device, "missing": problem.missing, "message": problem.message}
@@ -232,9 +234,34 @@ def _host(host: HostUse) -> dict[str, Any]:
 
 def _estimate(price: Price) -> dict[str, Any]:
     return {
-        "prompt_tokens_per_second": float(f"{price.prompt_tokens_per_second:.4g}"),
-        "generation_tokens_per_second": float(f"{price.generation_tokens_per_second:.4g}"),
+        "prompt_tokens_per_second": _digits(price.prompt_tokens_per_second),
+        "generation_tokens_per_second": _digits(price.generation_tokens_per_second),
     }
+
+
+def _explanation(plan: PlanData) -> dict[str, Any]:
+    bound = plan.bound
+    distance = None if bound is None or plan.estimate is None else bound.distance(plan.estimate.seconds)
+    return {
+        "choices": [
+            {
+                "subject": choice.subject,
+                "chosen": choice.chosen,
+                "seconds": _digits(choice.seconds),
+                "runner_up": choice.runner_up,
+                "runner_up_seconds": _digits(choice.runner_up_seconds),
+            }
+            for choice in plan.choices
+        ],
+        "bound": None
+        if bound is None
+        else {"seconds": _digits(bound.seconds), "text": bound.text, "distance": _digits(distance)},
+    }
+
+
+def _digits(figure: float | None) -> float | None:
+    """``figure`` to four digits, which is more than an estimate has."""
+    return None if figure is None else float(f"{figure:.4g}")
 
 
 def _metadata(value: MetadataValue) -> Any:

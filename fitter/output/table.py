@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
 from fitter.machine.catalogue import capability_text
+from fitter.output.explanation import default_speeds, explain_lines
 from fitter.output.units import dummy_loads, human, mib, scaled, speed
 from fitter.planning.plan import DeviceUse, HostUse, PlanData
 from fitter.planning.pricing import Price
@@ -36,7 +37,7 @@ def print_to(stream: IO[str], renderable: RenderableType) -> None:
 
 
 def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
-    """What ``plan`` takes of every device and of the host, and its parameters."""
+    """What ``plan`` takes of every device and of the host, its parameters, and its time; ``verbose``: also why."""
     parts: list[RenderableType] = [_title(plan), _use_table(plan)]
     if verbose:
         parts.append(rows_table(plan.breakdown.rows))
@@ -44,8 +45,12 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"
         parts.append(Text(need))
     parts.append(Text("\n".join(_parameters(plan))))
+    if plan.levers:
+        parts.append(Text(f"given up, as --allow lets it: {', '.join(plan.levers)}", overflow="fold"))
     if plan.estimate is not None:
-        parts.append(Text("\n".join(_estimate(plan.estimate)), overflow="fold"))
+        lines = [_estimate(plan.estimate)]
+        lines += explain_lines(plan.estimate, plan.choices, plan.bound) if verbose else default_speeds(plan.estimate)
+        parts.append(Text("\n".join(lines), overflow="fold"))
     loads = dummy_loads(plan.search.dummy_loads)
     parts.append(Text(f"measured with {loads} in {plan.search.seconds:.1f} s", style="dim"))
     return Group(*parts)
@@ -242,14 +247,13 @@ def _parameters(plan: PlanData) -> list[str]:
     return lines
 
 
-def _estimate(price: Price) -> list[str]:
+def _estimate(price: Price) -> str:
     workload = price.workload
     prompt, generation = speed(price.prompt_tokens_per_second), speed(price.generation_tokens_per_second)
-    lines = [
+    return (
         f"estimated {prompt} t/s prompt · {generation} t/s generation "
         f"({workload.prompt} + {workload.generate} tokens: {price.seconds:.1f} s)"
-    ]
-    return lines + [f"speed of {s.device}: {s.text}" for s in price.sources if s.is_default]
+    )
 
 
 def _metadata(value: MetadataValue) -> str:

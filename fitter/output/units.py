@@ -35,6 +35,13 @@ def human(size: int) -> str:
     return f"{value:.1f} GiB"
 
 
+def duration(seconds: float) -> str:
+    """``seconds`` to three digits: ``1,240 s``, ``12.3 s``, ``0.25 s``, ``4.17 ms``."""
+    if seconds >= 100:
+        return f"{float(f'{seconds:.3g}'):,.0f} s"
+    return f"{seconds:.3g} s" if seconds >= 0.1 or not seconds else f"{1000 * seconds:.3g} ms"
+
+
 def speed(tokens_per_second: float) -> str:
     """Tokens per second to three digits: ``1,240``, ``38``, ``2.19``, ``0.56``."""
     if tokens_per_second >= 100:

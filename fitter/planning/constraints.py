@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Sequence
 from typing import TypedDict
 
@@ -231,5 +232,7 @@ def levers(allow: Collection[str]) -> frozenset[str]:
     """What the user lets a fit do. Raises ``UsageError`` for a lever that there is not."""
     for lever in allow:
         if lever not in LEVERS:
-            raise UsageError(f"unknown lever '{lever}': there is {', '.join(LEVERS)}")
+            close = difflib.get_close_matches(lever.lower(), LEVERS, n=2)
+            meant = f"did you mean {' or '.join(close)}? there" if close else "there"
+            raise UsageError(f"unknown lever '{lever}': {meant} is {', '.join(LEVERS)}")
     return frozenset(allow)

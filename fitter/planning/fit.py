@@ -9,12 +9,16 @@ from typing import Protocol
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import Breakdown, Layout, Params
+from fitter.planning.explain import Choice
+from fitter.planning.levers import Found, changes, improve, pulled, used
+from fitter.planning.objective import objective_seconds
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search
-from fitter.planning.pricing import Price, price_placement
+from fitter.planning.pricing import bound_of, price_placement
 from fitter.planning.request import MIB, Measure, Progress, Record, Request
 from fitter.planning.search import Trial, search
 
 OnProgress = Callable[[Progress], None]
+OnCandidate = Callable[[Params], None]
 
 
 class Beside(Protocol):
@@ -60,9 +64,8 @@ class Llama:
 def fit(request: Request, summary: ModelSummary, llama: Llama, on_progress: OnProgress, virtual: bool) -> PlanData:
     """The plan for ``request``, measured on the user's own file. Raises what asking llama.cpp raises."""
     started = time.monotonic()
-    fitting = _Fit(request, llama, on_progress)
-    trial = fitting.run()
-    estimate = fitting.price(trial)
+    found = _Fit(request, llama, on_progress).run()
+    trial = found.trial
     loads = llama.dummy_loads()
     on_progress(Progress(loads, "done"))
     return PlanData(
@@ -72,10 +75,13 @@ def fit(request: Request, summary: ModelSummary, llama: Llama, on_progress: OnPr
         devices=_device_uses(request, trial.breakdown),
         host=_host_use(request, trial.breakdown),
         search=Search(loads, time.monotonic() - started),
-        problems=_problems(request, trial),
+        problems=_problems(found.request, trial),
         n_layer=request.n_layer,
         virtual=virtual,
-        estimate=estimate,
+        estimate=found.price,
+        choices=found.choices,
+        bound=found.bound,
+        levers=used(request, found),
     )
 
 
@@ -88,42 +94,60 @@ class _Fit:
         self._on_progress = on_progress
         self._own: dict[Params, Breakdown] = {}
         self._begun: Params | None = None
-        self._layout: Layout | None = None
 
-    def run(self) -> Trial:
+    def run(self) -> Found:
         skeleton = self._llama.skeleton
         if skeleton is not None:
             try:
-                trial = self._search(skeleton.measure, skeleton.record, self._begin)
-                if self._confirm(trial.params) == trial.breakdown:
-                    return trial
+                found = self._best(skeleton, self._begin)
+                if self._confirm(found.trial.params) == found.trial.breakdown:
+                    return found
             except LlamaCppError:
                 # Whatever there is to say is to be said of the user's own file.
                 pass
-        return self._search(self._measure_own, self._llama.own.record, lambda params: None)
+        return self._best(Loads(self._measure_own, self._llama.own.record), lambda params: None)
 
-    def price(self, trial: Trial) -> Price | None:
-        """What ``trial`` takes in time, ``None`` where it does not fit."""
-        request = self._request
-        if not trial.fits or request.facts is None:
-            return None
-        # what a token takes in the cache is the same at every context that was recorded
-        record = (self._llama.skeleton or self._llama.own).record
-        layout = self._layout or record(replace(trial.params, tensor_buft_overrides=()))
-        devices, placement = trial.used
-        return price_placement(request, devices, placement, trial.params, trial.breakdown, layout)
+    def _best(self, loads: Loads, on_candidate: OnCandidate) -> Found:
+        """The best plan, with what the user lets be given up where that makes it better."""
 
-    def _search(self, measure: Measure, record: Record, on_candidate: Callable[[Params], None]) -> Trial:
-        def told_measure(params: Params) -> Breakdown:
+        def attempt(request: Request) -> Found | None:
+            try:
+                return self._search(request, loads, lambda params: None)
+            except LlamaCppError:
+                # nobody asked for these parameters
+                return None
+
+        first = self._search(self._request, loads, on_candidate)
+        return improve(first, attempt, lambda found: on_candidate(found.trial.params))
+
+    def _search(self, request: Request, loads: Loads, on_candidate: OnCandidate) -> Found:
+        layouts: list[Layout] = []
+        choices: list[Choice] = []
+
+        def measure(params: Params) -> Breakdown:
             self._say(_attempt(params, self._request))
-            return measure(params)
+            return loads.measure(params)
 
-        def told_record(params: Params) -> Layout:
+        def record(params: Params) -> Layout:
             self._say(f"sizes of all tensors at a context of {params.n_ctx}")
-            self._layout = record(params)
-            return self._layout
+            layouts.append(loads.record(params))
+            return layouts[-1]
 
-        return search(self._request, told_measure, told_record, on_candidate)
+        trial = search(request, measure, record, on_candidate, choices.append)
+        if not trial.fits or request.facts is None:
+            return Found(request, trial)
+        on_candidate(trial.params)
+        # what a token takes in the cache is the same at every context that was recorded
+        layout = layouts[-1] if layouts else loads.record(replace(trial.params, tensor_buft_overrides=()))
+        devices, placement = trial.used
+        price = price_placement(request, devices, placement, trial.params, trial.breakdown, layout)
+        if price is None:
+            return Found(request, trial)
+        bound = None
+        if not changes(request):
+            smallest = min(layouts or [layout], key=lambda layout: layout.n_ctx)
+            bound = bound_of(request, smallest, objective_seconds(request, price.estimate))
+        return Found(request, trial, price, tuple(choices[-2:]), bound)
 
     def _say(self, text: str) -> None:
         self._on_progress(Progress(self._llama.dummy_loads(), text))
@@ -181,10 +205,11 @@ def placement_of(params: Params) -> Params:
 
 
 def _attempt(params: Params, request: Request) -> str:
+    context = ", ".join([*pulled(request, params), f"context {params.n_ctx}"])
     if not params.devices:
-        return f"context {params.n_ctx}, all on the host"
+        return f"{context}, all on the host"
     n_gpu_layers = params.n_gpu_layers if params.n_gpu_layers >= 0 else request.n_layer + 1
-    return f"context {params.n_ctx}, {n_gpu_layers} of {request.n_layer + 1} layers on {', '.join(params.devices)}"
+    return f"{context}, {n_gpu_layers} of {request.n_layer + 1} layers on {', '.join(params.devices)}"
 
 
 def _device_uses(request: Request, breakdown: Breakdown) -> tuple[DeviceUse, ...]:

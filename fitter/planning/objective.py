@@ -12,6 +12,15 @@ from fitter.planning.request import DeviceLimit, Request
 from fitter.planning.work import Pieces, pieces_of, work_of
 
 
+def objective_seconds(request: Request, estimate: Estimate) -> float:
+    """What ``request`` wants small: the time of the whole workload, or of the part of it that matters."""
+    if request.objective == "generation":
+        return request.workload.generate * estimate.generation_seconds
+    if request.objective == "prompt":
+        return request.workload.prompt * estimate.prompt_seconds
+    return estimate.seconds
+
+
 class Prices:
     """Prices of placements on ``devices``, in their order, by ``request``'s objective. Seconds.
 
@@ -34,13 +43,8 @@ class Prices:
         return self.of(price(work_of(self._pieces, placement), self._devices, self._host, self._request.workload))
 
     def of(self, estimate: Estimate) -> float:
-        """The objective of an estimate: the time of the request, or of the part of it that matters."""
-        workload, objective = self._request.workload, self._request.objective
-        if objective == "generation":
-            return workload.generate * estimate.generation_seconds
-        if objective == "prompt":
-            return workload.prompt * estimate.prompt_seconds
-        return estimate.seconds
+        """The objective of an estimate."""
+        return objective_seconds(self._request, estimate)
 
     def unit_seconds(self, place: int) -> list[float]:
         """The objective's part of every unit that is whole at ``place``, a device's index or ``HOST``."""

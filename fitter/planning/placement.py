@@ -115,9 +115,20 @@ def pattern_for(items: Sequence[Item]) -> str:
     for (tail, suffixes), layers in layers_of.items():
         tails_of.setdefault((tuple(sorted(layers)), suffixes), []).append(tail)
     return "|".join(
-        f"^blk.{_any_of(layers)}.{_any_of(sorted(tails))}.{_any_of(suffixes)}$"
+        f"^blk.{_any_of(_numbers(layers))}.{_any_of(sorted(tails))}.{_any_of(suffixes)}$"
         for (layers, suffixes), tails in sorted(tails_of.items())
     )
+
+
+def _numbers(layers: Sequence[int]) -> list[str]:
+    """Numbers as few short expressions, since llama.cpp compiles the pattern for every tensor: ``3(7|8|9)`` and ``4.``.
+
+    A whole ten is a dot, which stands for one digit there: what follows the number is spelled out.
+    """
+    tens: dict[int, list[int]] = {}
+    for layer in layers:
+        tens.setdefault(layer // 10, []).append(layer % 10)
+    return [(str(ten) if ten else "") + ("." if len(digits) == 10 else _any_of(digits)) for ten, digits in tens.items()]
 
 
 def _any_of(choices: Sequence[object]) -> str:

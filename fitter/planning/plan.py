@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fitter.llama.types import Breakdown, Params
+from fitter.planning.explain import Bound, Choice
 from fitter.planning.pricing import Price
 
 
@@ -97,7 +98,8 @@ class PlanData:
 
     ``breakdown`` holds the rows per buffer type; ``problems`` is empty exactly when the plan fits.
     ``n_layer`` counts the repeating layers that llama.cpp can offload (without the output layer). ``estimate`` is what
-    the plan takes in time, ``None`` where it does not fit.
+    the plan takes in time, ``None`` where it does not fit. ``choices`` says what was chosen over what, ``bound`` what
+    no placement is faster than, ``levers`` what was given up for it, of what the user allowed to be.
     """
 
     model: ModelSummary
@@ -110,6 +112,9 @@ class PlanData:
     n_layer: int
     virtual: bool
     estimate: Price | None = None
+    choices: tuple[Choice, ...] = ()
+    bound: Bound | None = None
+    levers: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.planning.bound import lower_bound
 from fitter.planning.cost import Estimate, Part, Work, Workload, price
+from fitter.planning.explain import Bound
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
@@ -115,6 +118,33 @@ def price_placement(
     pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
     pieces = _pieces(request.facts, layout, params, breakdown, pinned)
     return _priced(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown, None)
+
+
+def bound_of(request: Request, layout: Layout, trial_seconds: float) -> Bound | None:
+    """What no placement on the devices of ``request`` is faster than, by its objective; ``None`` without prices.
+
+    ``layout`` was recorded at the context of the plan or a smaller one, and compute buffers are left out: both only
+    lower it. ``trial_seconds``: the objective of the plan.
+    """
+    if request.facts is None or request.host_speed is None or not request.devices:
+        return None
+    workload = request.workload
+    if request.objective == "generation":
+        workload = Workload(0, workload.generate, workload.cached + workload.prompt)
+    elif request.objective == "prompt":
+        workload = replace(workload, generate=0)
+    units = units_of(layout, request.n_layer, lambda _: False)
+    pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, request.pinned)
+    seconds = lower_bound(
+        pieces,
+        units,
+        [device.target for device in request.devices],
+        None if request.host.paging else request.host.target,
+        [request.speeds[device.name] for device in request.devices],
+        request.host_speed,
+        workload,
+    )
+    return Bound(seconds, reached=trial_seconds) if math.isfinite(seconds) else None
 
 
 def _pieces(

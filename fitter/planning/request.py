@@ -16,8 +16,8 @@ DEFAULT_MARGIN = 1024 * MIB
 DEFAULT_HOST_MARGIN = 1024 * MIB
 DEFAULT_FIT_CTX = 4096
 """``--fit-ctx`` of llama.cpp."""
-LEVERS = ("paging",)
-"""What ``--allow`` accepts."""
+LEVERS = ("paging", "ubatch", "kv-q8_0", "kv-q4_0", "no-op-offload", "context")
+"""What ``--allow`` accepts; ``fitter.planning.levers`` says what they change."""
 OBJECTIVES = ("request", "generation", "prompt", "context")
 """What a fit can be best at: the time of the request, generation or prompt processing alone, the most context."""
 STRATEGIES = ("fastest", "llama.cpp")
@@ -61,10 +61,12 @@ class Request:
     """One fit: ``params`` holds every value that the user set and the defaults of the rest.
 
     ``fixed`` names the fields of ``params`` that fitting must keep (``n_ctx``, ``n_gpu_layers``, ``tensor_split``,
-    ``devices``). Overrides in ``params`` are the user's and always kept. ``n_ctx_train`` and ``n_layer`` (repeating
-    layers, those for multi-token prediction counted) come from the model; ``fit_ctx`` is the smallest context per
-    sequence that is worth having. ``model_bytes`` is what all tensors have in the file. ``pinned`` says of the tensors
-    that an override of the user's catches where they go (a device's index or ``HOST``).
+    ``devices``) or that no lever may change (``n_ubatch``, ``type_k``, ``type_v``, ``op_offload``). Overrides in
+    ``params`` are the user's and always kept. ``allow`` has the levers (of ``LEVERS``) that the user lets it use.
+    ``n_ctx_train`` and ``n_layer`` (repeating layers, those for multi-token prediction counted) come from the model;
+    ``fit_ctx`` is the smallest context per sequence that is worth having. ``model_bytes`` is what all tensors have in
+    the file. ``pinned`` says of the tensors that an override of the user's catches where they go (a device's index or
+    ``HOST``).
 
     ``objective`` (of ``OBJECTIVES``) and ``strategy`` (of ``STRATEGIES``) say which plan is the best. ``workload`` is
     the request that is priced, which every context from ``n_ctx_min`` up holds; ``speeds`` has every device's by name.
@@ -88,6 +90,7 @@ class Request:
     workload: Workload = field(default_factory=Workload)
     objective: str = "request"
     strategy: str = "fastest"
+    allow: frozenset[str] = frozenset()
 
     @property
     def n_streams(self) -> int:

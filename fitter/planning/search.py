@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from fitter.errors import LlamaCppCrashError
 from fitter.llama.types import MAX_USED_DEVICES, Breakdown, Params
+from fitter.planning.explain import Choice
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import HOST, Unit, between, units_of
 from fitter.planning.objective import Prices
@@ -22,6 +23,9 @@ _MAX_CORRECTIONS = 12
 _MAX_CONTEXTS = 40
 _MAX_FILLS = 8
 _MAX_CRASHES = 8
+_TENSORS = "single feed-forward tensors on the host, all layers with their KV cache on devices"
+_LAYERS = "whole layers on the host with their KV cache"
+
 _WORTH_A_LOAD = 0.01
 """Share of the time that another way to place must be expected to save before it is tried."""
 
@@ -67,14 +71,19 @@ class Trial:
 
 
 def search(
-    request: Request, measure: Measure, record: Record, on_candidate: Callable[[Params], None] = lambda params: None
+    request: Request,
+    measure: Measure,
+    record: Record,
+    on_candidate: Callable[[Params], None] = lambda params: None,
+    on_choice: Callable[[Choice], None] = lambda choice: None,
 ) -> Trial:
     """The best trial that fits, or where none does the one that misses least.
 
-    ``on_candidate`` is told of what may turn out to be the answer, as soon as that can be said. Raises whatever
-    ``measure`` raises: llama.cpp refusing the user's own parameters is an answer too.
+    ``on_candidate`` is told of what may turn out to be the answer, as soon as that can be said, ``on_choice`` of what
+    was chosen over what by its price. Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters
+    is an answer too.
     """
-    attempt = _Attempt(request, _largest(request), measure, record, on_candidate)
+    attempt = _Attempt(request, _largest(request), measure, record, on_candidate, on_choice)
     best = attempt.run()
     trial = best
     while attempt.devices and not request.fixed & {"devices", "tensor_split"}:
@@ -95,7 +104,7 @@ def search(
         kept = tuple(device for device in attempt.devices if device not in useless)
         if not kept and "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0:
             break
-        attempt = _Attempt(request, kept, measure, record, on_candidate, attempt)
+        attempt = _Attempt(request, kept, measure, record, on_candidate, on_choice, attempt)
         trial = attempt.run()
         if _rank(trial) >= _rank(best):
             best = trial
@@ -136,6 +145,7 @@ class _Attempt:
         measure: Measure,
         record: Record,
         on_candidate: Callable[[Params], None],
+        on_choice: Callable[[Choice], None],
         before: _Attempt | None = None,
     ) -> None:
         self.request = request
@@ -143,6 +153,7 @@ class _Attempt:
         self._measure = measure
         self._record = record
         self._on_candidate = on_candidate
+        self._on_choice = on_choice
         self._best: Trial | None = before._best if before else None
         self._compute: dict[bool, LearnedCompute] = {True: LearnedCompute(), False: LearnedCompute()}
         self._trials: dict[Params, Trial] = {}
@@ -302,18 +313,39 @@ class _Attempt:
         if self._is_too_large(n_ctx):
             return self._partial(n_ctx)
         if self._chooses_devices() and (fastest := self.settle(n_ctx, True, self._fastest(n_ctx))):
+            self._explain_devices(fastest)
             return fastest
         trial = self.trial(self._default(), n_ctx)
         if trial.fits or not self.devices:
             return trial
         return self.settle(n_ctx, True, self._whole(n_ctx)) or self._partial(n_ctx)
 
+    def _most_context(self) -> Trial | None:
+        """The largest context that any placement leaves room for."""
+        low, high = self.request.n_ctx_min, self.request.n_ctx_max
+
+        def attempt(n_ctx: int) -> Trial | None:
+            try:
+                trial = self._at_fixed_context(n_ctx)
+            except LlamaCppCrashError:
+                return None
+            return trial if trial and trial.fits else None
+
+        best = attempt(high)
+        if best is not None or low == high:
+            return best
+        best = attempt(low)
+        return best and self._largest_context(best, high, attempt, self._promises_host)
+
     def _with_context(self) -> Trial | None:
+        if self.request.objective == "context" and self._is_priced:
+            return self._most_context()
         low = self.request.n_ctx_min
         if self._is_too_large(low):
             return self._partial(low)
         n_ctx = self.request.n_ctx_max
         if self._chooses_devices() and (fastest := self.settle(n_ctx, True, self._fastest(n_ctx))):
+            self._explain_devices(fastest)
             return fastest
         top = self._top()
         high = top.params.n_ctx
@@ -337,6 +369,23 @@ class _Attempt:
     def _chooses_devices(self) -> bool:
         """Whether it is for the search to say which devices have the model."""
         return self._is_priced and len(self.devices) > 1 and not self.request.fixed & {"devices", "tensor_split"}
+
+    def _explain_devices(self, trial: Trial) -> None:
+        default = self._default()
+        if trial.seconds is None or trial.placement == default:
+            return
+        names = ", ".join(
+            f"{count} on {self.devices[d].name}" for d, count in enumerate(trial.placement.counts) if count
+        )
+        self._on_choice(
+            Choice(
+                "which devices have the layers",
+                names,
+                trial.seconds,
+                "all devices, by their memory as llama.cpp splits",
+                self.prices().seconds(default),
+            )
+        )
 
     def _fastest(self, n_ctx: int) -> Callable[[list[int]], Placement | None]:
         """Proposes to have all layers where they take the least time: a slow device gets nothing where others do."""
@@ -436,7 +485,20 @@ class _Attempt:
             trial = trial and self._fill(trial)
             if trial is not None and (best is None or _rank(trial) > _rank(best)):
                 best = trial
+        if best is not None and best.fits and best.seconds is not None:
+            self._explain_spill(n_ctx, best)
         return best
+
+    def _explain_spill(self, n_ctx: int, best: Trial) -> None:
+        styles = self._styles(n_ctx)
+        if len(styles) < 2 or best.seconds is None:
+            return
+        is_spread = len(best.placement.moved) > max(len(unit.items) for unit in self.units(n_ctx)) * len(self.devices)
+        other = self._expected(n_ctx, not is_spread)
+        said = (_TENSORS, _LAYERS) if is_spread else (_LAYERS, _TENSORS)
+        self._on_choice(
+            Choice("where the weights go", said[0], best.seconds, said[1], other if math.isfinite(other) else None)
+        )
 
     def _spilled(self, n_ctx: int, spread: bool) -> Callable[[list[int]], Placement | None]:
         return lambda budgets: self._propose_partial(n_ctx, budgets, spread)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -189,6 +190,23 @@ def test_the_command_line_says_how_fast(models: dict[str, Path]) -> None:
     seconds = 1000 / estimate["prompt_tokens_per_second"] + 200 / estimate["generation_tokens_per_second"]
     assert f"(1000 + 200 tokens: {seconds:.1f} s)" in done.stderr
     assert "speed of CUDA0: default: as " in done.stderr
+
+
+def test_verbose_says_why(models: dict[str, Path]) -> None:
+    path = str(models["llama-3.1-8b"])
+    done = run(path, "--gpu", "6GiB", "-c", "32768", "--host-bandwidth", HOST, "-v", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = fitter.fit(path, gpus=["6GiB"], n_ctx=32768, host_bandwidth=HOST)
+    lines = plan.explain().splitlines()
+    assert re.match(r"prompt: [\d.]+ m?s for \w.* \d+ %", lines[0])
+    assert re.match(r"generation: [\d.]+ s for \w+: weights \d+ %, ", lines[1])
+    assert lines[-1].startswith("speed of CUDA0: default: as ")
+    said = " ".join(done.stderr.split())
+    assert all(line in said for line in lines)
+    document = json.loads(done.stdout)["explanation"]
+    assert document == plan.to_dict()["explanation"]
+    assert len(document["choices"]) == len(plan.choices)
+    assert (document["bound"] is None) == (plan.bound is None)
 
 
 def test_what_does_not_fit_has_no_estimate(models: dict[str, Path]) -> None:

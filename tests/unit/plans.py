@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fitter.llama.types import Breakdown, Params, Row
-from fitter.planning.cost import Estimate, Workload
+from fitter.planning.cost import Estimate, Part, Workload
+from fitter.planning.explain import Bound, Choice
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search
 from fitter.planning.pricing import Price, SpeedSource
 
@@ -29,6 +30,8 @@ def make_plan(
     virtual: bool = True,
     n_layer: int = 32,
     estimate: Price | None = None,
+    choices: tuple[Choice, ...] = (),
+    bound: Bound | None = None,
 ) -> PlanData:
     """A plan that takes 2048 MiB of weights, 256 of context and 100 of compute on each of ``devices``."""
     rows = tuple(Row(name, name, False, 2048 * MIB, 256 * MIB, 100 * MIB) for name in devices)
@@ -48,11 +51,15 @@ def make_plan(
         n_layer=n_layer,
         virtual=virtual,
         estimate=estimate,
+        choices=choices,
+        bound=bound,
     )
 
 
-def make_price(*sources: SpeedSource, prompt: float = 1240.4, generation: float = 38.04) -> Price:
+def make_price(
+    *sources: SpeedSource, prompt: float = 1240.4, generation: float = 38.04, parts: tuple[Part, ...] = ()
+) -> Price:
     """The price of 2048 + 512 tokens at so many tokens per second."""
     seconds = 2048 / prompt + 512 / generation
     breakdown = Breakdown((HOST_ROW,), (), 4096)
-    return Price(Estimate(1 / prompt, 1 / generation, seconds), Workload(), 2304, sources, breakdown)
+    return Price(Estimate(1 / prompt, 1 / generation, seconds, parts), Workload(), 2304, sources, breakdown)

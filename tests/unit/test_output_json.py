@@ -79,6 +79,8 @@ def test_a_plan_by_the_schema() -> None:
             "left": None,
         },
         "estimate": None,
+        "explanation": {"choices": [], "bound": None},
+        "levers": [],
         "search": {"dummy_loads": 5, "seconds": 1.25},
         "problems": [],
     }

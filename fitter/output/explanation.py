@@ -1,0 +1,81 @@
+"""Why a plan is as it is, line by line for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from fitter.output.units import duration
+from fitter.planning.cost import Part
+from fitter.planning.explain import Bound, Choice
+from fitter.planning.plan import PlanData
+from fitter.planning.pricing import Price
+
+_NAMED_PARTS = 3
+
+
+def explanation(plan: PlanData) -> str:
+    """What ``plan`` spends its time on, what each choice was made over, and how much faster another one could be."""
+    if plan.estimate is None:
+        return "nothing is estimated" if plan.fits else "nothing is estimated of a plan that does not fit"
+    return "\n".join(explain_lines(plan.estimate, plan.choices, plan.bound))
+
+
+def explain_lines(price: Price, choices: Sequence[Choice] = (), bound: Bound | None = None) -> list[str]:
+    """What the time goes to, every choice with its runner-up, the proven distance, and speeds that nobody knows."""
+    workload = price.workload
+    lines = [
+        _spent("prompt", workload.prompt * price.estimate.prompt_seconds, price.parts, lambda part: part.prompt),
+        _spent(
+            "generation",
+            workload.generate * price.estimate.generation_seconds,
+            price.parts,
+            lambda part: part.generation,
+        ),
+    ]
+    lines += [_choice(choice) for choice in choices]
+    if bound is not None:
+        lines.append(_bound(bound, price.seconds))
+    return lines + default_speeds(price)
+
+
+def default_speeds(price: Price) -> list[str]:
+    """The speeds that are another device's, since nobody knows that of the one in question."""
+    return [f"speed of {source.device}: {source.text}" for source in price.sources if source.is_default]
+
+
+def _spent(what: str, seconds: float, parts: Sequence[Part], of: Callable[[Part], float]) -> str:
+    total = sum(map(of, parts))
+    if not total:
+        return f"{what}: {duration(seconds)}"
+    # equal parts stay in their order
+    largest = sorted(parts, key=lambda part: -of(part))[:_NAMED_PARTS]
+    shares = [f"{part.name} {100 * of(part) / total:.0f} %" for part in largest if of(part)]
+    rest = 1 - sum(map(of, largest)) / total
+    if rest >= 0.005:
+        shares.append(f"all else {100 * rest:.0f} %")
+    return f"{what}: {duration(seconds)} for {', '.join(shares)}"
+
+
+def _choice(choice: Choice) -> str:
+    line = f"{choice.subject}: {choice.chosen} ({duration(choice.seconds)})"
+    if choice.runner_up is None:
+        return line
+    line += f"; runner-up: {choice.runner_up}"
+    if choice.runner_up_seconds is None or choice.excess is None:
+        return line
+    sign = "-" if choice.excess < 0 else "+"
+    more = f"{sign}{duration(abs(choice.excess))}"
+    if choice.seconds:
+        more += f", {100 * choice.excess / choice.seconds:+.1f} %"
+    return f"{line} ({duration(choice.runner_up_seconds)}: {more})"
+
+
+def _bound(bound: Bound, request_seconds: float) -> str:
+    line = f"bound: {duration(bound.seconds)}"
+    distance = bound.distance(request_seconds)
+    if distance is None:
+        return line
+    # rounded up, for it is "at most"
+    percent = math.ceil(1000 * (distance - 1e-9)) / 10
+    return f"{line}; at most {percent:.1f} % from {bound.text}"

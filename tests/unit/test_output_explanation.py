@@ -1,0 +1,174 @@
+"""Why a plan is as it is, as people and programs read it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import pytest
+from plans import make_plan, make_price
+
+from fitter.output import table
+from fitter.output.explanation import explain_lines, explanation
+from fitter.output.json import to_dict
+from fitter.output.units import duration
+from fitter.planning.cost import Part
+from fitter.planning.explain import Bound, Choice
+from fitter.planning.plan import PlanData, Problem
+from fitter.planning.pricing import SpeedSource
+
+PRICE = make_price(prompt=1000, generation=10)
+PARTS = (
+    Part("CUDA0: layers", 0.00002, 0.002),
+    Part("CUDA0: weights", 0.0006, 0.03),
+    Part("CUDA0: attention", 0.00008, 0.008),
+    Part("host: weights", 0.0003, 0.06),
+)
+WEIGHTS = "where the weights go"
+FEED_FORWARD = "feed-forward tensors of 12 layers on the host"
+
+
+def test_the_three_largest_parts_are_named() -> None:
+    assert explain_lines(make_price(prompt=1000, generation=10, parts=PARTS)) == [
+        "prompt: 2.05 s for CUDA0: weights 60 %, host: weights 30 %, CUDA0: attention 8 %, all else 2 %",
+        "generation: 51.2 s for host: weights 60 %, CUDA0: weights 30 %, CUDA0: attention 8 %, all else 2 %",
+    ]
+
+
+def test_fewer_parts_are_all_there_are() -> None:
+    price = make_price(prompt=1000, generation=10, parts=(Part("host: weights", 0.001, 0), Part("splits", 0, 0.1)))
+    assert explain_lines(price) == ["prompt: 2.05 s for host: weights 100 %", "generation: 51.2 s for splits 100 %"]
+    assert explain_lines(PRICE) == ["prompt: 2.05 s", "generation: 51.2 s"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "line"),
+    [
+        (Choice(WEIGHTS, FEED_FORWARD, 12.5), f"{WEIGHTS}: {FEED_FORWARD} (12.5 s)"),
+        (
+            Choice(WEIGHTS, FEED_FORWARD, 12.5, "whole layers"),
+            f"{WEIGHTS}: {FEED_FORWARD} (12.5 s); runner-up: whole layers",
+        ),
+        (
+            Choice(WEIGHTS, FEED_FORWARD, 12.5, "whole layers", 25.0),
+            f"{WEIGHTS}: {FEED_FORWARD} (12.5 s); runner-up: whole layers (25 s: +12.5 s, +100.0 %)",
+        ),
+        (
+            Choice("context", "131072", 12.5, "65536", 12.0),
+            "context: 131072 (12.5 s); runner-up: 65536 (12 s: -0.5 s, -4.0 %)",
+        ),
+        (
+            Choice("devices", "CUDA0", 2.0, "both", 2.0004),
+            "devices: CUDA0 (2 s); runner-up: both (2 s: +0.4 ms, +0.0 %)",
+        ),
+        (Choice("devices", "CUDA0", 0.0, "both", 0.5), "devices: CUDA0 (0 s); runner-up: both (0.5 s: +0.5 s)"),
+    ],
+)
+def test_a_choice(choice: Choice, line: str) -> None:
+    assert explain_lines(PRICE, [choice])[2:] == [line]
+
+
+@pytest.mark.parametrize(
+    ("bound", "line"),
+    [
+        (Bound(PRICE.seconds / 1.031), "at most 3.1 % from the best that any placement of these tensors can reach by"),
+        (Bound(PRICE.seconds / 1.03101), "at most 3.2 % from"),
+        (Bound(PRICE.seconds), "at most 0.0 % from"),
+        (Bound(PRICE.seconds * (1 + 1e-12)), "at most 0.0 % from"),
+        (Bound(PRICE.seconds / 1.5, "the best context"), "at most 50.0 % from the best context"),
+        # of generation alone, which is what was asked for
+        (Bound(40.0, "the best", reached=50.0), "bound: 40 s; at most 25.0 % from the best"),
+    ],
+)
+def test_the_proven_distance(bound: Bound, line: str) -> None:
+    (said,) = explain_lines(PRICE, (), bound)[2:]
+    assert line in said
+
+
+@pytest.mark.parametrize("seconds", [0.0, math.inf])
+def test_nothing_is_proven_by_a_bound_of(seconds: float) -> None:
+    assert Bound(seconds).distance(1.0) is None
+    assert "%" not in explain_lines(PRICE, (), Bound(seconds))[2]
+
+
+def test_default_speeds_come_last() -> None:
+    known, other = SpeedSource("CUDA0", "catalogue", False), SpeedSource("host", "default: two channels", True)
+    price = make_price(known, other)
+    assert explain_lines(price, [Choice("context", "4096", 1.0)], Bound(1.0))[3:] == [
+        "bound: 1 s; at most 1411.1 % from the best that any placement of these tensors can reach by this model",
+        "speed of host: default: two channels",
+    ]
+
+
+def test_a_plan_without_an_estimate() -> None:
+    assert explanation(make_plan()) == "nothing is estimated"
+    plan = make_plan(problems=(Problem("host", 1, "too little"),))
+    assert explanation(plan) == "nothing is estimated of a plan that does not fit"
+
+
+def rendered(plan: PlanData, verbose: bool) -> str:
+    out = io.StringIO()
+    table.print_to(out, table.plan_table(plan, verbose=verbose))
+    return out.getvalue()
+
+
+def test_only_the_verbose_table_explains() -> None:
+    price = make_price(SpeedSource("host", "default: two channels", True), prompt=1000, generation=10, parts=PARTS)
+    choices = (Choice("context", "4096", 12.0, "2048", 13.0),)
+    plan = make_plan(estimate=price, choices=choices, bound=Bound(12.0))
+    lines = explanation(plan).splitlines()
+    assert len(lines) == 5
+    verbose, usual = rendered(plan, True), rendered(plan, False)
+    assert "\n".join(lines[:2]) in verbose
+    # a line of the table has 120 columns
+    unfolded = " ".join(verbose.split())
+    assert all(line in unfolded for line in lines)
+    assert verbose.count("speed of host") == usual.count("speed of host") == 1
+    assert "runner-up" not in usual and "bound:" not in usual
+
+
+def test_json() -> None:
+    price = make_price(prompt=1000, generation=10)
+    choices = (Choice("context", "4096", 12.34567, "2048", 13.0), Choice("devices", "CUDA0", 12.34567))
+    plan = make_plan(estimate=price, choices=choices, bound=Bound(50.0, "the best"))
+    document = to_dict(plan)
+    expected = {
+        "choices": [
+            {
+                "subject": "context",
+                "chosen": "4096",
+                "seconds": 12.35,
+                "runner_up": "2048",
+                "runner_up_seconds": 13.0,
+            },
+            {
+                "subject": "devices",
+                "chosen": "CUDA0",
+                "seconds": 12.35,
+                "runner_up": None,
+                "runner_up_seconds": None,
+            },
+        ],
+        "bound": {"seconds": 50.0, "text": "the best", "distance": 0.06496},
+    }
+    # the order is part of what is stable
+    assert json.dumps(document["explanation"]) == json.dumps(expected)
+    assert list(document).index("explanation") == list(document).index("estimate") + 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (12345.6, "12,300 s"),
+        (100.0, "100 s"),
+        (99.94, "99.9 s"),
+        (1.0, "1 s"),
+        (0.1, "0.1 s"),
+        (0.0999, "99.9 ms"),
+        (0.0000521, "0.0521 ms"),
+        (0.0, "0 s"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,318 @@
+"""The lower bound: never above any placement's price, and as near to the best as it can be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.planning.bound import lower_bound
+from fitter.planning.cost import Attention, Costs, Work, Workload, default, price
+from fitter.planning.memory import HOST, Unit
+from fitter.planning.work import LayerFacts, ModelFacts, Pieces, WeightFacts
+
+FAST = DeviceSpeed(1000e9, 160e12, 31.5e9, "cuda", "8.9", "test", True)
+SLOW = DeviceSpeed(300e9, 40e12, 15.8e9, "cuda", "8.9", "test", True)
+HBM = DeviceSpeed(2000e9, 300e12, 64e9, "cuda", "8.0", "test", True)
+DESKTOP = HostSpeed(60e9, "test", 8)
+ATTENTION = Attention(kv_bytes=4096, flops=16384, sharing=4)
+MIB = 2**20
+GIB = 2**30
+
+
+def model(
+    layers: Sequence[Sequence[tuple[int, float, bool]]],
+    cache: int = 256 * MIB,
+    attention: Attention | None = ATTENTION,
+    state: int = 0,
+    pinned: Mapping[str, int] | None = None,
+    **more: object,
+) -> tuple[Pieces, tuple[Unit, ...]]:
+    """A model by its layers' tensors (bytes, bits per parameter, whether experts), each layer with a cache."""
+    facts = ModelFacts(
+        n_layer=len(layers),
+        layers=tuple(
+            LayerFacts(
+                tuple(
+                    WeightFacts(f"blk.{i}.{j}.weight", size, round(8 * size / bits), experts)
+                    for j, (size, bits, experts) in enumerate(tensors)
+                )
+            )
+            for i, tensors in enumerate(layers)
+        ),
+        output=(WeightFacts("output.weight", 300 * MIB, 500 * MIB, False),),
+        n_embd=4096,
+        n_expert=16,
+        n_expert_used=2,
+        window=0,
+    )
+    given = {"n_ubatch": 512, "op_offload": True, "cache_on_host": False, **more}
+    count = len(layers)
+    pieces = Pieces(facts, (attention,) * count, (float(state),) * count, pinned=pinned or {}, **given)  # type: ignore[arg-type]
+    units = tuple(Unit(i, 0, cache + state, (), state) for i in range(count))
+    return pieces, (*units, Unit(count, 0, 0))
+
+
+def placements(pieces: Pieces, units: Sequence[Unit], used: Sequence[int]) -> Iterator[tuple[Work, dict[int, int]]]:
+    """Every placement on the devices ``used``, which are first to last in that order, with the bytes on each place."""
+    order = {d: position for position, d in enumerate(used)}
+    # of devices that are left out nothing can be pinned to
+    if not set(pieces.pinned.values()) <= {HOST, *order}:
+        return
+    ordered = replace(pieces, pinned={name: order.get(target, HOST) for name, target in pieces.pinned.items()})
+    facts = pieces.facts
+    places = [HOST, *order]
+    ways = []
+    for index, (layer, unit) in enumerate(zip(facts.layers, units, strict=False)):
+        free = [tensor for tensor in layer.tensors if tensor.name not in pieces.pinned]
+        ways.append(
+            [
+                (
+                    ordered.layer(
+                        index,
+                        order.get(home, HOST),
+                        tuple((tensor.name, order.get(at, HOST)) for tensor, at in zip(free, apart, strict=True)),
+                    ),
+                    [
+                        (HOST if pieces.cache_on_host else home, unit.cache),
+                        *((at, tensor.bytes) for tensor, at in zip(free, apart, strict=True)),
+                    ],
+                )
+                for home in places
+                for apart in itertools.product(places, repeat=len(free))
+            ]
+        )
+    free = [tensor for tensor in facts.output if tensor.name not in pieces.pinned]
+    ways.append(
+        [
+            (ordered.layer(len(facts.layers), order.get(home, HOST)), [(home, tensor.bytes) for tensor in free])
+            for home in places
+        ]
+    )
+    for chosen in itertools.product(*ways):
+        held: dict[int, int] = {}
+        for _, uses in chosen:
+            for place, size in uses:
+                held[place] = held.get(place, 0) + size
+        layers = tuple(layer for layer, _ in chosen)
+        yield (
+            Work(layers, facts.n_embd, facts.n_expert, facts.n_expert_used, pieces.n_ubatch, pieces.op_offload),
+            held,
+        )
+
+
+def cheapest(
+    pieces: Pieces,
+    units: Sequence[Unit],
+    budgets: Sequence[int],
+    host_budget: int | None,
+    devices: Sequence[DeviceSpeed],
+    workload: Workload,
+    host: HostSpeed = DESKTOP,
+    costs: Costs | None = None,
+) -> float:
+    """The least price of all placements within the budgets, on any of the devices in any order."""
+    room = {**dict(enumerate(budgets)), HOST: math.inf if host_budget is None else host_budget}
+    best = math.inf
+    for count in range(len(devices) + 1):
+        for used in itertools.permutations(range(len(devices)), count):
+            for work, held in placements(pieces, units, used):
+                if all(size <= room[place] for place, size in held.items()):
+                    best = min(best, price(work, [devices[d] for d in used], host, workload, costs).seconds)
+    return best
+
+
+sizes = st.sampled_from([MIB, 50 * MIB, 200 * MIB, 1024 * MIB])
+tensors = st.tuples(sizes, st.sampled_from([2.06, 4.5, 16.0]), st.booleans())
+cards = st.builds(
+    lambda card, bandwidth, compute, pcie: replace(card, bandwidth=bandwidth, compute=compute, pcie=pcie),
+    st.sampled_from([FAST, HBM, replace(FAST, kind="vulkan", compute_capability="")]),
+    st.floats(20e9, 4e12),
+    st.floats(1e12, 1e15),
+    st.floats(1e9, 64e9),
+)
+workloads = st.builds(Workload, st.sampled_from([0, 16, 2048]), st.sampled_from([0, 512]), st.sampled_from([0, 30000]))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Pieces, tuple[Unit, ...], list[int], int | None, list[DeviceSpeed], Workload]:
+    layers = draw(st.lists(st.lists(tensors, min_size=1, max_size=2), min_size=1, max_size=2))
+    attention = draw(
+        st.sampled_from([None, ATTENTION, replace(ATTENTION, flash=False), replace(ATTENTION, quantized=True)])
+    )
+    names = ["output.weight", "token_embd.weight", "blk.0.0.weight"]
+    pieces, units = model(
+        layers,
+        draw(st.sampled_from([0, 64 * MIB, 512 * MIB])),
+        attention,
+        draw(st.sampled_from([0, 0, 20 * MIB])),
+        draw(st.just({}) | st.dictionaries(st.sampled_from(names), st.sampled_from([HOST, 0, 1]), max_size=2)),
+        n_ubatch=draw(st.sampled_from([16, 512])),
+        op_offload=draw(st.booleans()),
+        cache_on_host=draw(st.booleans()),
+    )
+    total = sum(size for tensors in layers for size, _, _ in tensors) + 300 * MIB + sum(unit.cache for unit in units)
+    share = st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0])
+    budgets = [round(total * draw(share)) for _ in range(2)]
+    host_budget = draw(st.none() | share.map(lambda part: round(total * part)))
+    devices = [draw(cards)]
+    devices.append(draw(st.just(devices[0]) | cards))
+    return pieces, units, budgets, host_budget, devices, draw(workloads)
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+def test_no_placement_is_faster(
+    case: tuple[Pieces, tuple[Unit, ...], list[int], int | None, list[DeviceSpeed], Workload],
+) -> None:
+    pieces, units, budgets, host_budget, devices, workload = case
+    bound = lower_bound(pieces, units, budgets, host_budget, devices, DESKTOP, workload)
+    best = cheapest(pieces, units, budgets, host_budget, devices, workload)
+    assert 0 <= bound <= best * (1 + 1e-9) or bound == best == math.inf
+
+
+def test_the_device_with_the_fastest_link_may_come_first() -> None:
+    pieces, units = model([[(200 * MIB, 4.5, False)]])
+    devices = [replace(FAST, pcie=1e9), FAST]
+    case = [0, 0], None, devices
+    best = cheapest(pieces, units, *case, Workload(2048, 0))
+    bound = lower_bound(pieces, units, *case, DESKTOP, Workload(2048, 0))
+    assert best * 0.9 < bound <= best * (1 + 1e-9)
+
+
+def test_no_device_need_be_used() -> None:
+    # the prompt is short and the link slow: the host is faster without
+    pieces, units = model([[(200 * MIB, 4.5, False)]], n_ubatch=32)
+    case = [0], None, [replace(FAST, pcie=1e9)]
+    best = cheapest(pieces, units, *case, Workload(32, 0))
+    bound = lower_bound(pieces, units, *case, DESKTOP, Workload(32, 0))
+    assert best * 0.99 < bound <= best * (1 + 1e-9)
+
+
+def test_a_cache_on_the_host_may_be_attended_to_there() -> None:
+    # many threads wait long for one another, and here a split costs nothing
+    pieces, units = model([[(MIB, 4.5, False)]], cache_on_host=True)
+    many = replace(DESKTOP, threads=256)
+    free = replace(default(), split=0.0)
+    case = [GIB], None, [replace(FAST, pcie=1e9)]
+    best = cheapest(pieces, units, *case, Workload(0, 512, 30000), many, free)
+    bound = lower_bound(pieces, units, *case, many, Workload(0, 512, 30000), free)
+    assert best * 0.5 < bound <= best * (1 + 1e-9)
+
+
+def test_caches_on_the_host_take_its_room() -> None:
+    pieces, units = model([LAYER] * 2, cache_on_host=True)
+    caches, weights = 2 * 256 * MIB, (2 * 400 + 300) * MIB
+    for budget, host_budget, fits in (
+        (weights, caches, True),
+        (weights, caches - 1, False),
+        (weights - 1, caches, False),
+        (weights - 1, caches + 1, True),
+    ):
+        bound = lower_bound(pieces, units, [budget], host_budget, [FAST], DESKTOP, Workload())
+        assert math.isfinite(bound) is fits, (budget, host_budget)
+
+
+def test_a_split_is_certain_only_with_the_token_embedding_on_the_host() -> None:
+    bounds = []
+    for pinned in ({}, {"token_embd.weight": HOST}, {"token_embd.weight": 0}):
+        pieces, units = model([LAYER] * 2, pinned=pinned)
+        bounds.append(lower_bound(pieces, units, [64 * GIB], None, [FAST], DESKTOP, Workload(0, 512)))
+    assert bounds[0] == bounds[1]
+    assert bounds[0] - bounds[2] == pytest.approx(512 * default().split)
+
+
+LAYER = [(100 * MIB, 4.5, False), (300 * MIB, 4.5, False)]
+LOW_BITS = [(100 * MIB, 2.06, False), (MIB, 32.0, False), (600 * MIB, 2.06, True)]
+
+
+@pytest.mark.parametrize("card", [FAST, SLOW, HBM], ids=["fast", "slow", "hbm"])
+@pytest.mark.parametrize("layer", [LAYER, LOW_BITS], ids=["dense", "low bits"])
+@pytest.mark.parametrize("workload", [Workload(), Workload(0, 512, 100), Workload(2048, 0)], ids=str)
+@pytest.mark.parametrize("state", [0, MIB], ids=["", "recurrent"])
+def test_it_is_the_price_where_all_is_on_one_device(
+    card: DeviceSpeed, layer: list[tuple[int, float, bool]], workload: Workload, state: int
+) -> None:
+    pieces, units = model([layer] * 20, state=state)
+    work = pieces._work(tuple(pieces.layer(index, 0) for index in range(21)), None)
+    expected = price(work, [card], DESKTOP, workload).seconds
+    assert lower_bound(pieces, units, [64 * GIB], None, [card], DESKTOP, workload) == pytest.approx(expected, rel=1e-9)
+    # of two, the slower one is of no use
+    worse = replace(card, bandwidth=card.bandwidth / 2, compute=card.compute / 2, pcie=card.pcie / 2)
+    for devices in ([card, worse], [worse, card]):
+        bound = lower_bound(pieces, units, [64 * GIB] * 2, None, devices, DESKTOP, workload)
+        assert bound == pytest.approx(expected, rel=1e-9)
+
+
+def test_it_is_the_price_on_the_host_alone() -> None:
+    pieces, units = model([LAYER] * 20)
+    work = pieces._work(tuple(pieces.layer(index, HOST) for index in range(21)), None)
+    expected = price(work, [], DESKTOP, Workload()).seconds
+    assert lower_bound(pieces, units, [], None, [], DESKTOP, Workload()) == pytest.approx(expected, rel=1e-9)
+
+
+def test_what_does_not_fit_has_no_bound() -> None:
+    pieces, units = model([LAYER] * 2)
+    total = 2 * (400 + 256) * MIB + 300 * MIB
+    for budgets, host_budget, fits in (
+        ([total], 0, True),
+        ([total - 1], 0, False),
+        ([total - 1], 1, True),
+        ([0], None, True),
+        ([-1], total, True),
+        ([MIB, MIB], total - 2 * MIB, True),
+        ([MIB, MIB], total - 2 * MIB - 1, False),
+    ):
+        devices = [FAST, SLOW][: len(budgets)]
+        bound = lower_bound(pieces, units, budgets, host_budget, devices, DESKTOP, Workload())
+        assert math.isfinite(bound) is fits, (budgets, host_budget)
+
+
+def test_the_host_gets_what_it_is_least_bad_at() -> None:
+    # of experts a token reads an eighth, so that theirs are the bytes that the device can best do without
+    layer = [(100 * MIB, 4.5, False), (800 * MIB, 4.5, True)]
+    pieces, units = model([layer] * 10, cache=8 * MIB)
+    apart = [(f"blk.{index}.1.weight", HOST) for index in range(10)]
+    workload = Workload(0, 512, 1000)
+    for count in (0, 3, 10):
+        budget = 10 * 8 * MIB + 300 * MIB + 10 * 900 * MIB - count * 800 * MIB
+        layers = [pieces.layer(index, 0, (apart[index],) if index < count else ()) for index in range(10)]
+        work = pieces._work((*layers, pieces.layer(10, 0)), None)
+        estimate = price(work, [FAST], DESKTOP, workload)
+        # what it leaves out: waits of the host, and two splits for each of those layers
+        costs = default()
+        waits = 512 * count * (DESKTOP.threads * costs.host.sync + 2 * costs.split)
+        bound = lower_bound(pieces, units, [budget], None, [FAST], DESKTOP, workload)
+        assert bound == pytest.approx(estimate.seconds - waits, rel=1e-6), count
+
+
+@given(st.lists(st.integers(0, 12 * GIB), min_size=3, max_size=3), st.integers(0, 2), st.integers(0, GIB))
+def test_more_room_never_raises_it(budgets: list[int], where: int, more: int) -> None:
+    pieces, units = model([LAYER, LOW_BITS] * 10)
+    devices = [FAST, SLOW, HBM]
+    roomier = [budget + (more if d == where else 0) for d, budget in enumerate(budgets)]
+    few, many = (
+        lower_bound(pieces, units, room, None, devices, DESKTOP, Workload(2048, 512)) for room in (budgets, roomier)
+    )
+    assert many <= few * (1 + 1e-9)
+
+
+def test_alike_devices_are_as_good_as_a_large_one() -> None:
+    pieces, units = model([LAYER, LOW_BITS] * 10)
+    bounds = [
+        lower_bound(pieces, units, budgets, None, [SLOW] * len(budgets), DESKTOP, Workload())
+        for budgets in ([3 * GIB], [GIB, 2 * GIB], [GIB] * 3)
+    ]
+    assert bounds == pytest.approx([bounds[0]] * 3)
+
+
+def test_speeds_that_are_none() -> None:
+    pieces, units = model([LAYER])
+    with pytest.raises(ValueError, match="greater than 0"):
+        lower_bound(pieces, units, [GIB], None, [replace(FAST, bandwidth=0)], DESKTOP, Workload())
