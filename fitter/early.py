@@ -12,9 +12,9 @@ from fitter.llama import process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from fitter.llama.worker import Session
+    from fitter.llama.process import Then
 
 _ONE_WORKER = ("devices", "inspect", "calibrate")
 _NO_WORKER = ("backend",)
@@ -33,20 +33,28 @@ def begin(args: Sequence[str]) -> bool:
         return False
     model = next((word for word in args if word.endswith(".gguf") and os.path.isfile(word)), None)
 
-    def read(session: Session) -> None:
-        if model:
-            session.header(model)
+    def read(_: object) -> Then:
+        return lambda session: session.header(model) if model else None
 
     specs = _values(args, "--gpu")
     if args[0] in _ONE_WORKER or not specs:
         # A second process would take memory of a real device before it is asked what it has free.
         process.prestart(read)
     elif model is None or any(word.startswith(_PLACEMENT) for word in args):
-        process.prestart(read, None)
+        process.prestart(_sleep)
+        process.prestart(read)
     else:
         # What takes longest has a processor to itself; the header is read soon enough when it is asked for.
-        process.prestart(None, lambda session: _load(session, model, specs))
+        loader = process.prestart(lambda word: _load(model, word))
+        description = _guess(model, specs)
+        if loader is not None:
+            loader.wake(description)
+        process.prestart(_sleep)
     return True
+
+
+def _sleep(word: Callable[[], str]) -> None:
+    word()
 
 
 def _values(args: Sequence[str], option: str) -> list[str]:
@@ -55,13 +63,32 @@ def _values(args: Sequence[str], option: str) -> list[str]:
     return after + [word.partition("=")[2] for word in args if word.startswith(option + "=")]
 
 
-def _load(session: Session, model: str, specs: Sequence[str]) -> None:
-    """Load a model on the one device that it may well fit on."""
-    from fitter.llama.client import describe
-    from fitter.llama.types import Params
+def _guess(model: str, specs: Sequence[str]) -> str:
+    """The description of the one device that a model may well fit on; empty without one."""
+    from fitter.errors import FitterError
+    from fitter.llama.types import describe
     from fitter.machine.gpu import parse_gpus
 
-    devices = parse_gpus(specs)
-    if len(devices) == 1 and os.path.getsize(model) <= devices[0].free:
-        session.configure(describe(devices))
-        session.model_info(model, Params(devices=(devices[0].name,)))
+    try:
+        devices = parse_gpus(specs)
+        return describe(devices) if len(devices) == 1 and os.path.getsize(model) <= devices[0].free else ""
+    except (FitterError, OSError):
+        # It will be said when it is asked for.
+        return ""
+
+
+def _load(model: str, word: Callable[[], str]) -> Then | None:
+    """Load a model on the device that the word describes."""
+    from fitter.errors import FitterError
+    from fitter.llama import library
+    from fitter.llama.ahead import Ahead
+
+    try:
+        library.load_only_bindings()
+        library.prepare()
+        description = word()
+        ahead = Ahead(model, description) if description else None
+    except FitterError:
+        # As above.
+        return None
+    return None if ahead is None else lambda session: session._keep(ahead)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fitter.llama.client import describe
-from fitter.llama.types import VirtualDevice
+from fitter.llama.types import VirtualDevice, describe
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = Path(os.environ.get("FITTER_TOOLS", ROOT / "build" / "llama" / "bin"))

@@ -27,13 +27,13 @@ def backend(gpus: tuple[str, ...] | None, **_: Any) -> int:
     """
     if not gpus:
         raise UsageError("no GPU to show: describe one with --gpu, such as --gpu rtx-4090")
-    from fitter.llama import client, library
+    from fitter.llama import library, types
     from fitter.machine import gpu
 
     cards = gpu.parse_gpus(gpus)
     if not cards:
         raise UsageError("no GPU to show: leave --gpu none out")
-    description = client.describe(cards)
+    description = types.describe(cards)
     path = library.backend_path()
     click.echo(f"export GGML_BACKEND_PATH={shlex.quote(str(path))}\nexport FITTER_DEVICES={shlex.quote(description)}")
     return EXIT_FITS

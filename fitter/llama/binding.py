@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama import library as native
+from fitter.llama.ahead import Ahead, identity
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     MAX_DEVICES,
@@ -420,6 +421,15 @@ class Loader:
         while self._models:
             self._models.popitem()[1].free()
 
+    def keep(self, ahead: Ahead) -> None:
+        """Keep what was loaded ahead of its use, as if ``model_info`` had loaded it."""
+        model, params = ahead.take(), Params(devices=(self.devices.default[0].info.name,))
+        key = _model_key(ahead.path, params)
+        if not model:
+            return
+        self.loads += 1
+        self._models["measure"] = _Dummy(self._library, key, ahead.path, params, model, ahead.pointers)
+
     def measure(self, path: str | Skeleton, params: Params) -> Breakdown:
         """Load ``path`` with ``params`` without allocating, and say what it would take. Raises ``LlamaCppError``."""
         dummy = self._model("measure", path, params, self.devices)
@@ -472,24 +482,16 @@ class Loader:
             kept.free()
         self.loads += 1
         file, name = (path, path) if isinstance(path, str) else (self._headers.skeleton(path), path.files[0])
-        dummy = self._models[role] = _Dummy(self._library, key, file, name, params, devices)
+        model, pointers = _load_dummy(self._library, file, name, params, devices)
+        dummy = self._models[role] = _Dummy(self._library, key, name, params, model, pointers)
         return dummy
-
-
-def _identity(path: str) -> tuple[int, ...]:
-    """Changes when the file does; empty where there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ()
-    return (status.st_mtime_ns, status.st_size, status.st_dev, status.st_ino)
 
 
 def _model_key(path: str | Skeleton, params: Params) -> tuple[object, ...]:
     files = (path,) if isinstance(path, str) else path.files
     return (
         isinstance(path, str),
-        *((os.path.abspath(file), _identity(file)) for file in files),
+        *((os.path.abspath(file), identity(file)) for file in files),
         params.devices,
         params.tensor_split,
         params.tensor_buft_overrides,
@@ -498,29 +500,38 @@ def _model_key(path: str | Skeleton, params: Params) -> tuple[object, ...]:
     )
 
 
+def _load_dummy(
+    library: native.Library, file: str, name: str, params: Params, devices: Registry
+) -> tuple[Any, list[object]]:
+    """The model in ``file``, loaded with ``no_alloc``, and what its parameters point to. ``name`` is for errors."""
+    llama = library.llama_cpp
+    model_params = llama.llama_model_default_params()
+    pointers = apply(params, model_params, llama.llama_context_default_params(), devices)
+    model_params.no_alloc = True
+    model_params.load_mode = llama.LLAMA_LOAD_MODE_NONE
+    model = llama.llama_model_load_from_file(os.fsencode(file), model_params)
+    if not model:
+        raise failure(name, "llama.cpp cannot load the model")
+    return model, pointers
+
+
 class _Dummy:
-    """A model loaded with ``no_alloc`` from ``file``; ``name`` is the one for errors."""
+    """A ``model`` loaded with ``no_alloc``; ``pointers`` are what its parameters point to, ``name`` is for errors."""
 
     def __init__(
         self,
         library: native.Library,
         key: tuple[object, ...],
-        file: str,
         name: str,
         params: Params,
-        devices: Registry,
+        model: Any,
+        pointers: Sequence[object],
     ) -> None:
         self.key = key
+        self.model = model
         self._name = name
-        self._devices = devices
+        self._pointers = pointers
         self._llama = library.llama_cpp
-        model_params = self._llama.llama_model_default_params()
-        self._keep = apply(params, model_params, self._llama.llama_context_default_params(), devices)
-        model_params.no_alloc = True
-        model_params.load_mode = self._llama.LLAMA_LOAD_MODE_NONE
-        self.model = self._llama.llama_model_load_from_file(os.fsencode(file), model_params)
-        if not self.model:
-            raise failure(name, "llama.cpp cannot load the model")
         info = _model_info(library, self.model)
         self._all_layers = info.n_layer + info.n_layer_nextn + 1
         self._n_gpu_layers = self._layers(params.n_gpu_layers)
@@ -583,25 +594,15 @@ def _check_layout(layout: Layout, total: Breakdown) -> None:
 # --- virtual devices
 
 
-_registered = False
-
-
 def register_virtual(description: str) -> None:
     """Make virtual devices (in the format of ``FITTER_DEVICES``) known to this process's ggml.
 
     An empty description leaves what is described. Nothing may be loaded on virtual devices when they are described
     anew. Raises ``UsageError`` for a description that is not valid, ``LibraryError`` where ggml refuses the backend.
     """
-    global _registered
-    library = native.load()
-    backend = native.open_backend()
-    text = description.encode("utf-8", "surrogateescape")
-    if (description or not _registered) and backend.fitter_virtual_configure(text) < 0:
-        raise UsageError(f"virtual devices: {library.text(backend.fitter_virtual_error())}")
-    if not _registered:
-        if not library.fitter.fitter_backend_load(os.fsencode(native.backend_path())):
-            raise LibraryError(f"ggml refuses the virtual devices: {reason(captured_log()) or library.last_error()}")
-        _registered = True
+    if not native.register_virtual(description):
+        why = reason(captured_log()) or native.load().last_error()
+        raise LibraryError(f"ggml refuses the virtual devices: {why}")
 
 
 def load_cuda_backend(path: str, plugin: bool) -> None:
@@ -660,10 +661,10 @@ class Headers:
 
     def read(self, path: str) -> Header:
         """Read the header of one file. Raises ``ModelError`` if it is malformed, with ggml's own reason."""
-        last, identity, header = self._last
-        if header is not None and (last, identity) == (path, _identity(path)):
+        last, last_identity, header = self._last
+        if header is not None and (last, last_identity) == (path, identity(path)):
             return header
-        self._last = (path, _identity(path), None)
+        self._last = (path, identity(path), None)
         found, gguf = self._read(path)
         self._last = (*self._last[:2], found)
         if not found.metadata.get("split.no"):
@@ -675,7 +676,7 @@ class Headers:
         """Path to load it from, in this process until another is made. Raises ``LlamaCppError`` if it cannot be."""
         if not skeleton.files:
             raise LlamaCppError("a skeleton needs the files of its model")
-        key = tuple((os.path.abspath(file), _identity(file)) for file in skeleton.files)
+        key = tuple((os.path.abspath(file), identity(file)) for file in skeleton.files)
         if self._made is None or self._made[0] != key:
             descriptor = self._make(skeleton)
             if self._made is not None:
@@ -699,8 +700,8 @@ class Headers:
         return descriptor
 
     def _stripped(self, path: str) -> Any:
-        identity, gguf = self._parsed.get(os.path.abspath(path), ((), None))
-        if gguf is None or identity != _identity(path):
+        parsed_identity, gguf = self._parsed.get(os.path.abspath(path), ((), None))
+        if gguf is None or parsed_identity != identity(path):
             gguf = self._open(path)
             self._keep(path, gguf)
         return gguf
@@ -722,7 +723,7 @@ class Headers:
     def _keep(self, path: str, gguf: Any) -> None:
         self._library.fitter.fitter_skeleton_strip(gguf)
         replaced = self._parsed.pop(os.path.abspath(path), None)
-        self._parsed[os.path.abspath(path)] = (_identity(path), gguf)
+        self._parsed[os.path.abspath(path)] = (identity(path), gguf)
         if replaced is not None:
             self._library.fitter.fitter_gguf_close(replaced[1])
 

@@ -15,10 +15,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter import errors
-from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, UsageError
+from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError
 from fitter.llama import process, wire
 from fitter.llama.types import (
-    MAX_DEVICES,
     Breakdown,
     DeviceInfo,
     Header,
@@ -28,6 +27,7 @@ from fitter.llama.types import (
     Params,
     Skeleton,
     VirtualDevice,
+    describe,
 )
 
 if TYPE_CHECKING:
@@ -36,17 +36,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _STDERR_LINES = 60
-
-
-def describe(devices: Sequence[VirtualDevice]) -> str:
-    """The value of ``FITTER_DEVICES`` that describes ``devices``. Raises ``UsageError`` for more than 16 of them."""
-    if len(devices) > MAX_DEVICES:
-        raise UsageError(f"{len(devices)} devices are more than the {MAX_DEVICES} that llama.cpp supports")
-    return ";".join(
-        f"{device.name},{device.profile},{device.compute_capability},{device.total},{device.free},"
-        + " ".join(device.description.replace(";", " ").split())
-        for device in devices
-    )
 
 
 class Worker:

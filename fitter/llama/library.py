@@ -15,12 +15,11 @@ import sys
 import threading
 import types
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import fitter.llama
-from fitter.errors import LibraryError
+from fitter.errors import LibraryError, UsageError
 
 LLAMA_CPP_PYTHON_VERSION = "0.3.36"
 """The llama-cpp-python whose parameter structs fitter fills in."""
@@ -31,8 +30,8 @@ _CUDART = "libfitter-cudart.so"
 _DECLARATIONS = "fitter.llama._declarations"
 
 
-@dataclass(frozen=True)
-class Library:
+# Named tuples: a load that begins early waits for what is imported here, and dataclasses are half of that.
+class Library(NamedTuple):
     """Handles of what is loaded: the ``llama_cpp`` module, cffi's ``ffi``, and libfitter's functions."""
 
     llama_cpp: Any
@@ -59,8 +58,7 @@ class Library:
         return int(self.ffi.cast("uintptr_t", pointer))
 
 
-@dataclass(frozen=True)
-class Versions:
+class Versions(NamedTuple):
     """What one side of the native libraries is: versions, the llama.cpp commit ('' if unknown), ggml's backend API."""
 
     llama: str
@@ -151,6 +149,34 @@ def open_backend() -> Any:
     return backend
 
 
+@functools.cache
+def prepare() -> None:
+    """Load all that a worker needs, and capture llama.cpp's log. Raises ``LibraryError``."""
+    library = load()
+    library.fitter.fitter_log_capture()
+    # The backend that llama.cpp's programs would load: llama-cpp-python does not look at the variable.
+    path = os.environ.get("GGML_BACKEND_PATH")
+    if path and os.path.basename(path) != backend_path().name:
+        library.fitter.fitter_backend_load(os.fsencode(path))
+    open_backend()
+
+
+_registered = False
+
+
+def register_virtual(description: str) -> bool:
+    """What ``binding.register_virtual`` does; returns whether ggml takes the backend. Raises ``UsageError``."""
+    global _registered
+    library = load()
+    backend = open_backend()
+    text = description.encode("utf-8", "surrogateescape")
+    if (description or not _registered) and backend.fitter_virtual_configure(text) < 0:
+        raise UsageError(f"virtual devices: {library.text(backend.fitter_virtual_error())}")
+    _registered = _registered or bool(library.fitter.fitter_backend_load(os.fsencode(backend_path())))
+    return _registered
+
+
+@functools.cache
 def load_only_bindings() -> None:
     """Let this process import llama-cpp-python's bindings without what ``Llama`` needs: numpy, jinja2 and more.
 

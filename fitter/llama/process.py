@@ -20,11 +20,19 @@ if TYPE_CHECKING:
 
     from fitter.llama.worker import Session
 
-    First = Callable[[Session], object]
+    Then = Callable[[Session], object]
+    First = Callable[[Callable[[], str]], Then | None]
 
 # What a child runs that is a new interpreter: its search path is the parent's, not what it would make of its
 # surroundings itself.
-_BOOT = "import sys; sys.path[:] = {path}; from fitter.llama.worker import main; main({requests}, {answers}, {parent})"
+_BOOT = """\
+import sys
+sys.path[:] = {path}
+from fitter.llama.process import close_others
+close_others()
+from fitter.llama.worker import main
+main({requests}, {answers}, {parent})
+"""
 
 _REQUESTS, _ANSWERS = 3, 4
 """The child's ends of its pipes."""
@@ -35,14 +43,15 @@ _CLOSE_SECONDS = 5.0
 class Process:
     """A running worker: ``requests`` and ``answers`` are the parent's ends of its pipes.
 
-    ``first`` makes it a copy of this process, for one that has just begun and has no other thread: it then sleeps until
-    it is woken or asked, and begins with ``first``. Raises ``OSError`` where it cannot be started.
+    ``first`` makes it a copy of this process, for one that has just begun and has no other thread (see ``prestart``).
+    Raises ``OSError`` where it cannot be started.
     """
 
     def __init__(self, variables: Mapping[str, str], *, first: First | None = None) -> None:
         self._surroundings = _surroundings(variables)
         self._status: int | None = None
         self._is_dismissed = False
+        self._is_awake = first is None
         opened: list[int] = []
         try:
             self._output = _temporary_file()
@@ -69,12 +78,12 @@ class Process:
         """Whether one that is started now with ``variables`` would be the same."""
         return self._surroundings == _surroundings(variables)
 
-    def wake(self) -> None:
-        """Let an early one load what it needs, without asking it for anything."""
-        try:
-            os.write(self.requests, b"\n")
-        except OSError:
-            return
+    def wake(self, word: str = "") -> None:
+        """Let an early one go on, once, with a word of one line."""
+        if not self._is_awake:
+            self._is_awake = True
+            with contextlib.suppress(OSError):
+                os.write(self.requests, os.fsencode(word + "\n"))
 
     def wait(self) -> int:
         """Wait for its end, and make one after some seconds. Returns the exit status, negative for a signal."""
@@ -147,31 +156,25 @@ _owner = 0
 _meanwhile: list[Callable[[], object]] = []
 
 
-def prestart(*firsts: First | None) -> None:
-    """Begin plain workers for ``take``, one for each of ``firsts``: what it does before it is asked for anything.
+def prestart(first: First) -> Process | None:
+    """Begin a plain worker for ``take``, which hands out the last one first; ``None`` where it cannot be started.
 
-    ``None``: nothing, it then loads its libraries when another one is asked. Only for a process that has just begun:
-    they are copies of it. What is not taken ends with this process.
+    ``first`` is what it does before it imports anything, and what that returns is done before it is asked anything. It
+    is given a function that waits for the word that wakes it: ``Process.wake``'s, or an empty one when it is taken, or
+    when another one is waited for. Only for a process that has just begun: it is a copy. What is not taken ends with
+    this process.
     """
     global _owner
-    _owner = os.getpid()
-    atexit.register(end_early)
-    # All of them need it, and what is imported before a copy is made is imported once.
-    from fitter.llama import worker  # noqa: F401
-
+    if _owner != os.getpid():
+        _owner = os.getpid()
+        atexit.register(end_early)
     try:
-        for first in firsts:
-            process = Process({}, first=first or _nothing)
-            _early.append(process)
-            if first is not None:
-                process.wake()
+        process = Process({}, first=first)
     except OSError:
         # The one that is needed will say why.
-        return
-
-
-def _nothing(session: Session) -> None:
-    return
+        return None
+    _early.insert(0, process)
+    return process
 
 
 def take(variables: Mapping[str, str]) -> Process:
@@ -179,6 +182,7 @@ def take(variables: Mapping[str, str]) -> Process:
     for process in tuple(_early) if os.getpid() == _owner else ():
         if process.fits(variables):
             _early.remove(process)
+            process.wake()
             return process
     return Process(variables)
 
@@ -278,19 +282,31 @@ def _become_worker(
             del os.environ[name]
         os.environ.update(environment)
         sys.path[:] = path
-        gc.freeze()
-        gc.enable()
-        while not select.select([_REQUESTS], [], [], 1.0)[0]:
-            if os.getppid() != parent:
-                os._exit(0)
+        then = first(lambda: _word(parent))
         from fitter.llama.worker import main
 
-        main(_REQUESTS, _ANSWERS, parent, first)
+        gc.freeze()
+        gc.enable()
+        main(_REQUESTS, _ANSWERS, parent, then)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         # Never back to what the parent was doing.
         os._exit(1)
+
+
+def _word(parent: int) -> str:
+    """The word that wakes this worker, byte by byte: what is behind it is for others to read."""
+    word = b""
+    while not word.endswith(b"\n"):
+        if select.select([_REQUESTS], [], [], 1.0)[0]:
+            byte = os.read(_REQUESTS, 1)
+            if not byte:
+                os._exit(0)
+            word += byte
+        elif os.getppid() != parent:
+            os._exit(0)
+    return os.fsdecode(word[:-1])
 
 
 def close_others() -> None:

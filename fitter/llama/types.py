@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+from fitter.errors import UsageError
 
 FlashAttn = Literal["auto", "on", "off"]
 SplitMode = Literal["none", "layer", "row", "tensor"]
@@ -82,6 +84,17 @@ class VirtualDevice:
     compute_capability: int
     total: int
     free: int
+
+
+def describe(devices: Sequence[VirtualDevice]) -> str:
+    """The value of ``FITTER_DEVICES`` that describes ``devices``. Raises ``UsageError`` for more than 16 of them."""
+    if len(devices) > MAX_DEVICES:
+        raise UsageError(f"{len(devices)} devices are more than the {MAX_DEVICES} that llama.cpp supports")
+    return ";".join(
+        f"{device.name},{device.profile},{device.compute_capability},{device.total},{device.free},"
+        + " ".join(device.description.replace(";", " ").split())
+        for device in devices
+    )
 
 
 @dataclass(frozen=True)

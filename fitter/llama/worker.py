@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fitter.errors import FitterError, LibraryError, LlamaCppError
-from fitter.llama import binding, process, real, wire
+from fitter.llama import binding, real, wire
 from fitter.llama import library as native
+from fitter.llama.ahead import Ahead
 from fitter.llama.types import Breakdown, DeviceInfo, Header, Layout, Loaded, ModelInfo, Params, Skeleton
 
 LOG_LINES = 60
@@ -115,6 +116,11 @@ class Session:
     def match(self, patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
         return binding.match(patterns, names)
 
+    def _keep(self, ahead: Ahead) -> None:
+        """Go on with a load that began before there was a session."""
+        self._virtual, self._description = True, ahead.description
+        self._open().keep(ahead)
+
     def _open(self) -> binding.Loader:
         if self._loader is None:
             devices = binding.cuda_registry() if self._adopted else binding.registry(self._virtual)
@@ -168,7 +174,6 @@ def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session]
     # A pipe that does not reach the parent must not be found by anything that this process starts.
     os.set_inheritable(request_fd, False)
     os.set_inheritable(answer_fd, False)
-    process.close_others()
 
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     # Native calls release the interpreter's lock, so this thread also ends the process during one that hangs.
@@ -176,7 +181,9 @@ def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session]
 
     native.load_only_bindings()
     session = Session()
-    _prepare()
+    with contextlib.suppress(FitterError):
+        # Every request fails with the same error, where it can be answered.
+        native.prepare()
     if first is not None:
         # Nobody has asked for it: what is wrong will be said when somebody does.
         with contextlib.suppress(Exception):
@@ -184,24 +191,6 @@ def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session]
     while True:
         answer = handle(session, json.loads(requests.get()))
         _write(answer_fd, json.dumps(answer).encode() + b"\n")
-
-
-def _prepare() -> None:
-    """Load the libraries, before the first request is here."""
-    try:
-        native.load().fitter.fitter_log_capture()
-        _load_foreign_backend()
-        native.open_backend()
-    except FitterError:
-        # Every request fails with the same error, where it can be answered.
-        return
-
-
-def _load_foreign_backend() -> None:
-    """Load the backend that llama.cpp's programs would: llama-cpp-python does not look at the variable."""
-    path = os.environ.get("GGML_BACKEND_PATH")
-    if path and os.path.basename(path) != native.backend_path().name:
-        native.load().fitter.fitter_backend_load(os.fsencode(path))
 
 
 def _read_requests(fd: int, parent: int, put: Callable[[bytes], None]) -> None:

@@ -1,7 +1,8 @@
 """Levers: what a fit may give up, where the user lets it, so that a model fits or is faster.
 
 Each lever allows some changes of the request. They are tried one after the other, each on top of what has won so far,
-those first that cost nothing in quality; a change stays where the plan that llama.cpp then measures is better.
+those first that cost nothing in quality; a change stays where the plan that llama.cpp then measures is better, and in
+the end where it is not as good without it.
 """
 
 from __future__ import annotations
@@ -118,17 +119,16 @@ def improve(first: Found, attempt: Callable[[Request], Found | None], on_better:
             continue
         tried = (*_without(made, change), change)
         found = attempted(tried)
-        if found is None or not _is_better(found, best, change):
-            continue
-        if found.trial.fits and not best.trial.fits:
-            # what was changed before on the way there may not be needed
-            for other in tried[:-1]:
-                fewer = _without(tried, other)
-                again = attempted(fewer)
-                if again and again.trial.fits and not _is_faster(found, again):
-                    tried, found = fewer, again
-        made, best = tried, found
-        on_better(best)
+        if found is not None and _is_better(found, best, change):
+            made, best = tried, found
+            on_better(best)
+    for change in made[:-1] if best.trial.fits else ():
+        # what a later one makes superfluous is not given up
+        fewer = _without(made, change)
+        found = attempted(fewer)
+        if found is not None and _does_as_well(found, best):
+            made, best = fewer, found
+            on_better(best)
     return best
 
 
@@ -164,6 +164,11 @@ def _is_better(found: Found, best: Found, change: Change) -> bool:
     if n_ctx < before and (change.kind != "n_ctx" or found.request.objective == "context"):
         return False
     return _is_faster(found, best)
+
+
+def _does_as_well(found: Found, best: Found) -> bool:
+    is_wide = found.trial.params.n_ctx >= best.trial.params.n_ctx
+    return found.trial.fits and is_wide and not _is_faster(best, found)
 
 
 def _is_faster(found: Found, than: Found) -> bool:

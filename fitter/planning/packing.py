@@ -80,7 +80,8 @@ def pack_fastest(
     for device, budget in enumerate(budgets):
         spent = list(accumulate(seconds[device], initial=0.0))
         following: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for start, (before, counts) in states.items():
+        # of equal devices the first one has the layers
+        for start, (before, counts) in sorted(states.items(), reverse=True):
             stop = start
             while stop <= n_units and (stop == start or size[stop] - size[start] <= budget):
                 total = before + spent[stop] - spent[start] + (hop if first < start < stop else 0.0)

@@ -18,10 +18,10 @@ import pytest
 import fitter
 from fitter.errors import LibraryError, LlamaCppError, UsageError
 from fitter.llama import cuda_library, elf
-from fitter.llama.client import Worker, describe
+from fitter.llama.client import Worker
 from fitter.llama.cuda_library import CudaLibrary, find_cuda_library
 from fitter.llama.library import cudart_path
-from fitter.llama.types import Params, VirtualDevice
+from fitter.llama.types import Params, VirtualDevice, describe
 from tests import shapes
 from tests.cuda_reference import Load, bytes_of, loads, spread, write_model
 from tests.oracle import build as oracle

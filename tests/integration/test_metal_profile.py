@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fitter.llama.client import Worker, describe
-from fitter.llama.types import Params
+from fitter.llama.client import Worker
+from fitter.llama.types import Params, describe
 from fitter.machine.gpu import parse_gpus
 from tests import shapes
 from tests.metal import check, loads

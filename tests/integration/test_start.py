@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -10,16 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from fitter import early
-from fitter.errors import FitterError, LibraryError
+from fitter.errors import LibraryError
 from fitter.llama import library, process
 from fitter.llama.client import Worker
-from fitter.llama.types import Params
+from fitter.llama.types import Params, describe
+from fitter.machine.gpu import parse_gpus
 from tests.cuda_reference import write_model
 
 MAIN = [sys.executable, "-m", "fitter"]
@@ -28,7 +27,8 @@ SLOW = {"rich", "subprocess", "tempfile", "psutil", "platformdirs", "tomllib", "
 
 # As `python -m fitter` would, and then something else.
 EARLY = (
-    "from fitter.llama import process; process.prestart(*[lambda session: None] * {count})\n"
+    "from fitter.llama import process\n"
+    "for _ in range({count}): process.prestart(lambda word: word() and None)\n"
     "from fitter.llama.client import Worker\n"
 )
 
@@ -103,9 +103,9 @@ def test_early_workers_are_used_and_the_rest_is_ended() -> None:
         "first, second, third = Worker(), Worker(), Worker()\n"
         "for worker in (first, second, third): worker.devices()\n"
         "pids = [str(worker._child._process.pid) for worker in (first, second, third)]\n"
-        "assert len(early) == 2 and pids[:2] == early and pids[2] not in early, (early, pids)\n"
+        "assert len(early) == 2 and pids[:2] == early[::-1] and pids[2] not in early, (early, pids)\n"
         "first.close(), second.close(), third.close()\n"
-        "process.prestart(*[lambda session: None] * 3)\n"
+        "for _ in range(3): process.prestart(lambda word: None)\n"
         "assert len(children()) == 3\n"
     )
     done = python(code)
@@ -149,7 +149,7 @@ WORKERS = {
 @pytest.mark.parametrize(("args", "count"), WORKERS.values(), ids=WORKERS)
 def test_how_many_workers_begin_early(monkeypatch: pytest.MonkeyPatch, args: list[str], count: int) -> None:
     begun: list[object] = []
-    monkeypatch.setattr(process, "prestart", lambda *firsts: begun.extend(firsts))
+    monkeypatch.setattr(process, "prestart", begun.append)
     assert early.begin(args) == bool(count)
     assert len(begun) == count
 
@@ -169,30 +169,88 @@ GUESSES = {
 def test_a_model_that_may_well_fit_is_loaded_at_once(
     monkeypatch: pytest.MonkeyPatch, model: Path, args: list[str], loads: int
 ) -> None:
-    firsts: list[Any] = []
-    monkeypatch.setattr(process, "prestart", lambda *given: firsts.extend(filter(None, given)))
+    words: list[str] = []
+    monkeypatch.setattr(process, "prestart", lambda first: Woken(words))
     early.begin([str(model), *args])
-    session = Loads()
-    for first in firsts:
-        with contextlib.suppress(FitterError):
-            first(session)
-    assert len(session.loaded) == loads
+    assert len([word for word in words if word]) == loads
 
 
-class Loads:
-    """Stands for the session of a worker that does not exist yet."""
+class Woken:
+    """Stands for the process of an early worker."""
 
-    def __init__(self) -> None:
-        self.loaded: list[tuple[str, Params]] = []
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
 
-    def header(self, path: str) -> None:
-        return
+    def wake(self, word: str = "") -> None:
+        self._words.append(word)
 
-    def configure(self, description: str) -> None:
-        return
 
-    def model_info(self, path: str, params: Params) -> None:
-        self.loaded.append((path, params))
+DEVICE, OTHER = (describe(parse_gpus([size])) for size in ("24GiB", "12GiB"))
+
+WORDS = {
+    "the device that is asked for": (DEVICE, "{model}", [1, 1]),
+    "another device": (OTHER, "{model}", [1, 2]),
+    "no guess": ("", "{model}", [0, 1]),
+    "no device": ("nonsense", "{model}", [0, 1]),
+    "no model": (DEVICE, "/nowhere.gguf", [0, 1]),
+}
+
+
+@pytest.mark.parametrize(("word", "path", "loads"), WORDS.values(), ids=WORDS)
+def test_a_load_that_begins_early_is_not_repeated(model: Path, word: str, path: str, loads: list[int]) -> None:
+    code = (
+        "from fitter import early\n"
+        "from fitter.llama import process\n"
+        f"process.prestart(lambda wait: early._load({path.format(model=model)!r}, wait)).wake({word!r})\n"
+        "from fitter.llama.client import Worker\n"
+        "from fitter.llama.types import Params\n"
+        "from fitter.machine.gpu import parse_gpus\n"
+        "worker = Worker(parse_gpus(['24GiB']))\n"
+        "loads = [(worker.devices(), worker.dummy_loads)[1]]\n"
+        f"found = worker.measure({str(model)!r}, Params(n_ctx=4096, devices=('CUDA0',)))\n"
+        "print(found.on('CUDA0').used, [*loads, worker.dummy_loads])\n"
+        "worker.close()\n"
+    )
+    with Worker(parse_gpus(["24GiB"])) as worker:
+        used = worker.measure(model, Params(n_ctx=4096, devices=("CUDA0",))).on("CUDA0").used
+    done = python(code)
+    assert (done.stdout, done.stderr) == (f"{used} {loads}\n", "")
+
+
+def test_a_load_that_begins_early_has_the_parameters_of_any_other() -> None:
+    code = (
+        "from fitter.llama import ahead, binding, library\n"
+        "from fitter.llama.types import Params\n"
+        f"ours, pointers = ahead._params({DEVICE!r})\n"
+        "llama = library.load().llama_cpp\n"
+        "other = llama.llama_model_default_params()\n"
+        "known = binding.registry(virtual=True)\n"
+        "keep = binding.apply(Params(devices=('CUDA0',)), other, llama.llama_context_default_params(), known)\n"
+        "other.no_alloc, other.load_mode = True, llama.LLAMA_LOAD_MODE_NONE\n"
+        "assert list(pointers[0]) == list(keep[0]) == [known.default[0].address, None]\n"
+        "ours.devices = other.devices = None\n"
+        "def fields(params):\n"
+        "    places = {name: getattr(type(params), name) for name, *_ in params._fields_}\n"
+        "    return {name: bytes(params)[place.offset:][:place.size] for name, place in places.items()}\n"
+        "print(fields(ours) == fields(other))\n"
+    )
+    done = python(code)
+    assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.parametrize("changes", [False, True], ids=["as it was", "changed"])
+def test_a_model_that_changes_while_it_is_loaded_early_is_not_used(model: Path, tmp_path: Path, changes: bool) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(model.read_bytes())
+    code = (
+        "import os\n"
+        "from fitter.llama.ahead import Ahead\n"
+        f"ahead = Ahead({str(path)!r}, {DEVICE!r})\n"
+        f"if {changes}: os.utime({str(path)!r}, (1, 1))\n"
+        "print(ahead.take() is None)\n"
+    )
+    done = python(code)
+    assert done.stdout == f"{changes}\n", done.stderr
 
 
 def test_what_was_begun_early_is_used_and_counted(model: Path) -> None:

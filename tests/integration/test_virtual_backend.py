@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import UsageError
-from fitter.llama.client import Worker, describe
+from fitter.llama.client import Worker
 from fitter.llama.library import backend_path
-from fitter.llama.types import LAYOUT_DEVICE, Params, TensorBuftOverride, VirtualDevice
+from fitter.llama.types import LAYOUT_DEVICE, Params, TensorBuftOverride, VirtualDevice, describe
 from tests.cuda_reference import write_model
 
 GIB = 2**30

@@ -11,9 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fitter.llama.client import describe
 from fitter.llama.library import backend_path
-from fitter.llama.types import VirtualDevice
+from fitter.llama.types import VirtualDevice, describe
 from tests.metal import loads
 from tests.metal.build import build
 from tests.oracle import operations

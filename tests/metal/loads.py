@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fitter.llama.client import Worker, describe
-from fitter.llama.types import Params, VirtualDevice
+from fitter.llama.client import Worker
+from fitter.llama.types import Params, VirtualDevice, describe
 from tests import shapes
 from tests.vulkan_reference import MODELS, answer, draw_params, params_of, params_text
 

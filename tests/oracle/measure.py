@@ -10,7 +10,8 @@ from pathlib import Path
 from threading import Lock
 
 from fitter.errors import LlamaCppError
-from fitter.llama.client import Worker, describe
+from fitter.llama.client import Worker
+from fitter.llama.types import describe
 from tests.cuda_reference import Load, cheapest_order, load_of, result_of, splits_of, write_model
 
 Row = dict[str, str]

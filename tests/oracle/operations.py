@@ -9,8 +9,7 @@ from pathlib import Path
 
 import llama_cpp
 
-from fitter.llama.client import describe
-from fitter.llama.types import VirtualDevice
+from fitter.llama.types import VirtualDevice, describe
 from tests.cuda_reference import card
 from tests.oracle.draw import ARCHITECTURES
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fitter.llama.client import describe
-from fitter.llama.types import VirtualDevice
+from fitter.llama.types import VirtualDevice, describe
 from fitter.machine.catalogue import capability
 from tests import shapes
 from tests.cuda_reference import write_model

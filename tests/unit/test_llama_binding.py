@@ -6,9 +6,8 @@ import pytest
 
 from fitter.errors import LibraryError, UsageError
 from fitter.llama.binding import Device, LogLine, default_devices, flash_attn_from, n_splits_from, reason
-from fitter.llama.client import describe
 from fitter.llama.library import Versions, check_versions
-from fitter.llama.types import DeviceInfo, VirtualDevice
+from fitter.llama.types import DeviceInfo, VirtualDevice, describe
 
 CHOSEN = "llama_context: flash_attn            = {}"
 

@@ -1,0 +1,146 @@
+"""What is said to be exact: the fastest devices, the fullest gaps, the shortest patterns, each against brute force."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fitter.planning.learned import LearnedCompute
+from fitter.planning.memory import Item, Unit
+from fitter.planning.packing import pack, pack_fastest
+from fitter.planning.placement import Placement, caches_on, pattern_for, weights_on
+
+SIZES = st.tuples(*[st.integers(1, 40)] * 3)
+
+
+def layer(index: int, sizes: tuple[int, ...], fixed: int = 3, cache: int = 1) -> Unit:
+    stems = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+    items = [Item(index, f"blk.{index}.{stem}", ("weight",), size) for stem, size in zip(stems, sizes, strict=False)]
+    return Unit(index, fixed, cache, tuple(items))
+
+
+def fits(units: list[Unit], placement: Placement, budgets: list[int]) -> bool:
+    used = zip(weights_on(units, placement), caches_on(units, placement), budgets, strict=True)
+    return all(weights + cache <= max(budget, 0) for weights, cache, budget in used)
+
+
+def time_of(placement: Placement, seconds: list[list[float]], hop: float) -> float:
+    ranges = [(d, start, stop) for d, (start, stop) in enumerate(placement.ranges()) if start < stop]
+    spent = sum(sum(seconds[d][start:stop]) for d, start, stop in ranges)
+    return spent + hop * max(0, len(ranges) - 1)
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    budgets=st.lists(st.integers(0, 30), min_size=1, max_size=3),
+    speeds=st.lists(st.integers(1, 5), min_size=3, max_size=3),
+    hop=st.integers(0, 4),
+)
+def test_the_fastest_devices_are_chosen(sizes: list[int], budgets: list[int], speeds: list[int], hop: int) -> None:
+    units = [Unit(i, size, 0) for i, size in enumerate(sizes)]
+    seconds = [[float(unit.weights * speed) for unit in units] for speed in speeds[: len(budgets)]]
+    found = pack_fastest(units, budgets, seconds, float(hop))
+    every = [
+        placement
+        for counts in product(range(len(units) + 1), repeat=len(budgets))
+        if sum(counts) == len(units) and fits(units, placement := Placement(0, counts), budgets)
+    ]
+    if found is None:
+        assert not every
+    else:
+        assert fits(units, found, budgets)
+        assert time_of(found, seconds, hop) == min(time_of(placement, seconds, hop) for placement in every)
+
+
+FASTEST = {
+    "one is enough, and the faster one is taken": ([100, 100], (1.0, 2.0), (3, 0)),
+    "wherever it is": ([100, 100], (2.0, 1.0), (0, 3)),
+    "equal ones: one alone": ([100, 100], (1.0, 1.0), (3, 0)),
+    "both are needed, and the faster one is filled": ([25, 100], (1.0, 2.0), (2, 1)),
+    "a byte short": ([19, 100], (1.0, 2.0), (1, 2)),
+    "nothing holds it": ([19, 9], (1.0, 2.0), None),
+}
+
+
+@pytest.mark.parametrize(("budgets", "speeds", "counts"), FASTEST.values(), ids=FASTEST)
+def test_fastest_cases(budgets: list[int], speeds: tuple[float, ...], counts: tuple[int, ...] | None) -> None:
+    units = [Unit(i, 10, 0) for i in range(3)]
+    found = pack_fastest(units, budgets, [[speed * 10] * 3 for speed in speeds], 1.0)
+    assert (found.counts if found else None) == counts
+
+
+def kept_bytes(units: list[Unit], placement: Placement) -> int:
+    return sum(weights_on(units, placement))
+
+
+@settings(deadline=None, max_examples=60)
+@given(layers=st.lists(SIZES, min_size=1, max_size=4), budget=st.integers(0, 300))
+def test_no_choice_of_items_fills_a_device_better(layers: list[tuple[int, ...]], budget: int) -> None:
+    units = [*(layer(i, sizes) for i, sizes in enumerate(layers)), Unit(len(layers), 2, 0)]
+    placement = pack(units, [budget], spread=True, first=0)
+    need = sum(unit.need for unit in units)
+    if placement is None:
+        assert need > budget
+        return
+    assert fits(units, placement, [budget])
+    sizes = [item.bytes for unit in units for item in unit.items]
+    sums = {sum(choice) for n in range(len(sizes) + 1) for choice in combinations(sizes, n)}
+    assert kept_bytes(units, placement) - sum(u.fixed for u in units) == max(s for s in sums if s <= budget - need)
+
+
+@pytest.mark.parametrize(
+    ("apart", "kept", "layers"),
+    [
+        pytest.param(0, 17, 2, id="a layer apart costs nothing: the fullest gap"),
+        pytest.param(2, 17, 2, id="less than what it brings"),
+        pytest.param(4, 14, 1, id="more than what it brings"),
+    ],
+)
+def test_a_layer_less_apart_may_be_worth_room(apart: int, kept: int, layers: int) -> None:
+    units = [layer(0, (10, 10)), layer(1, (7, 7)), Unit(2, 0, 0)]
+    placement = pack(units, [sum(unit.need for unit in units) + 17], spread=True, first=0, apart=apart)
+    assert placement is not None
+    assert kept_bytes(units, placement) - 6 == kept
+    assert len({item.layer for item, _ in placement.moved}) == layers
+
+
+@given(
+    st.dictionaries(st.integers(0, 130), st.sets(st.sampled_from(["gate", "up", "down"]), min_size=1), min_size=1),
+)
+def test_a_pattern_finds_its_tensors_and_no_others(choice: dict[int, set[str]]) -> None:
+    items = [Item(i, f"blk.{i}.ffn_{kind}_exps", ("weight",), 1) for i, kinds in choice.items() for kind in kinds]
+    pattern = re.compile(pattern_for(items))
+    for index in range(140):
+        for kind in ("gate", "up", "down"):
+            name = f"blk.{index}.ffn_{kind}_exps.weight"
+            assert bool(pattern.search(name)) == (kind in choice.get(index, set())), name
+    assert not set(pattern.pattern) & set("\\'\" ,*?[")
+
+
+NUMBERS = {
+    "one": ([7], "7"),
+    "two of a ten": ([37, 39], "3(7|9)"),
+    "a whole ten": (list(range(40, 50)), "4."),
+    "the first ten": (list(range(10)), "."),
+    "one short of a ten": (list(range(41, 50)), "4(1|2|3|4|5|6|7|8|9)"),
+    "beyond a hundred": ([*range(100, 110), 112], "(10.|112)"),
+}
+
+
+@pytest.mark.parametrize(("layers", "said"), NUMBERS.values(), ids=NUMBERS)
+def test_layers_are_said_in_short(layers: list[int], said: str) -> None:
+    assert pattern_for([Item(i, f"blk.{i}.ffn_up", ("weight",), 1) for i in layers]) == f"^blk.{said}.ffn_up.weight$"
+
+
+def test_the_largest_compute_buffer_counts_once_corrected() -> None:
+    learned = LearnedCompute()
+    for measured, expected in ((500, 500), (300, 300), (280, 300), (320, 320), (310, 320)):
+        learned.learn("CUDA0", 4096, measured)
+        assert learned.at("CUDA0", 4096) == expected
+    learned.learn("CUDA0", 8192, 100)
+    assert learned.at("CUDA0", 8192) == 100, "another context is not corrected yet"
