@@ -158,7 +158,7 @@ bench: install tools ## fitter and upstream's llama-fit-params side by side: ben
 
 # BENCH_ARGS="--only kimi-k2 --host-bandwidth 60GB/s" compares some of them, on another host.
 .PHONY: bench-placements
-bench-placements: install tools ## plans of fitter and of llama-fit-params priced side by side: build/placements.md, four minutes the first time
+bench-placements: install tools ## plans of fitter and of llama-fit-params priced side by side: build/placements.md, two minutes the first time
 	@$(PY) -m benchmarks.placements --output build/placements.md $(BENCH_ARGS)
 
 .PHONY: clean

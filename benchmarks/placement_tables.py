@@ -191,10 +191,10 @@ def _check(check: str, found: Sequence[Verdict]) -> str:
 
 _LEGEND = (
     "First fitter's, then upstream's. Both plans are priced by `fitter.estimate` for the same request (prompt + "
-    "generated tokens), which fits in the smaller of the two contexts. Left: bytes beyond the margins, in total and the "
-    "most on one device; a device that is left out counts with all it has. Spilled: weights on the host, and the "
-    "smallest of them that could be placed on its own (a routed expert tensor, of a dense model an FFN matrix). Splits: "
-    "of the graph, for a prompt and for generation."
+    "generated tokens), which fits in the smaller of the two contexts. Left: bytes beyond the margins, in total and "
+    "the most on one device; a device that is left out counts with all it has. Spilled: weights on the host, and the "
+    "smallest of them that could be placed on its own (a routed expert tensor, of a dense model an FFN matrix). "
+    "Splits: of the graph, for a prompt and for generation."
 )
 
 

@@ -26,7 +26,7 @@ _MAX_CRASHES = 8
 _TENSORS = "single feed-forward tensors on the host, all layers with their KV cache on devices"
 _LAYERS = "whole layers on the host with their KV cache"
 
-_WORTH_A_LOAD = 0.01
+_WORTH_A_LOAD = 0.005
 """Share of the time that another way to place must be expected to save before it is tried."""
 
 

@@ -257,8 +257,8 @@ def test_what_was_begun_early_is_used_and_counted(model: Path) -> None:
     words = [*MAIN, str(model), "--gpu", "24GiB", "--json"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     plan = json.loads(done.stdout)
-    # One on the copy of the header, and one on the model itself.
-    assert (plan["fits"], plan["search"]["dummy_loads"]) == (True, 2)
+    # Two on the copy of the header, one of them for sizes, and one on the model itself.
+    assert (plan["fits"], plan["search"]["dummy_loads"]) == (True, 3)
     with_copy_only = subprocess.run([*words, "-ngl", "33"], capture_output=True, text=True, check=True)
     other = json.loads(with_copy_only.stdout)
     assert {**plan, "search": None} == {**other, "search": None}
