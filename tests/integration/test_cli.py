@@ -281,7 +281,7 @@ def _taken(llama: Any) -> Any:
 
 def test_as_many_devices_as_llama_cpp_takes(directory: Path) -> None:
     path = shapes.write("llama-3.1-70b", directory, vocab=False)
-    plan = api.fit(path, gpus=["15x 5GiB"], n_ctx=4096)
+    plan = api.fit(path, gpus=["15x 5GiB"], n_ctx=4096, strategy="llama.cpp")
     assert plan.fits
     assert len(plan.breakdown.devices) == 15
     found = _upstream(path, parse_gpus(["15x 5GiB"]), plan.arguments())
