@@ -49,6 +49,9 @@ def begin(args: Sequence[str]) -> bool:
         description = _guess(model, specs)
         if loader is not None:
             loader.wake(description)
+        # What this process and the copy both need is imported once.
+        from fitter.llama import client  # noqa: F401
+
         process.prestart(_sleep)
     return True
 
@@ -66,7 +69,7 @@ def _values(args: Sequence[str], option: str) -> list[str]:
 def _guess(model: str, specs: Sequence[str]) -> str:
     """The description of the one device that a model may well fit on; empty without one."""
     from fitter.errors import FitterError
-    from fitter.llama.types import describe
+    from fitter.llama.virtual import describe
     from fitter.machine.gpu import parse_gpus
 
     try:
