@@ -82,7 +82,6 @@ def _guess(model: str, specs: Sequence[str]) -> str:
 
 def _load(model: str, word: Callable[[], str]) -> Then | None:
     """Load a model on the device that the word describes."""
-    from fitter.errors import FitterError
     from fitter.llama import library
     from fitter.llama.ahead import Ahead
 
@@ -91,7 +90,7 @@ def _load(model: str, word: Callable[[], str]) -> Then | None:
         library.prepare()
         description = word()
         ahead = Ahead(model, description) if description else None
-    except FitterError:
-        # As above.
+    except Exception:
+        # As above, and it is no reason to lose a worker.
         return None
     return None if ahead is None else lambda session: session._keep(ahead)
