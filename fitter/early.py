@@ -49,6 +49,9 @@ def begin(args: Sequence[str]) -> bool:
         description = _guess(model, specs)
         if loader is not None:
             loader.wake(description)
+        # What this process and the copy both need is imported once.
+        from fitter.llama import client  # noqa: F401
+
         process.prestart(_sleep)
     return True
 
@@ -66,7 +69,7 @@ def _values(args: Sequence[str], option: str) -> list[str]:
 def _guess(model: str, specs: Sequence[str]) -> str:
     """The description of the one device that a model may well fit on; empty without one."""
     from fitter.errors import FitterError
-    from fitter.llama.types import describe
+    from fitter.llama.virtual import describe
     from fitter.machine.gpu import parse_gpus
 
     try:
@@ -79,7 +82,6 @@ def _guess(model: str, specs: Sequence[str]) -> str:
 
 def _load(model: str, word: Callable[[], str]) -> Then | None:
     """Load a model on the device that the word describes."""
-    from fitter.errors import FitterError
     from fitter.llama import library
     from fitter.llama.ahead import Ahead
 
@@ -88,7 +90,7 @@ def _load(model: str, word: Callable[[], str]) -> Then | None:
         library.prepare()
         description = word()
         ahead = Ahead(model, description) if description else None
-    except FitterError:
-        # As above.
+    except Exception:
+        # As above, and it is no reason to lose a worker.
         return None
     return None if ahead is None else lambda session: session._keep(ahead)

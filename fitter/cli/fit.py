@@ -38,7 +38,7 @@ def fit(model: str, as_json: bool | None, verbose: int, **given: Any) -> int:
     from fitter import api
     from fitter.output import progress
 
-    options.import_meanwhile("fitter.output.table")
+    options.import_meanwhile("fitter.output.table", is_long=True)
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
         on_log = options.log_line if verbose > 1 else None
         try:

@@ -152,9 +152,9 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def import_meanwhile(module: str) -> None:
-    """Import what shows the answer while the first one is waited for."""
-    process.meanwhile(lambda: import_module(module))
+def import_meanwhile(module: str, *, is_long: bool = False) -> None:
+    """Import what shows the answer while the first one is waited for, or the first one that takes long."""
+    process.meanwhile(lambda: import_module(module), is_long=is_long)
 
 
 def log_line(line: str) -> None:

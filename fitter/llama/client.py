@@ -235,7 +235,8 @@ class Worker:
 
     def _send(self, child: _Child, command: str, arguments: dict[str, Any], is_opening: bool = False) -> None:
         request = {"command": command, "arguments": wire.encode(arguments), "log": self._on_log is not None}
-        begun = _Begun(child, command, time.monotonic() + self._timeout, is_opening)
+        is_long = command != "header" and isinstance(arguments.get("path"), str)
+        begun = _Begun(child, command, time.monotonic() + self._timeout, is_opening, is_long)
         self._begun.append(begun)
         with self._telling(begun):
             child.send(request, begun.deadline)
@@ -255,7 +256,8 @@ class Worker:
         begun = self._begun[0]
         try:
             with self._telling(begun):
-                answer = begun.child.receive(begun.deadline)
+                # Answers come in order: the wait for one includes those before it.
+                answer = begun.child.receive(begun.deadline, any(each.is_long for each in self._begun))
             del self._begun[0]
             self._loads += answer.get("loads", 0)
             log = tuple(answer.get("log", ()))
@@ -327,12 +329,16 @@ class _TimeoutError(Exception):
 
 @dataclass(frozen=True)
 class _Begun:
-    """A question that was sent; ``deadline`` is on the monotonic clock. One that is opening is part of the start."""
+    """A question that was sent; ``deadline`` is on the monotonic clock. One that is opening is part of the start.
+
+    One that is long is about a model's own file, not its header.
+    """
 
     child: _Child
     command: str
     deadline: float
     is_opening: bool
+    is_long: bool
 
 
 class _EndedError(Exception):
@@ -367,9 +373,9 @@ class _Child:
         """Whether ``receive`` has something to read, if only that the process has ended."""
         return b"\n" in self._pending or bool(select.select([self._process.answers], [], [], 0)[0])
 
-    def receive(self, deadline: float) -> dict[str, Any]:
+    def receive(self, deadline: float, is_long: bool) -> dict[str, Any]:
         """Wait for the answer to the request that was sent. Raises ``_TimeoutError`` and ``_EndedError``."""
-        process.use_wait()
+        process.use_wait(is_long)
         while b"\n" not in self._pending:
             self._wait(self._process.answers, select.POLLIN, deadline)
             data = os.read(self._process.answers, 1 << 16)

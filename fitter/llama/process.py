@@ -153,7 +153,8 @@ _early: list[Process] = []
 
 _owner = 0
 
-_meanwhile: list[Callable[[], object]] = []
+_meanwhile: dict[bool, list[Callable[[], object]]] = {False: [], True: []}
+"""What to do during any wait, and during a long one."""
 
 
 def prestart(first: First) -> Process | None:
@@ -187,20 +188,24 @@ def take(variables: Mapping[str, str]) -> Process:
     return Process(variables)
 
 
-def meanwhile(function: Callable[[], object]) -> None:
-    """Have ``function`` called while the next answer is waited for: for imports that the answer will need."""
-    _meanwhile.append(function)
+def meanwhile(function: Callable[[], object], *, is_long: bool = False) -> None:
+    """Have ``function`` called while the next answer is waited for: for imports that the answer will need.
+
+    ``is_long``: only while the model's own file is loaded. Before that two workers may want both of two processors.
+    """
+    _meanwhile[is_long].append(function)
 
 
-def use_wait() -> None:
+def use_wait(is_long: bool) -> None:
     """Do what can be done while a worker is busy; the early ones that are left begin to load."""
-    while _meanwhile:
-        try:
-            function = _meanwhile.pop()
-        except IndexError:
-            # another thread was quicker
-            break
-        function()
+    for functions in (_meanwhile[False], _meanwhile[True] if is_long else []):
+        while functions:
+            try:
+                function = functions.pop()
+            except IndexError:
+                # another thread was quicker
+                break
+            function()
     if _owner == os.getpid():
         for process in _early:
             process.wake()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from fitter.errors import UsageError
+# Known by this module's name, like all that is here.
+from fitter.llama.virtual import MAX_DEVICES as MAX_DEVICES
+from fitter.llama.virtual import VirtualDevice as VirtualDevice
+from fitter.llama.virtual import describe as describe
 
 FlashAttn = Literal["auto", "on", "off"]
 SplitMode = Literal["none", "layer", "row", "tensor"]
-
-MAX_DEVICES = 16
-"""``llama_max_devices()`` of the pinned llama.cpp."""
 
 MAX_USED_DEVICES = 15
 """Devices that one model can be on: ggml's scheduler has room for 16 backends, and the CPU's is one of them."""
@@ -67,34 +67,6 @@ class Skeleton:
     """
 
     files: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class VirtualDevice:
-    """A device that exists only as a description: llama.cpp plans on it as on the real one.
-
-    ``profile`` names the behaviour (``cuda``, ``rocm``, ``metal``, ``vulkan`` or ``vulkan-`` and a driver);
-    ``compute_capability`` is as ggml-cuda counts it: major*100 + minor*10 (890 for 8.9), or 0x1000000 plus an AMD
-    card's architecture (0x1100 for gfx1100), and 0 where there is none; ``total`` and ``free`` are bytes.
-    """
-
-    name: str
-    description: str
-    profile: str
-    compute_capability: int
-    total: int
-    free: int
-
-
-def describe(devices: Sequence[VirtualDevice]) -> str:
-    """The value of ``FITTER_DEVICES`` that describes ``devices``. Raises ``UsageError`` for more than 16 of them."""
-    if len(devices) > MAX_DEVICES:
-        raise UsageError(f"{len(devices)} devices are more than the {MAX_DEVICES} that llama.cpp supports")
-    return ";".join(
-        f"{device.name},{device.profile},{device.compute_capability},{device.total},{device.free},"
-        + " ".join(device.description.replace(";", " ").split())
-        for device in devices
-    )
 
 
 @dataclass(frozen=True)

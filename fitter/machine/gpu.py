@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fitter.errors import UsageError
-from fitter.llama.types import MAX_DEVICES, VirtualDevice
+from fitter.llama.virtual import MAX_DEVICES, VirtualDevice
 from fitter.machine import catalogue
 
 PROFILES = ("cuda", "rocm", "vulkan", "metal")

@@ -17,7 +17,7 @@ from fitter import early
 from fitter.errors import LibraryError
 from fitter.llama import library, process
 from fitter.llama.client import Worker
-from fitter.llama.types import Params, describe
+from fitter.llama.types import Params, Skeleton, describe
 from fitter.machine.gpu import parse_gpus
 from tests.cuda_reference import write_model
 
@@ -251,6 +251,21 @@ def test_a_model_that_changes_while_it_is_loaded_early_is_not_used(model: Path, 
     )
     done = python(code)
     assert done.stdout == f"{changes}\n", done.stderr
+
+
+def test_what_is_done_during_a_wait(model: Path) -> None:
+    done: list[str] = []
+    process.meanwhile(lambda: done.append("long"), is_long=True)
+    process.meanwhile(lambda: done.append("any"))
+    params = Params(n_ctx=4096, devices=("CUDA0",))
+    with Worker(parse_gpus(["24GiB"])) as worker:
+        worker.header(model)
+        worker.measure(Skeleton((str(model),)), params)
+        assert done == ["any"]
+        worker.begin_measure(model, params)
+        assert done == ["any"]
+        worker.finish_measure()
+        assert done == ["any", "long"]
 
 
 def test_what_was_begun_early_is_used_and_counted(model: Path) -> None:

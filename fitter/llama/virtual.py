@@ -1,0 +1,39 @@
+"""Virtual devices as data, apart from the other types: a load that begins early waits for these alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fitter.errors import UsageError
+
+MAX_DEVICES = 16
+"""``llama_max_devices()`` of the pinned llama.cpp."""
+
+
+@dataclass(frozen=True)
+class VirtualDevice:
+    """A device that exists only as a description: llama.cpp plans on it as on the real one.
+
+    ``profile`` names the behaviour (``cuda``, ``rocm``, ``metal``, ``vulkan`` or ``vulkan-`` and a driver);
+    ``compute_capability`` is as ggml-cuda counts it: major*100 + minor*10 (890 for 8.9), or 0x1000000 plus an AMD
+    card's architecture (0x1100 for gfx1100), and 0 where there is none; ``total`` and ``free`` are bytes.
+    """
+
+    name: str
+    description: str
+    profile: str
+    compute_capability: int
+    total: int
+    free: int
+
+
+def describe(devices: Sequence[VirtualDevice]) -> str:
+    """The value of ``FITTER_DEVICES`` that describes ``devices``. Raises ``UsageError`` for more than 16 of them."""
+    if len(devices) > MAX_DEVICES:
+        raise UsageError(f"{len(devices)} devices are more than the {MAX_DEVICES} that llama.cpp supports")
+    return ";".join(
+        f"{device.name},{device.profile},{device.compute_capability},{device.total},{device.free},"
+        + " ".join(device.description.replace(";", " ").split())
+        for device in devices
+    )
