@@ -424,6 +424,8 @@ void describe(const std::vector<description> & devices) {
         description unused;
         unused.profile = devices.empty() ? &fitter::cuda_profile : devices[0].profile;
         unused.name    = i == recorder_index ? "Recorder" : "unused" + std::to_string(i);
+        // Some profiles' largest buffer is a share of the memory, and the recorder has to hold any model whole.
+        unused.total = unused.free = uint64_t{1} << 50;
 
         backend.slots[i].described = i < devices.size() ? devices[i] : unused;
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import fitter
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, describe
 from fitter.machine.gpu import parse_gpus
@@ -107,3 +108,9 @@ def test_a_mapped_file_is_in_a_macs_memory(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = ast.literal_eval(done.stdout.splitlines()[-1])
     assert 0 < found["MTL0"] <= path.stat().st_size and set(found) == {"MTL0", "CPU", "CPU_Mapped"}
+
+
+@pytest.mark.parametrize("shape", ["nemotron-h-9b", "qwen3-next-80b-a3b"])
+def test_sizes_of_recurrent_layers_are_recorded(shape: str, directory: Path) -> None:
+    plan = fitter.fit(shapes.write(shape, directory, vocab=False), gpus=["metal:64GiB"], n_ctx=4096)
+    assert plan.fits and plan.estimate is not None
