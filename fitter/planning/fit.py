@@ -145,8 +145,12 @@ class _Fit:
         if not trial.fits or request.facts is None:
             return Found(request, trial)
         on_candidate(trial.params)
-        # what a token takes in the cache is the same at every context that was recorded
-        layout = layouts[-1] if layouts else loads.record(replace(trial.params, tensor_buft_overrides=()))
+        try:
+            # what a token takes in the cache is the same at every context that was recorded
+            layout = layouts[-1] if layouts else loads.record(replace(trial.params, tensor_buft_overrides=()))
+        except LlamaCppError:
+            # the plan holds without a price
+            return Found(request, trial)
         devices, placement = trial.used
         price = price_placement(request, devices, placement, trial.params, trial.breakdown, layout)
         if price is None:

@@ -121,6 +121,9 @@ class _Lent:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def dismiss(self) -> None:
+        """Not yet: the next fit takes it."""
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._worker, name)
 

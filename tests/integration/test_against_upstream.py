@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def run_fitter(model: Path, case: Case) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_upstream_measures_what_fitter_says_and_fits_no_more(models: Path, case: Case) -> None:
+def test_upstream_measures_what_fitter_says_and_is_no_faster(models: Path, case: Case) -> None:
     model = shapes.write(case.shape, models)
     gpus = parse_gpus(case.gpus)
     plan = run_fitter(model, case)
@@ -54,7 +55,7 @@ def test_upstream_measures_what_fitter_says_and_fits_no_more(models: Path, case:
 
     other = upstream.fit(model, gpus, case.options)
     assert other is not None, "upstream found nothing at all"
-    breakdown = fitter.measure(
+    theirs = fitter.estimate(
         model,
         gpus=gpus,
         n_ctx=other.n_ctx,
@@ -62,8 +63,38 @@ def test_upstream_measures_what_fitter_says_and_fits_no_more(models: Path, case:
         tensor_split=other.tensor_split,
         override_tensor=other.override_tensor,
     )
-    if any(breakdown.on(d["name"]).used > d["free"] - d["margin"] for d in plan["devices"]):
+    if any(theirs.breakdown.on(d["name"]).used > d["free"] - d["margin"] for d in plan["devices"]):
         return  # upstream's plan takes more than the margins leave, so there is nothing to match
     assert plan["params"]["n_ctx"] >= other.n_ctx
-    on_devices = sum(row.model for row in breakdown.rows if not row.is_host)
+    speeds = plan["estimate"]
+    seconds = (
+        theirs.workload.prompt / speeds["prompt_tokens_per_second"]
+        + theirs.workload.generate / speeds["generation_tokens_per_second"]
+    )
+    # upstream's plans of these are up to 0.6 % faster: benchmarks/placements.py says which, and why
+    assert seconds <= theirs.seconds * 1.007
+
+
+BY_BYTES = [case for case in CASES if len(case.gpus) == 1]
+
+
+@pytest.mark.parametrize("case", BY_BYTES, ids=lambda case: case.name)
+def test_by_bytes_no_less_is_on_devices_than_with_upstream(models: Path, case: Case) -> None:
+    model = shapes.write(case.shape, models)
+    gpus = parse_gpus(case.gpus)
+    plan = run_fitter(model, replace(case, options=(*case.options, "--strategy", "llama.cpp")))
+    other = upstream.fit(model, gpus, case.options)
+    assert other is not None
+    measured = fitter.measure(
+        model,
+        gpus=gpus,
+        n_ctx=other.n_ctx,
+        n_gpu_layers=other.n_gpu_layers,
+        tensor_split=other.tensor_split,
+        override_tensor=other.override_tensor,
+    )
+    if any(measured.on(d["name"]).used > d["free"] - d["margin"] for d in plan["devices"]):
+        return  # upstream's plan takes more than the margins leave, so there is nothing to match
+    assert plan["params"]["n_ctx"] >= other.n_ctx
+    on_devices = sum(row.model for row in measured.rows if not row.is_host)
     assert sum(device["model"] for device in plan["devices"]) >= on_devices

@@ -111,6 +111,6 @@ def test_a_mapped_file_is_in_a_macs_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", ["nemotron-h-9b", "qwen3-next-80b-a3b"])
-def test_sizes_of_recurrent_layers_are_recorded(shape: str, directory: Path) -> None:
-    plan = fitter.fit(shapes.write(shape, directory, vocab=False), gpus=["metal:64GiB"], n_ctx=4096)
+def test_sizes_of_recurrent_layers_are_recorded(shape: str, tmp_path: Path) -> None:
+    plan = fitter.fit(shapes.write(shape, tmp_path, vocab=False), gpus=["metal:64GiB"], n_ctx=4096)
     assert plan.fits and plan.estimate is not None
