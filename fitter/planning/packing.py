@@ -24,7 +24,7 @@ _MAX_COMBINED = 300
 
 _MAX_FILLS_TRIED = 12
 
-_WINDOW = 12
+_WINDOW = 8
 """How many layers around its proportional place a boundary between two devices is tried at."""
 
 
