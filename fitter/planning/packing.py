@@ -24,8 +24,9 @@ _MAX_COMBINED = 300
 
 _MAX_FILLS_TRIED = 12
 
-_WINDOW = 8
-"""How many layers around its proportional place a boundary between two devices is tried at."""
+_WINDOW, _WINDOW_OF_MANY, _MANY = 12, 8, 5
+"""How many layers around its proportional place a boundary between two devices is tried at; where there are many
+devices fewer do, since the other boundaries make up for it."""
 
 
 class _Kept(NamedTuple):
@@ -321,7 +322,7 @@ def _spread_counts(units: Sequence[Unit], budgets: Sequence[int], first: int) ->
         return None
     share = min(1.0, (total - need) / movable) if movable else 1.0
     centers = _proportional(units, budgets, first, share)
-    for window in (_WINDOW, len(units)):
+    for window in (_WINDOW_OF_MANY if len(budgets) >= _MANY else _WINDOW, len(units)):
         counts = _best_boundaries(units, budgets, first, centers, window)
         if counts is not None:
             return counts
