@@ -44,7 +44,6 @@ def begin(args: Sequence[str]) -> bool:
         process.prestart(_sleep)
         process.prestart(read)
     else:
-        # What takes longest has a processor to itself; the header is read soon enough when it is asked for.
         loader = process.prestart(lambda word: _load(model, word))
         description = _guess(model, specs)
         if loader is not None:
@@ -52,7 +51,8 @@ def begin(args: Sequence[str]) -> bool:
         # What this process and the copy both need is imported once.
         from fitter.llama import client  # noqa: F401
 
-        process.prestart(_sleep)
+        # A load, which takes longest, has a processor to itself: the header is then read when it is asked for.
+        process.prestart(_sleep if description else read)
     return True
 
 
