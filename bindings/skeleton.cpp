@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -138,7 +139,7 @@ int memory_file() {
 // The same on a disk: the name is gone before anything is written.
 int unlinked_file() {
     const char * directory = std::getenv("TMPDIR");
-    std::string  name      = std::string(directory != nullptr && *directory != '\0' ? directory : "/tmp") + "/fitter-XXXXXX";
+    std::string  name      = std::string(directory != nullptr && *directory != '\0' ? directory : P_tmpdir) + "/fitter-XXXXXX";
     const int    fd        = mkstemp(name.data());
     if (fd >= 0) {
         unlink(name.c_str());

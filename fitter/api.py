@@ -27,7 +27,7 @@ from fitter.machine import calibrated, catalogue
 from fitter.machine.devices import Machine, real_machine, virtual_machine
 from fitter.machine.gpu import parse_gpus, parse_size, parse_twin
 from fitter.machine.host import host_memory as measure_host_memory
-from fitter.machine.speed import DEFAULT_HOST, DeviceSpeed, HostSpeed, speed_of
+from fitter.machine.speed import DeviceSpeed, HostSpeed, default_host, speed_of
 from fitter.model.header import Model, open_model
 from fitter.model.source import model_files
 from fitter.model.tensors import Role, is_expert, layer_of, role_of
@@ -628,7 +628,7 @@ def _given_host_speed(given: float | str, is_described: bool) -> HostSpeed:
 def _host_speed(is_described: bool) -> HostSpeed:
     """What this machine reads; of a host that is not this one, nothing can be measured."""
     if is_described:
-        return DEFAULT_HOST
+        return default_host()
     from fitter.machine import bandwidth
 
     return bandwidth.host_speed()

@@ -15,24 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fitter.errors import UsageError
+from fitter.machine.gpu import UNITS
 from fitter.machine.host import host_memory
-from fitter.machine.speed import DEFAULT_HOST, HostSpeed
+from fitter.machine.speed import HostSpeed, default_host
 
 _SCHEMA = 1
 
 _MIB = 2**20
 
-_UNITS = {
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
 _BANDWIDTH = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?:([a-z]+)\s*/\s*s)?", re.IGNORECASE | re.ASCII)
 _LEAST, _MOST = 10**8, 10**14
 
@@ -63,9 +53,9 @@ def parse_bandwidth(text: str) -> float:
     """
     match = _BANDWIDTH.fullmatch(text.strip())
     unit = (match[2] or "b").lower() if match else ""
-    if not match or unit not in _UNITS:
+    if not match or unit not in UNITS:
         raise UsageError(f"{text!r} is no bandwidth: write a number and a unit, such as 60GB/s or 56GiB/s")
-    bandwidth = float(match[1]) * _UNITS[unit]
+    bandwidth = float(match[1]) * UNITS[unit]
     if not _LEAST <= bandwidth <= _MOST:
         raise UsageError(f"{text!r} is no bandwidth that memory has: write one such as 60GB/s")
     return bandwidth
@@ -81,7 +71,7 @@ def host_speed(measure: Callable[[int], float] | None = None) -> HostSpeed:
 
     The first call measures that, in about half a second, and keeps it for this machine in ``cache_path()``; where the
     file cannot be read it is measured again, and where it cannot be written, every time. Never raises: a machine that
-    cannot be measured has ``DEFAULT_HOST``. ``measure`` takes the number of cores and returns bytes per second.
+    cannot be measured has ``default_host``'s. ``measure`` takes the number of cores and returns bytes per second.
     """
     host = this_host()
     if (bandwidth := _read(host)) is not None:
@@ -89,9 +79,9 @@ def host_speed(measure: Callable[[int], float] | None = None) -> HostSpeed:
     try:
         bandwidth = (measure or read_bandwidth)(host.cores)
     except (ImportError, MemoryError, OSError, RuntimeError):
-        return replace(DEFAULT_HOST, threads=host.cores)
+        return replace(default_host(), threads=host.cores)
     if not _LEAST <= bandwidth <= _MOST:
-        return replace(DEFAULT_HOST, threads=host.cores)
+        return replace(default_host(), threads=host.cores)
     _write(host, bandwidth)
     return HostSpeed(bandwidth, "measured", host.cores)
 

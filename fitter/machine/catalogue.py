@@ -60,13 +60,15 @@ class CatalogueGpu:
 class Default:
     """What a GPU is taken to be where nothing says so: ``free_fraction`` of a card's memory, profile and capability.
 
-    ``integrated`` is the card that one without memory of its own is taken to be as fast as.
+    ``integrated`` is the card that one without memory of its own is taken to be as fast as; ``host_bandwidth``, bytes
+    per second, is what a host that was not measured is taken to read.
     """
 
     free_fraction: float
     profile: str
     compute_capability: int
     integrated: str
+    host_bandwidth: float
 
 
 AMD_OFFSET = 0x1000000
@@ -94,7 +96,13 @@ def capability_text(compute_capability: int) -> str:
 def default() -> Default:
     """The defaults of the catalogue."""
     data = _parsed(_part("default"))["default"]
-    return Default(data["free_fraction"], data["profile"], capability(data["compute_capability"]), data["integrated"])
+    return Default(
+        data["free_fraction"],
+        data["profile"],
+        capability(data["compute_capability"]),
+        data["integrated"],
+        data["host_bandwidth"],
+    )
 
 
 @functools.cache

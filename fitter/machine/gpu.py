@@ -34,7 +34,7 @@ OLDEST_CUDA = 500
 OLDEST_ROCM = catalogue.AMD_OFFSET + 0x803
 """The oldest architecture that ggml-hip knows: gfx803."""
 
-_UNITS = {
+UNITS = {
     "b": 1,
     "kb": 10**3,
     "mb": 10**6,
@@ -45,6 +45,8 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+"""Bytes of the units that sizes and bandwidths are given in."""
+
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 _MOST = 2**60
 _COUNT = re.compile(r"([0-9]{1,6})\s*[x×*]\s*(.*)", re.IGNORECASE | re.DOTALL)
@@ -73,10 +75,10 @@ def parse_size(text: str) -> int:
     number, unit = match.groups()
     if not unit:
         raise UsageError(f"{text!r} has no unit: write {number}MiB or {number}GiB")
-    if unit.lower() not in _UNITS:
+    if unit.lower() not in UNITS:
         raise UsageError(f"{text!r} has an unknown unit: use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
     whole, _, decimals = number.partition(".")
-    size = int(whole + decimals) * _UNITS[unit.lower()] // int("1" + "0" * len(decimals))
+    size = int(whole + decimals) * UNITS[unit.lower()] // int("1" + "0" * len(decimals))
     if size > _MOST:
         raise UsageError(f"{text!r} is more memory than any machine has")
     return size
@@ -176,7 +178,7 @@ def _parse_kind(body: str) -> _Kind:
         if body.partition(":")[0].strip().lower() in PROFILES or not (gpu := catalogue.find(name)):
             return _parse_profile(body)
         return _parse_unified(gpu, memory)
-    if (match := _SIZE.fullmatch(body)) and match[2].lower() in _UNITS:
+    if (match := _SIZE.fullmatch(body)) and match[2].lower() in UNITS:
         return _parse_memory(body)
     if gpu := catalogue.find(body):
         return _known(gpu, gpu.total, gpu.free)

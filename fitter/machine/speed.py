@@ -61,8 +61,10 @@ class HostSpeed:
     known: bool = True
 
 
-DEFAULT_HOST = HostSpeed(40e9, "default: two channels of DDR4-3200 less a fifth, for nothing was measured", known=False)
-"""What a host that was not measured is taken to read: 2 channels x 8 bytes x 3200 MT/s = 51.2 GB/s, less a fifth."""
+def default_host() -> HostSpeed:
+    """What a host that was not measured is taken to read."""
+    said = "default: two channels of DDR4-3200 less a fifth, for nothing was measured"
+    return HostSpeed(catalogue.default().host_bandwidth, said, known=False)
 
 
 def speed_of(info: DeviceInfo | VirtualDevice) -> DeviceSpeed:

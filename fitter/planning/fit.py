@@ -159,7 +159,7 @@ class _Fit:
         if not changes(request):
             smallest = min(layouts or [layout], key=lambda layout: layout.n_ctx)
             bound = bound_of(request, smallest, objective_seconds(request, price.estimate))
-        return Found(request, trial, price, tuple(choices[-2:]), bound)
+        return Found(request, trial, price, tuple(choices[-3:]), bound)
 
     def _say(self, text: str) -> None:
         self._on_progress(Progress(self._llama.dummy_loads(), text))

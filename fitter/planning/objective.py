@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from fitter.planning.cost import Estimate, Seconds, Setting, layer_seconds, price, setting, tensor_seconds
@@ -71,6 +72,13 @@ class Prices:
         sync = costs.host.sync * self._setting.threads
         prompt = 3 * costs.split if self._setting.streams else 2 * costs.split + sync
         return self._value(Seconds(prompt, 2 * costs.split + sync))
+
+    def streaming(self, device: int) -> float:
+        """Seconds that the largest layer on the host costs where prompts have it through ``device``, the first one."""
+        at = replace(self._setting, devices=(self._devices[device],))
+        layers = [self._pieces.layer(index, HOST) for index in range(len(self._pieces.facts.layers))]
+        largest = max(layers, key=lambda layer: sum(weights.bytes for weights in layer.weights))
+        return self._value(sum((tensor_seconds(weights, at) for weights in largest.weights), Seconds()))
 
     def saved_by_byte(self, unit: Unit) -> float:
         """Seconds that a byte of a unit's movable tensors saves on the first device, instead of on the host."""

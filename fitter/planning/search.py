@@ -23,7 +23,7 @@ _MAX_CORRECTIONS = 12
 _MAX_CONTEXTS = 40
 _MAX_FILLS = 8
 _MAX_CRASHES = 8
-_TENSORS = "single feed-forward tensors on the host, all layers with their KV cache on devices"
+_TENSORS = "single feed-forward tensors on the host, as many layers with their KV cache on devices as fit"
 _LAYERS = "whole layers on the host with their KV cache"
 
 _WORTH_A_LOAD = 0.005
@@ -84,6 +84,8 @@ def search(
     is an answer too.
     """
     attempt = _Attempt(request, _largest(request), measure, record, on_candidate, on_choice)
+    if order := attempt.better_order():
+        attempt = _Attempt(request, order, measure, record, on_candidate, on_choice, attempt)
     best = attempt.run()
     trial = best
     while attempt.devices and not request.fixed & {"devices", "tensor_split"}:
@@ -370,6 +372,28 @@ class _Attempt:
         """Whether it is for the search to say which devices have the model."""
         return self._is_priced and len(self.devices) > 1 and not self.request.fixed & {"devices", "tensor_split"}
 
+    def better_order(self) -> tuple[DeviceLimit, ...] | None:
+        """The devices with another one first, where that is estimated faster.
+
+        llama.cpp has the first one compute with weights of the host in a prompt, over its own link (``op_offload``).
+        """
+        n_ctx, spread = self._smallest_context(), self.request.is_expert_model
+        if not self._chooses_devices() or not self._is_too_large(n_ctx):
+            return None
+        prices = self.prices()
+        seconds = [prices.streaming(d) for d in range(len(self.devices))]
+        first = seconds.index(min(seconds))
+        if seconds[first] >= seconds[0] * (1 - _WORTH_A_LOAD):
+            return None
+        order = (self.devices[first], *self.devices[:first], *self.devices[first + 1 :])
+        other = _Attempt(self.request, order, self._measure, self._record, self._on_candidate, self._on_choice, self)
+        before, after = self._expected(n_ctx, spread), other._expected(n_ctx, spread)
+        if not after < before * (1 - _WORTH_A_LOAD):
+            return None
+        said = f"{order[0].name}, which host weights reach fastest in a prompt"
+        self._on_choice(Choice("which device is the first", said, after, f"{self.devices[0].name}, as given", before))
+        return order
+
     def _explain_devices(self, trial: Trial) -> None:
         default = self._default()
         if trial.seconds is None or trial.placement == default:
@@ -478,27 +502,21 @@ class _Attempt:
     def _partial(self, n_ctx: int) -> Trial | None:
         """The best placement where the weights cannot all be on devices."""
         best: Trial | None = None
-        for spread in self._styles(n_ctx):
+        styles = self._styles(n_ctx)
+        chosen = styles[0]
+        for spread in styles:
             if best is not None and not self._promises_better(n_ctx, spread, best):
                 continue
             trial = self.settle(n_ctx, False, self._spilled(n_ctx, spread))
             trial = trial and self._fill(trial)
             if trial is not None and (best is None or _rank(trial) > _rank(best)):
-                best = trial
-        if best is not None and best.fits and best.seconds is not None:
-            self._explain_spill(n_ctx, best)
+                best, chosen = trial, spread
+        if best is not None and best.fits and best.seconds is not None and len(styles) > 1:
+            other = self._expected(n_ctx, not chosen)
+            said = (_TENSORS, _LAYERS) if chosen else (_LAYERS, _TENSORS)
+            priced = other if math.isfinite(other) else None
+            self._on_choice(Choice("where the weights go", said[0], best.seconds, said[1], priced))
         return best
-
-    def _explain_spill(self, n_ctx: int, best: Trial) -> None:
-        styles = self._styles(n_ctx)
-        if len(styles) < 2 or best.seconds is None:
-            return
-        is_spread = len(best.placement.moved) > max(len(unit.items) for unit in self.units(n_ctx)) * len(self.devices)
-        other = self._expected(n_ctx, not is_spread)
-        said = (_TENSORS, _LAYERS) if is_spread else (_LAYERS, _TENSORS)
-        self._on_choice(
-            Choice("where the weights go", said[0], best.seconds, said[1], other if math.isfinite(other) else None)
-        )
 
     def _spilled(self, n_ctx: int, spread: bool) -> Callable[[list[int]], Placement | None]:
         return lambda budgets: self._propose_partial(n_ctx, budgets, spread)

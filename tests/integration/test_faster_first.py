@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,3 +151,35 @@ def test_two_that_are_faster_than_the_one_that_holds_everything(
     room = {card: device.left - device.margin for card, device in zip(cards, plan.devices, strict=True)}
     for card in machine.full:
         assert 0 <= room[card] < largest_layer(models, machine), (card, room)
+
+
+_FFN = ("up", "down", "gate")
+
+MIXED_LINKS = {
+    "the slower link first": ("gtx-1080-ti", "rtx-5090"),
+    "the faster link first": ("rtx-5090", "gtx-1080-ti"),
+}
+
+
+@pytest.mark.parametrize("gpus", MIXED_LINKS.values(), ids=MIXED_LINKS)
+def test_host_weights_reach_the_first_device_by_the_fastest_link(gpus: tuple[str, str], tmp_path: Path) -> None:
+    model = shapes.write("qwen3-235b-a22b", tmp_path, vocab=False)
+    names = [f"CUDA{d}" for d in range(2)]
+    plan = fitter.fit(model, gpus=gpus, n_ctx=4096)
+    assert plan.fits and plan.estimate is not None
+    assert plan.params.devices is not None and plan.params.devices[0] == names[gpus.index("rtx-5090")]
+    given = fitter.fit(model, gpus=gpus, n_ctx=4096, devices=names)
+    assert given.estimate is not None and plan.estimate.seconds <= given.estimate.seconds * 1.001
+    said = [choice for choice in plan.choices if choice.subject == "which device is the first"]
+    assert len(said) == (gpus[0] != "rtx-5090")
+
+
+@pytest.mark.parametrize(("prompt", "gpu"), [(16, "8GiB"), (30000, "8GiB"), (30000, "rtx-4060"), (None, "4GiB")])
+def test_what_is_said_of_the_weights_is_what_was_done(prompt: int | None, gpu: str, tmp_path: Path) -> None:
+    plan = fitter.fit(shapes.write("qwen3-32b", tmp_path, vocab=False), gpus=[gpu], prompt=prompt)
+    (choice,) = [choice for choice in plan.choices if choice.subject == "where the weights go"]
+    patterns = [override.pattern for override in plan.params.tensor_buft_overrides]
+    names = {i: [f"blk.{i}.ffn_{kind}.weight" for kind in _FFN] for i in range(plan.n_layer)}
+    apart = [i for i in names if any(re.search(pattern, name) for pattern in patterns for name in names[i])]
+    # beside whole layers one may be in two places
+    assert choice.chosen.startswith("whole layers") == (len(apart) <= 1)
