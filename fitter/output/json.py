@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Params
 from fitter.machine.catalogue import capability_text
 from fitter.output.arguments import arguments
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData
+from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, SharedUse
 from fitter.planning.pricing import Price
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def to_dict(plan: PlanData) -> dict[str, Any]:
         "estimate": None if plan.estimate is None else _estimate(plan.estimate),
         "explanation": _explanation(plan),
         "levers": list(plan.levers),
+        "shared": [_shared(shared) for shared in plan.shared],
+        "rpc": list(plan.rpc),
         "search": {"dummy_loads": plan.search.dummy_loads, "seconds": round(plan.search.seconds, 3)},
         "problems": [
             {"device": problem.device, "missing": problem.missing, "message": problem.message}
@@ -201,6 +203,10 @@ def _params(plan: PlanData) -> dict[str, Any]:
         "flash_attn": params.flash_attn,
         "offload_kqv": params.offload_kqv,
         "op_offload": params.op_offload,
+        "kv_unified": params.kv_unified,
+        "swa_full": params.swa_full,
+        "split_mode": params.split_mode,
+        "main_gpu": params.main_gpu,
         "devices": list(plan.breakdown.devices if params.devices is None else params.devices),
     }
 
@@ -215,6 +221,7 @@ def _device(device: DeviceUse) -> dict[str, Any]:
         "model": device.model,
         "context": device.context,
         "compute": device.compute,
+        "shared": device.shared,
         "used": device.used,
         "left": device.left,
     }
@@ -227,8 +234,20 @@ def _host(host: HostUse) -> dict[str, Any]:
         "model": host.model,
         "context": host.context,
         "compute": host.compute,
+        "shared": host.shared,
         "used": host.used,
         "left": host.left,
+    }
+
+
+def _shared(shared: SharedUse) -> dict[str, Any]:
+    return {
+        "kind": shared.kind,
+        "name": shared.name,
+        "memory": [
+            {"device": row.device, "model": row.model, "context": row.context, "compute": row.compute}
+            for row in shared.rows
+        ],
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fitter.llama.types import Breakdown, Params
+from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.pricing import Price
 
@@ -20,8 +20,25 @@ class ModelSummary:
 
 
 @dataclass(frozen=True)
+class SharedUse:
+    """What something beside the model takes of the same memory, in a plan.
+
+    ``kind``: ``projector``, ``draft``, ``mtp``, ``lora`` or ``reserve``. ``name``: its file, or what it is reserved
+    for. ``rows``: by device or host, ``device`` being ``None`` on the host.
+    """
+
+    kind: str
+    name: str
+    rows: tuple[Row, ...]
+
+    def on(self, device: str | None) -> int:
+        """Bytes on a device, or on the host (``None``)."""
+        return sum(row.used for row in self.rows if row.device == device)
+
+
+@dataclass(frozen=True)
 class DeviceUse:
-    """What a plan takes of one device, by llama.cpp's measurement."""
+    """What a plan takes of one device, by llama.cpp's measurement; ``shared`` is what else is there (``SharedUse``)."""
 
     name: str
     description: str
@@ -31,11 +48,12 @@ class DeviceUse:
     model: int
     context: int
     compute: int
+    shared: int = 0
 
     @property
     def used(self) -> int:
-        """Bytes that llama.cpp allocates there."""
-        return self.model + self.context + self.compute
+        """Bytes that llama.cpp allocates there, and what shares the device with it."""
+        return self.model + self.context + self.compute + self.shared
 
     @property
     def left(self) -> int:
@@ -50,7 +68,10 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class HostUse:
-    """What a plan takes of host memory. ``total`` and ``free`` are ``None`` where the host is unlimited."""
+    """What a plan takes of host memory. ``total`` and ``free`` are ``None`` where the host is unlimited.
+
+    ``shared`` is what else is there (``SharedUse``).
+    """
 
     total: int | None
     free: int | None
@@ -58,11 +79,12 @@ class HostUse:
     model: int
     context: int
     compute: int
+    shared: int = 0
 
     @property
     def used(self) -> int:
-        """Bytes that llama.cpp allocates there, every host buffer type counted."""
-        return self.model + self.context + self.compute
+        """Bytes that llama.cpp allocates there, every host buffer type counted, and what shares it."""
+        return self.model + self.context + self.compute + self.shared
 
     @property
     def left(self) -> int | None:
@@ -99,7 +121,9 @@ class PlanData:
     ``breakdown`` holds the rows per buffer type; ``problems`` is empty exactly when the plan fits.
     ``n_layer`` counts the repeating layers that llama.cpp can offload (without the output layer). ``estimate`` is what
     the plan takes in time, ``None`` where it does not fit. ``choices`` says what was chosen over what, ``bound`` what
-    no placement is faster than, ``levers`` what was given up for it, of what the user allowed to be.
+    no placement is faster than, ``levers`` what was given up for it, of what the user allowed to be. ``shared`` is what
+    else takes of the same memory; it is in no row of ``breakdown``. ``rpc`` has the rpc-servers (``host:port``) whose
+    devices the plan may use.
     """
 
     model: ModelSummary
@@ -115,6 +139,8 @@ class PlanData:
     choices: tuple[Choice, ...] = ()
     bound: Bound | None = None
     levers: tuple[str, ...] = ()
+    shared: tuple[SharedUse, ...] = ()
+    rpc: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
