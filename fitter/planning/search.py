@@ -29,6 +29,9 @@ _LAYERS = "whole layers on the host with their KV cache"
 _WORTH_A_LOAD = 0.005
 """Share of the time that another way to place must be expected to save before it is tried."""
 
+_WORTH_A_CORRECTION = 0.002
+"""The same for a correction of what fits already: less than an estimate tells, and the fit takes a fifth longer."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -283,7 +286,7 @@ class _Attempt:
                 # compute buffers of the other kind of placement may be the larger ones: ask llama.cpp before giving up
                 optimistic = True
                 continue
-            if placement is None or placement in seen:
+            if placement is None or placement in seen or not self._gains(placement, best):
                 break
             seen.add(placement)
             if not whole and self._compute[whole].knows_any:
@@ -296,6 +299,12 @@ class _Attempt:
             if trial.fits and (best is None or _rank(trial) > _rank(best)):
                 best = trial
         return best
+
+    def _gains(self, placement: Placement, best: Trial | None) -> bool:
+        """Whether a correction promises enough to be measured once there is something that fits."""
+        if best is None or best.seconds is None or not self._units:
+            return True
+        return self.prices().seconds(placement) < best.seconds * (1 - _WORTH_A_CORRECTION)
 
     # the parts of the search
 
