@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -120,10 +119,17 @@ def pattern_for(items: Sequence[Item]) -> str:
 
 def _tensors(layers: Sequence[int], names: Sequence[str]) -> str:
     """Every one of ``names`` in every one of ``layers``; what the names begin and end with is written once."""
-    start = os.path.commonprefix(names)
-    end = os.path.commonprefix([name[len(start) :][::-1] for name in names])[::-1]
+    start = _common_start(names)
+    end = _common_start([name[len(start) :][::-1] for name in names])[::-1]
     middles = [name[len(start) : len(name) - len(end)] for name in names]
     return f"{_any_of(_numbers(layers))}.{start}{_any_of(middles)}{end}"
+
+
+def _common_start(names: Sequence[str]) -> str:
+    # the names between the first and the last one begin with what those two have in common
+    first, last = min(names), max(names)
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[:same]
 
 
 def _groups(layers_of: Mapping[str, set[int]]) -> list[tuple[list[int], list[str]]]:
