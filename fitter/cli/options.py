@@ -512,7 +512,8 @@ format_option = _option(
     "--format",
     type=click.Choice(tuple(FORMATS)),
     metavar="FORMAT",
-    help="What stdout carries. [default: args]\n\n\b\n" + "\n".join(f"{name}: {text}" for name, text in FORMATS.items()),
+    help="What stdout carries. [default: args]\n\n\b\n"
+    + "\n".join(f"{name}: {text}" for name, text in FORMATS.items()),
 )
 
 verbose_option = _option(

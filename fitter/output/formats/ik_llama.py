@@ -25,14 +25,16 @@ def text(plan: PlanData) -> str:
 def ik_arguments(plan: PlanData) -> list[str]:
     """The arguments of ``plan`` as ik_llama.cpp knows them.
 
-    Raises :class:`PlanError` for what the fork has no option for. What it always does needs none: one KV cache for
+    Raises :class:`PlanError` for what the fork cannot be told. What it always does needs no option: one KV cache for
     all sequences, and no fitting of its own unless it is asked to.
     """
     args: list[str] = []
     for setting in settings(plan):
         write = _WRITERS.get(setting.option.name)
         if write is None:
-            raise PlanError(f"ik_llama.cpp has no option for {setting.option.name}, which this plan needs")
+            raise PlanError(
+                f"ik_llama.cpp has nothing that is llama.cpp's {setting.option.name}, which this plan needs"
+            )
         args += write(setting, plan)
     return [*args, "-fa", _flash_attn(plan)]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
 from fitter.errors import PlanError
+from fitter.output.formats.settings import settings
 from fitter.planning.plan import PlanData
 
 
@@ -17,12 +19,14 @@ def text(plan: PlanData) -> str:
     """
     from fitter.output.llama_cpp import llama_kwargs
 
+    if not plan.fits:
+        raise PlanError(f"the plan does not fit: {plan.problems[0].message}")
     path = os.path.abspath(plan.model.path)
     try:
         return _script("import llama_cpp", "llm = llama_cpp.Llama", path, llama_kwargs(plan))
     except PlanError:
-        if not plan.fits:
-            raise
+        # Llama has no parameter for something of it
+        pass
     return _script("import fitter", "plan = fitter.fit", path, fit_kwargs(plan)) + "\nllm = plan.load()"
 
 
@@ -30,13 +34,14 @@ def fit_kwargs(plan: PlanData) -> dict[str, Any]:
     """Keyword arguments of ``fitter.fit`` that leave it nothing to choose: what it measures is what ``plan`` is."""
     params = plan.params
     devices = plan.breakdown.devices if params.devices is None else params.devices
+    overrides = [part for each in settings(plan) if each.option.name == "-ot" for part in each.value.split(",")]
     margins = {device.name: device.margin for device in plan.devices}
     pins: dict[str, Any] = {
         "n_ctx": params.n_ctx or plan.breakdown.n_ctx,
         "devices": list(devices) or ["none"],
         "n_gpu_layers": params.n_gpu_layers,
         "tensor_split": None if params.tensor_split is None else list(params.tensor_split),
-        "override_tensor": [f"{each.pattern}={each.buffer_type}" for each in params.tensor_buft_overrides],
+        "override_tensor": overrides,
         "split_mode": params.split_mode,
         "main_gpu": params.main_gpu,
         "n_batch": params.n_batch,
@@ -58,5 +63,12 @@ def fit_kwargs(plan: PlanData) -> dict[str, Any]:
 
 
 def _script(imports: str, call: str, path: str, kwargs: dict[str, Any]) -> str:
-    words = [repr(path), *(f"{name}={value!r}" for name, value in kwargs.items())]
+    words = [_literal(path), *(f"{name}={_literal(value)}" for name, value in kwargs.items())]
     return "\n".join([imports, "", f"{call}(", *(f"    {word}," for word in words), ")"])
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    # JSON's strings are Python's, in double quotes
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
