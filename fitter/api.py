@@ -85,7 +85,7 @@ class Plan(PlanData):
         return to_dict(self)
 
     def format(self, name: str) -> str:
-        """The plan as ``fitter fit --format`` writes it: ``args``, ``json``, ``ini``, ``env``, ``python``, ``ik_llama``.
+        """The plan as one of ``fitter fit --format``: ``args``, ``json``, ``ini``, ``env``, ``python`` or ``ik_llama``.
 
         Raises ``PlanError`` where that format has no word for what the plan needs.
         """

@@ -52,15 +52,15 @@ def fit(model: str, as_json: bool | None, output_format: str | None, verbose: in
             if verbose == 1:
                 click.echo("\n".join(error.log), err=True)
             raise
-    from fitter.output import arguments, table
+    from fitter.output import arguments, formats, table
 
     table.print_to(sys.stderr, table.plan_table(plan, verbose=verbose > 0))
     for problem in plan.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
-    if output_format == "json" or (plan.fits and output_format != "args"):
+    if output_format == "json" or (plan.fits and output_format not in formats.LINES):
         click.echo(plan.format(output_format))
     elif plan.fits:
-        args = plan.arguments()
+        args = formats.words(plan, output_format)
         is_terminal = sys.stdout.isatty()
         for unsafe in [] if is_terminal else arguments.unsafe_arguments(args):
             click.echo(f"fitter: warning: a shell or xargs may change '{unsafe}': take --json's arguments", err=True)

@@ -26,6 +26,7 @@ from fitter.errors import PlanError
 from fitter.llama import wire
 from fitter.llama.types import Breakdown, Params, Row, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
+from fitter.output import formats
 from fitter.output.arguments import plain_pattern
 from fitter.output.formats import FORMATS
 from fitter.output.formats import settings as options
@@ -264,13 +265,11 @@ def called(script: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 @given(plan=plans())
 @example(plan=replace(SPILLED, params=replace(SPILLED.params, swa_full=False, op_offload=False)))
 def test_ik_llama_has_an_option_for_every_parameter(plan: Plan) -> None:
-    from fitter.output.formats.ik_llama import ik_arguments
-
     if plan.params.swa_full:
         with pytest.raises(PlanError, match=r"nothing that is llama\.cpp's --swa-full"):
             plan.format("ik_llama")
         return
-    found = ik_llama.parse(ik_arguments(plan))
+    found = ik_llama.parse(formats.words(plan, "ik_llama"))
     params = said(plan)
     split = tuple(map(float, found["-ts"].split(","))) if "-ts" in found else None
     overrides = [part.split("=") for part in found["-ot"].split(",")] if "-ot" in found else []

@@ -1,11 +1,11 @@
-"""llama.cpp's arguments on one line."""
+"""llama.cpp's arguments."""
 
 from __future__ import annotations
 
-from fitter.output.arguments import arguments, command_line
+from fitter.output.arguments import arguments
 from fitter.planning.plan import PlanData
 
 
-def text(plan: PlanData) -> str:
-    """The line as ``$(...)`` and ``xargs`` want it: without quotes, which neither takes away."""
-    return command_line(arguments(plan), quoted=False)
+def words(plan: PlanData) -> list[str]:
+    """What ``plan.arguments()`` says."""
+    return arguments(plan)

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 
 from fitter.errors import PlanError
-from fitter.output.arguments import command_line
 from fitter.output.formats.settings import Setting, settings
 from fitter.planning.plan import PlanData
 
@@ -17,12 +16,7 @@ _EVERY_LAYER = 999
 """More layers than any model has: the fork takes a number only."""
 
 
-def text(plan: PlanData) -> str:
-    """The arguments on one line, without quotes."""
-    return command_line(ik_arguments(plan), quoted=False)
-
-
-def ik_arguments(plan: PlanData) -> list[str]:
+def words(plan: PlanData) -> list[str]:
     """The arguments of ``plan`` as ik_llama.cpp knows them.
 
     Raises :class:`PlanError` for what the fork cannot be told. What it always does needs no option: one KV cache for
