@@ -11,7 +11,7 @@ from plans import make_plan
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
-from fitter.output.formats import FORMATS, render
+from fitter.output.formats import FORMATS, render, settings
 from fitter.output.formats.ini import section
 from fitter.planning.plan import PlanData, Problem
 
@@ -173,12 +173,20 @@ def test_a_pattern_that_llama_cpp_would_cut_is_refused(name: str) -> None:
 
 
 def test_an_argument_that_no_table_knows_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fitter.output.formats import settings
-
     monkeypatch.setattr(settings, "arguments", lambda plan: ["-c", "512", "--surprise", "1"])
     for name in ("ini", "env", "ik_llama"):
         with pytest.raises(PlanError, match="only --format args and json can say --surprise"):
             render(make_plan(), name)
+
+
+def test_other_files_have_whole_paths_too(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        settings, "arguments", lambda plan: ["-md", "draft.gguf", "--lora-scaled", "a.gguf:2,/b.gguf:1"]
+    )
+    lines = render(plan_at("model.gguf"), "ini").splitlines()
+    assert f"model-draft = {tmp_path}/draft.gguf" in lines
+    assert f"lora-scaled = {tmp_path}/a.gguf:2,/b.gguf:1" in lines
 
 
 def test_an_unknown_format() -> None:

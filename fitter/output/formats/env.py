@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 
 from fitter.errors import PlanError
-from fitter.output.formats.settings import MODEL, Setting, settings
+from fitter.output.formats.settings import Setting, anywhere
 from fitter.planning.plan import PlanData
 
 
@@ -16,7 +15,7 @@ def text(plan: PlanData) -> str:
     A value that a shell would change is in quotes, which a shell and systemd take away and docker's ``--env-file``
     does not; a comment then says so. Raises :class:`PlanError` where llama.cpp has no variable for what the plan needs.
     """
-    found = [Setting(MODEL, os.path.abspath(plan.model.path)), *settings(plan)]
+    found = anywhere(plan)
     lines = [f"{_variable(each)}={shlex.quote(each.value)}" for each in found]
     quoted = [_variable(each) for each in found if shlex.quote(each.value) != each.value]
     if quoted:

@@ -89,6 +89,7 @@ _WRITERS: dict[str, Callable[[Setting, PlanData], list[str]]] = {
     "-fa": _nothing,
     "-nkvo": _flag,
     "--no-op-offload": _no_op_offload,
+    "--embedding": _flag,
     "-np": _same,
     "-kvu": _nothing,
     "-fit": _nothing,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from fitter.errors import PlanError
-from fitter.output.formats.settings import MODEL, Setting, settings
+from fitter.output.formats.settings import Setting, anywhere
 from fitter.planning.plan import PlanData
 
 
@@ -16,9 +15,8 @@ def text(plan: PlanData) -> str:
 
     Raises :class:`PlanError` where a value has something in it that llama-server would cut off.
     """
-    path = os.path.abspath(plan.model.path)
-    lines = [f"{each.option.key} = {_value(each)}" for each in (Setting(MODEL, path), *settings(plan))]
-    return "\n".join(["version = 1", "", f"[{section(path)}]", *lines])
+    lines = [f"{each.option.key} = {_value(each)}" for each in anywhere(plan)]
+    return "\n".join(["version = 1", "", f"[{section(plan.model.path)}]", *lines])
 
 
 def section(path: str) -> str:

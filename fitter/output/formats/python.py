@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import fields
 from typing import Any
 
 from fitter.errors import PlanError
+from fitter.llama.types import Params
 from fitter.output.formats.settings import settings
 from fitter.planning.plan import PlanData
 
@@ -32,34 +34,22 @@ def text(plan: PlanData) -> str:
 
 def fit_kwargs(plan: PlanData) -> dict[str, Any]:
     """Keyword arguments of ``fitter.fit`` that leave it nothing to choose: what it measures is what ``plan`` is."""
-    params = plan.params
-    devices = plan.breakdown.devices if params.devices is None else params.devices
+    pins = {field.name: getattr(plan.params, field.name) for field in fields(Params)}
+    del pins["tensor_buft_overrides"]
     overrides = [part for each in settings(plan) if each.option.name == "-ot" for part in each.value.split(",")]
+    devices = plan.breakdown.devices if plan.params.devices is None else plan.params.devices
     margins = {device.name: device.margin for device in plan.devices}
-    pins: dict[str, Any] = {
-        "n_ctx": params.n_ctx or plan.breakdown.n_ctx,
-        "devices": list(devices) or ["none"],
-        "n_gpu_layers": params.n_gpu_layers,
-        "tensor_split": None if params.tensor_split is None else list(params.tensor_split),
+    pins |= {
+        "n_ctx": plan.params.n_ctx or plan.breakdown.n_ctx,
+        "tensor_split": list(plan.params.tensor_split or ()),
         "override_tensor": overrides,
-        "split_mode": params.split_mode,
-        "main_gpu": params.main_gpu,
-        "n_batch": params.n_batch,
-        "n_ubatch": params.n_ubatch,
-        "n_seq_max": params.n_seq_max,
-        "kv_unified": params.kv_unified,
-        "type_k": params.type_k,
-        "type_v": params.type_v,
-        "flash_attn": params.flash_attn,
-        "offload_kqv": params.offload_kqv,
-        "op_offload": params.op_offload,
-        "swa_full": params.swa_full,
+        "devices": list(devices) or ["none"],
         "margin": [margins[name] for name in devices],
         "host_margin": plan.host.margin,
         "allow": [lever for lever in plan.levers if lever == "paging"],
         "rpc": list(plan.rpc),
     }
-    return {name: value for name, value in pins.items() if value is not None and value != []}
+    return {name: value for name, value in pins.items() if value != []}
 
 
 def _script(imports: str, call: str, path: str, kwargs: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ The formats are made from the arguments that ``fitter.output.arguments`` writes,
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from fitter.errors import PlanError
@@ -18,13 +19,14 @@ class Option:
 
     ``name`` is what ``arguments`` writes, ``key`` its long name, positive and without dashes. ``env`` is the variable
     that llama.cpp's programs read, ``None`` where there is none. ``value`` is what a flag sets ``key`` to, ``None``
-    where the option takes a value.
+    where the option takes a value. ``is_files``: that value is a file, or several with commas.
     """
 
     name: str
     key: str
     env: str | None
     value: str | None = None
+    is_files: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Setting:
     value: str
 
 
-MODEL = Option("-m", "model", "LLAMA_ARG_MODEL")
+MODEL = Option("-m", "model", "LLAMA_ARG_MODEL", is_files=True)
 
 OPTIONS = (
     MODEL,
@@ -58,10 +60,20 @@ OPTIONS = (
     Option("-np", "parallel", "LLAMA_ARG_N_PARALLEL"),
     Option("-kvu", "kv-unified", "LLAMA_ARG_KV_UNIFIED", "true"),
     Option("-fit", "fit", "LLAMA_ARG_FIT"),
-    Option("--mmproj", "mmproj", "LLAMA_ARG_MMPROJ"),
-    Option("-md", "model-draft", "LLAMA_ARG_SPEC_DRAFT_MODEL"),
+    Option("--embedding", "embedding", "LLAMA_ARG_EMBEDDINGS", "true"),
+    Option("--mmproj", "mmproj", "LLAMA_ARG_MMPROJ", is_files=True),
+    Option("-mmdev", "mmproj-device", "MTMD_BACKEND_DEVICE"),
+    Option("--image-min-tokens", "image-min-tokens", "LLAMA_ARG_IMAGE_MIN_TOKENS"),
+    Option("--image-max-tokens", "image-max-tokens", "LLAMA_ARG_IMAGE_MAX_TOKENS"),
+    Option("-md", "model-draft", "LLAMA_ARG_SPEC_DRAFT_MODEL", is_files=True),
+    Option("-devd", "device-draft", None),
+    Option("-ngld", "n-gpu-layers-draft", "LLAMA_ARG_N_GPU_LAYERS_DRAFT"),
+    Option("-ctkd", "cache-type-k-draft", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"),
+    Option("-ctvd", "cache-type-v-draft", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V"),
     Option("--spec-type", "spec-type", "LLAMA_ARG_SPEC_TYPE"),
-    Option("--lora", "lora", None),
+    Option("--spec-draft-n-max", "spec-draft-n-max", "LLAMA_ARG_SPEC_DRAFT_N_MAX"),
+    Option("--lora", "lora", None, is_files=True),
+    Option("--lora-scaled", "lora-scaled", None, is_files=True),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -76,4 +88,14 @@ def settings(plan: PlanData) -> list[Setting]:
         if option is None:
             raise PlanError(f"only --format args and json can say {word}, which this plan needs")
         found.append(Setting(option, next(words) if option.value is None else option.value))
+    return found
+
+
+def anywhere(plan: PlanData) -> list[Setting]:
+    """The model and the settings of ``plan`` for a file that is read in another directory: with whole paths."""
+    found = [Setting(MODEL, os.path.abspath(plan.model.path))]
+    for setting in settings(plan):
+        if setting.option.is_files:
+            setting = Setting(setting.option, ",".join(map(os.path.abspath, setting.value.split(","))))
+        found.append(setting)
     return found
