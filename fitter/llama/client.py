@@ -23,6 +23,7 @@ from fitter.llama.types import (
     Header,
     Layout,
     Loaded,
+    MeasuredSpeed,
     ModelInfo,
     Params,
     Skeleton,
@@ -166,6 +167,13 @@ class Worker:
     def memory(self) -> tuple[DeviceInfo, ...]:
         """``devices()``, with the memory that is free now."""
         return self._ask(tuple[DeviceInfo, ...], "memory")
+
+    def speed(self, device: str, memory: int, seconds: float) -> MeasuredSpeed:
+        """How fast a device is, by products in up to ``memory`` bytes of it, in about ``seconds``.
+
+        Raises ``LlamaCppError`` where that cannot be measured.
+        """
+        return self._ask(MeasuredSpeed, "speed", device=device, memory=memory, seconds=seconds)
 
     def load(self, path: str | os.PathLike[str], params: Params) -> Loaded:
         """Really load ``path``, compute a full micro batch and single tokens, and keep it until ``unload``."""

@@ -110,7 +110,31 @@ def search(
         trial = attempt.run()
         if _rank(trial) >= _rank(best):
             best = trial
-    return best
+    return _worth_their_network(attempt, best)
+
+
+def _worth_their_network(last: _Attempt, best: Trial) -> Trial:
+    """``best``, or a plan without a remote device whose part takes less time elsewhere."""
+    request = last.request
+    if not last._is_priced or request.fixed & {"devices", "tensor_split", "n_gpu_layers"}:
+        return best
+    asked: set[str] = set()
+    while True:
+        attempt = last.on(best.devices)
+        doubtful = [d for d in attempt.doubtful_remotes(best.placement) if best.devices[d].name not in asked]
+        if not doubtful:
+            return best
+        device = best.devices[doubtful[0]]
+        asked.add(device.name)
+        trial = last.on(tuple(other for other in best.devices if other is not device)).run()
+        with_it = f"{device.name}, over the network", best.seconds
+        without = f"without {device.name}", trial.seconds
+        is_better = _rank(trial) > _rank(best)
+        if best.seconds is not None and trial.params.n_ctx == best.params.n_ctx and trial.fits:
+            chosen, other = (without, with_it) if is_better else (with_it, without)
+            last._on_choice(Choice("what a remote device is worth", chosen[0], chosen[1] or 0.0, *other))
+        if is_better:
+            best = trial
 
 
 def _largest(request: Request) -> tuple[DeviceLimit, ...]:
@@ -165,6 +189,10 @@ class _Attempt:
         self._units: dict[int, tuple[Unit, ...]] = before._units if before else {}
         self._is_priced = request.strategy == "fastest" and request.facts is not None and request.host_speed is not None
         self._prices: Prices | None = None
+
+    def on(self, devices: tuple[DeviceLimit, ...]) -> _Attempt:
+        """The same search on other devices, with what does not depend on them."""
+        return _Attempt(self.request, devices, self._measure, self._record, self._on_candidate, self._on_choice, self)
 
     # what is known
 
@@ -381,18 +409,35 @@ class _Attempt:
         if not self._chooses_devices() or not self._is_too_large(n_ctx):
             return None
         prices = self.prices()
-        seconds = [prices.streaming(d) for d in range(len(self.devices))]
-        first = seconds.index(min(seconds))
-        if seconds[first] >= seconds[0] * (1 - _WORTH_A_LOAD):
+        # a remote device never computes with them, so that it does not matter where those stand
+        local = [d for d in range(len(self.devices)) if not prices.is_remote(d)]
+        seconds = {d: prices.streaming(d) for d in local}
+        if not local or min(seconds.values()) >= seconds[local[0]] * (1 - _WORTH_A_LOAD):
             return None
-        order = (self.devices[first], *self.devices[:first], *self.devices[first + 1 :])
-        other = _Attempt(self.request, order, self._measure, self._record, self._on_candidate, self._on_choice, self)
+        first = min(local, key=lambda d: seconds[d])
+        others = [d for d in local if d != first]
+        remote = [d for d in range(len(self.devices)) if d not in local]
+        order = tuple(self.devices[d] for d in (*remote, first, *others))
+        other = self.on(order)
         before, after = self._expected(n_ctx, spread), other._expected(n_ctx, spread)
         if not after < before * (1 - _WORTH_A_LOAD):
             return None
-        said = f"{order[0].name}, which host weights reach fastest in a prompt"
-        self._on_choice(Choice("which device is the first", said, after, f"{self.devices[0].name}, as given", before))
+        said = f"{self.devices[first].name}, which host weights reach fastest in a prompt"
+        self._on_choice(
+            Choice("which device is the first", said, after, f"{self.devices[local[0]].name}, as given", before)
+        )
         return order
+
+    def doubtful_remotes(self, placement: Placement) -> list[int]:
+        """Remote devices whose layers are estimated to take less time elsewhere, the most doubtful one first."""
+        prices = self.prices()
+        seconds = [prices.unit_seconds(d) for d in (*range(len(self.devices)), HOST)]
+        gained: dict[int, float] = {}
+        for d, (start, stop) in enumerate(placement.ranges()):
+            if prices.is_remote(d) and start < stop:
+                here = sum(seconds[d][start:stop]) + prices.visits[d]
+                gained[d] = here - min(sum(own[start:stop]) for other, own in enumerate(seconds) if other != d)
+        return sorted((d for d in gained if gained[d] > 0), key=lambda d: -gained[d])
 
     def _explain_devices(self, trial: Trial) -> None:
         default = self._default()
@@ -417,7 +462,7 @@ class _Attempt:
         def propose(budgets: list[int]) -> Placement | None:
             prices = self.prices()
             seconds = [prices.unit_seconds(d) for d in range(len(self.devices))]
-            return pack_fastest(self.units(n_ctx), budgets, seconds, prices.hop, self._default().first)
+            return pack_fastest(self.units(n_ctx), budgets, seconds, prices.hop, self._default().first, prices.visits)
 
         return propose
 
@@ -524,7 +569,10 @@ class _Attempt:
     def _styles(self, n_ctx: int) -> list[bool]:
         """Ways to spill, the more promising first: single tensors of any layer (``True``), or whole layers."""
         request = self.request
-        if not self._is_priced or request.is_expert_model or request.fixed & {"n_gpu_layers", "tensor_split"}:
+        # experts apart from a layer of a remote device take another trip there
+        is_far = self._is_priced and any(map(self.prices().is_remote, range(len(self.devices))))
+        is_settled = request.is_expert_model and not is_far
+        if not self._is_priced or is_settled or request.fixed & {"n_gpu_layers", "tensor_split"}:
             return [request.is_expert_model]
         seconds = {spread: self._expected(n_ctx, spread) for spread in (False, True)}
         return sorted(seconds, key=lambda spread: seconds[spread])
@@ -568,7 +616,8 @@ class _Attempt:
         apart = self._apart() if self._is_priced else 0
         first = len(units) - self._n_gpu_layers() if "n_gpu_layers" in request.fixed else None
         if "tensor_split" not in request.fixed:
-            return pack(units, budgets, spread=spread, first=first, apart=apart) or _nothing(units, budgets, first)
+            found = pack(units, budgets, spread=spread, first=first, apart=apart)
+            return (found and self._nearer(found, units, budgets, first)) or _nothing(units, budgets, first)
         choices = range(len(units), 0, -1) if first is None else (len(units) - first,)
         for n_gpu_layers in choices:
             counts = self._counts(n_gpu_layers)
@@ -576,6 +625,22 @@ class _Attempt:
             if placement and (request.is_expert_model or first is not None or not placement.moved):
                 return placement
         return _nothing(units, budgets, first)
+
+    def _nearer(self, found: Placement, units: Sequence[Unit], budgets: Sequence[int], first: int | None) -> Placement:
+        """``found``, or the same with tensors on the host that are apart from their layer on a remote device.
+
+        Each of those takes a trip there; whether they are worth it, or the host has no room for them, is asked here.
+        """
+        if not self._is_priced:
+            return found
+        far = {target for _, target in found.moved if target != HOST and self.prices().is_remote(target)}
+        if not far:
+            return found
+        nearer = pack(units, budgets, spread=True, counts=found.counts, apart=self._apart(), far=far)
+        target = self.request.host.target
+        if nearer is None or (target is not None and not self.request.host.paging and _on_host(units, nearer) > target):
+            return found
+        return min(found, nearer, key=self.prices().seconds)
 
     def _apart(self) -> int:
         """How many bytes on devices are worth as much as a layer less that has tensors on the host."""
@@ -636,6 +701,12 @@ class _Attempt:
             return low
         n_ctx = low + (high - low) * (target - used_bottom) // (used_top - used_bottom)
         return max(low, n_ctx - n_ctx % request.alignment)
+
+
+def _on_host(units: Sequence[Unit], placement: Placement) -> int:
+    """Bytes of layers and tensors that are left to the host."""
+    layers = sum(unit.weights + unit.cache for unit in units[: placement.first])
+    return layers + sum(item.bytes for item, target in placement.moved if target == HOST)
 
 
 def _nothing(units: Sequence[Unit], budgets: Sequence[int], first: int | None) -> Placement | None:
