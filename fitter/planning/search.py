@@ -115,9 +115,6 @@ def search(
 
 def _worth_their_network(last: _Attempt, best: Trial) -> Trial:
     """``best``, or a plan without a remote device whose part takes less time elsewhere."""
-    request = last.request
-    if not last._is_priced or request.fixed & {"devices", "tensor_split", "n_gpu_layers"}:
-        return best
     asked: set[str] = set()
     while True:
         attempt = last.on(best.devices)
@@ -126,15 +123,11 @@ def _worth_their_network(last: _Attempt, best: Trial) -> Trial:
             return best
         device = best.devices[doubtful[0]]
         asked.add(device.name)
+        best = replace(best, seconds=attempt.prices().seconds(best.placement))
         trial = last.on(tuple(other for other in best.devices if other is not device)).run()
-        with_it = f"{device.name}, over the network", best.seconds
-        without = f"without {device.name}", trial.seconds
         is_better = _rank(trial) > _rank(best)
-        if best.seconds is not None and trial.params.n_ctx == best.params.n_ctx and trial.fits:
-            chosen, other = (without, with_it) if is_better else (with_it, without)
-            last._on_choice(Choice("what a remote device is worth", chosen[0], chosen[1] or 0.0, *other))
-        if is_better:
-            best = trial
+        last.explain_remote(device, *((trial, best) if is_better else (best, trial)))
+        best = trial if is_better else best
 
 
 def _largest(request: Request) -> tuple[DeviceLimit, ...]:
@@ -430,6 +423,10 @@ class _Attempt:
 
     def doubtful_remotes(self, placement: Placement) -> list[int]:
         """Remote devices whose layers are estimated to take less time elsewhere, the most doubtful one first."""
+        if not self._is_priced or self.request.fixed & {"devices", "tensor_split", "n_gpu_layers"}:
+            return []
+        if not any(self.request.speeds[device.name].is_remote for device in self.devices):
+            return []
         prices = self.prices()
         seconds = [prices.unit_seconds(d) for d in (*range(len(self.devices)), HOST)]
         gained: dict[int, float] = {}
@@ -438,6 +435,15 @@ class _Attempt:
                 here = sum(seconds[d][start:stop]) + prices.visits[d]
                 gained[d] = here - min(sum(own[start:stop]) for other, own in enumerate(seconds) if other != d)
         return sorted((d for d in gained if gained[d] > 0), key=lambda d: -gained[d])
+
+    def explain_remote(self, device: DeviceLimit, chosen: Trial, other: Trial) -> None:
+        """Say what a plan takes with a remote device and without it, where both fit with the same context."""
+        if chosen.seconds is None or not other.fits or chosen.params.n_ctx != other.params.n_ctx:
+            return
+        said = [f"{'with' if device in trial.devices else 'without'} {device.name}" for trial in (chosen, other)]
+        self._on_choice(
+            Choice("whether a remote device is worth its network", said[0], chosen.seconds, said[1], other.seconds)
+        )
 
     def _explain_devices(self, trial: Trial) -> None:
         default = self._default()
