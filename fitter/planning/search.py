@@ -114,19 +114,18 @@ def search(
 
 
 def _worth_their_network(last: _Attempt, best: Trial) -> Trial:
-    """``best``, or a plan without a remote device whose part takes less time elsewhere."""
-    asked: set[str] = set()
+    """``best``, or a plan without remote devices whose part takes less time elsewhere."""
+    asked: set[tuple[DeviceLimit, ...]] = set()
     while True:
         attempt = last.on(best.devices)
-        doubtful = [d for d in attempt.doubtful_remotes(best.placement) if best.devices[d].name not in asked]
-        if not doubtful:
+        doubtful = next((group for group in attempt.doubtful_remotes(best.placement) if group not in asked), None)
+        if doubtful is None:
             return best
-        device = best.devices[doubtful[0]]
-        asked.add(device.name)
+        asked.add(doubtful)
         best = replace(best, seconds=attempt.prices().seconds(best.placement))
-        trial = last.on(tuple(other for other in best.devices if other is not device)).run()
+        trial = last.on(tuple(device for device in best.devices if device not in doubtful)).run()
         is_better = _rank(trial) > _rank(best)
-        last.explain_remote(device, *((trial, best) if is_better else (best, trial)))
+        last.explain_remote(doubtful, *((trial, best) if is_better else (best, trial)))
         best = trial if is_better else best
 
 
@@ -421,28 +420,39 @@ class _Attempt:
         )
         return order
 
-    def doubtful_remotes(self, placement: Placement) -> list[int]:
-        """Remote devices whose layers are estimated to take less time elsewhere, the most doubtful one first."""
+    def doubtful_remotes(self, placement: Placement) -> list[tuple[DeviceLimit, ...]]:
+        """Remote devices that a plan may be better without: all that are slower than what is here, then one by one.
+
+        Those alone whose layers in ``placement`` are estimated to take less time elsewhere, the most doubtful first.
+        """
         if not self._is_priced or self.request.fixed & {"devices", "tensor_split", "n_gpu_layers"}:
             return []
-        if not any(self.request.speeds[device.name].is_remote for device in self.devices):
+        remote = [d for d, device in enumerate(self.devices) if self.request.speeds[device.name].is_remote]
+        if not remote:
             return []
         prices = self.prices()
         seconds = [prices.unit_seconds(d) for d in (*range(len(self.devices)), HOST)]
+        here = min(sum(own) for d, own in enumerate(seconds) if d not in remote)
+        slower = tuple(self.devices[d] for d in remote if sum(seconds[d]) + prices.visits[d] > here)
         gained: dict[int, float] = {}
         for d, (start, stop) in enumerate(placement.ranges()):
-            if prices.is_remote(d) and start < stop:
-                here = sum(seconds[d][start:stop]) + prices.visits[d]
-                gained[d] = here - min(sum(own[start:stop]) for other, own in enumerate(seconds) if other != d)
-        return sorted((d for d in gained if gained[d] > 0), key=lambda d: -gained[d])
+            if d in remote and start < stop:
+                there = sum(seconds[d][start:stop]) + prices.visits[d]
+                gained[d] = there - min(sum(own[start:stop]) for other, own in enumerate(seconds) if other != d)
+        one_by_one: list[tuple[DeviceLimit, ...]] = [
+            (self.devices[d],) for d in sorted(gained, key=lambda d: -gained[d]) if gained[d] > 0
+        ]
+        is_used = any(self.devices[d] in slower for d in gained)
+        return [slower, *(group for group in one_by_one if group != slower)] if is_used else one_by_one
 
-    def explain_remote(self, device: DeviceLimit, chosen: Trial, other: Trial) -> None:
-        """Say what a plan takes with a remote device and without it, where both fit with the same context."""
+    def explain_remote(self, devices: Sequence[DeviceLimit], chosen: Trial, other: Trial) -> None:
+        """Say what a plan takes with remote devices and without them, where both fit with the same context."""
         if chosen.seconds is None or not other.fits or chosen.params.n_ctx != other.params.n_ctx:
             return
-        said = [f"{'with' if device in trial.devices else 'without'} {device.name}" for trial in (chosen, other)]
+        names = " and ".join(device.name for device in devices)
+        said = [f"{'with' if devices[0] in trial.devices else 'without'} {names}" for trial in (chosen, other)]
         self._on_choice(
-            Choice("whether a remote device is worth its network", said[0], chosen.seconds, said[1], other.seconds)
+            Choice("whether remote devices are worth their network", said[0], chosen.seconds, said[1], other.seconds)
         )
 
     def _explain_devices(self, trial: Trial) -> None:
