@@ -26,7 +26,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine import remote
 from fitter.machine.gpu import parse_gpus
-from tests import rpc_servers, upstream
+from tests import rpc_servers, shapes, upstream
 from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 MIB = 2**20
@@ -221,6 +221,28 @@ def test_a_remote_device_is_used_where_it_is_worth_it(
     assert plan.rpc == (two if used else ())
     assert ("--rpc" in plan.arguments()) == bool(used)
     assert ("whether remote devices are worth their network: without RPC0 and RPC1" in plan.explain()) == (not used)
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "host_memory", "used"),
+    [(SLOW, "64GiB", ("CUDA0",)), (FAST, "64GiB", ("RPC0", "CUDA0")), (SLOW, "3GiB", ("RPC0", "CUDA0"))],
+    ids=["slower than the host", "faster than the host", "the host is full"],
+)
+def test_beside_a_card_that_is_too_small(
+    two: tuple[str, ...], tmp_path: Path, bandwidth: str, host_memory: str, used: tuple[str, ...]
+) -> None:
+    """What is slower than the host is not taken for the context that it would leave room for either."""
+    model = shapes.write("llama-3.1-8b", tmp_path, vocab=False)
+    plan = fitter.fit(
+        model,
+        gpus=["4GiB"],
+        rpc=two[0],
+        rpc_bandwidth=bandwidth,
+        host_memory=host_memory,
+        objective="generation",
+    )
+    assert plan.fits
+    assert plan.breakdown.devices == used
 
 
 def test_a_price_says_what_the_network_takes(two: tuple[str, ...], dense: Path) -> None:
