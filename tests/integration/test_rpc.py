@@ -225,7 +225,7 @@ def test_a_remote_device_is_used_where_it_is_worth_it(
 
 @pytest.mark.parametrize(
     ("bandwidth", "host_memory", "used"),
-    [(SLOW, "64GiB", ("CUDA0",)), (FAST, "64GiB", ("RPC0", "CUDA0")), (SLOW, "3GiB", ("RPC0", "CUDA0"))],
+    [(SLOW, "64GiB", ("CUDA0",)), (FAST, "64GiB", ("RPC0",)), (SLOW, "3GiB", ("RPC0", "CUDA0"))],
     ids=["slower than the host", "faster than the host", "the host is full"],
 )
 def test_beside_a_card_that_is_too_small(
