@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from fitter.llama import process
 from fitter.llama.client import Worker
 from fitter.llama.types import (
     LAYOUT_DEVICE,
+    RPC,
     Breakdown,
     DeviceInfo,
     FlashAttn,
@@ -125,6 +126,7 @@ def fit(
     devices: Sequence[str] | None = None,
     gpus: Sequence[str | VirtualDevice] = (),
     profile: str | None = None,
+    rpc: str | Sequence[str] = (),
     host_memory: int | str | None = None,
     host_margin: int = DEFAULT_HOST_MARGIN,
     n_gpu_layers: int | None = None,
@@ -150,6 +152,7 @@ def fit(
     objective: str = "request",
     strategy: str = "fastest",
     host_bandwidth: float | str | None = None,
+    rpc_bandwidth: float | str | Sequence[float | str] | None = None,
     skeleton: bool = True,
     timeout: float = DEFAULT_TIMEOUT,
     on_progress: Callable[[Progress], None] | None = None,
@@ -162,7 +165,8 @@ def fit(
     one for all devices or one for each; ``host_margin`` the same for the host. ``gpus`` describes virtual devices
     (``rtx-4090``, ``2x 24GiB``), or ``none``, that take the place of this machine's; the host is then unlimited
     unless ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama-cpp-python's own
-    CUDA backend about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``devices`` chooses
+    CUDA backend about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``rpc`` names
+    rpc-servers (``host:port``, or several with commas), whose devices stand before all others. ``devices`` chooses
     among them by name.
 
     ``allow`` names what may be given up to fit, or to be 2 % faster: ``ubatch`` (a smaller ``n_ubatch``), ``kv-q8_0``
@@ -174,7 +178,8 @@ def fit(
     512, or what the smallest context holds; a context is chosen that holds those that are given). ``objective`` asks
     for the fastest ``generation`` or ``prompt`` alone, or the most ``context``; with the ``strategy`` ``llama.cpp``
     upstream's own placement is made. ``host_bandwidth``: bytes per second, or ``60GB/s``, in place of what this machine
-    was measured to read, or of the default for a described one.
+    was measured to read, or of the default for a described one. ``rpc_bandwidth``: the same of remote devices, one for
+    all or one for each, in place of what they were measured to reach.
 
     The search loads a copy of the header without the tokenizer, unless ``skeleton`` is false; the plan is measured on
     ``model`` itself either way.
@@ -183,7 +188,8 @@ def fit(
     The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
 
     Raises ``UsageError`` (a parameter makes no sense), ``ModelError`` (the model cannot be read), ``LlamaCppError``
-    (llama.cpp refused, crashed or hung), ``LibraryError`` (libllama is missing or another one).
+    (llama.cpp refused, crashed or hung), ``LibraryError`` (libllama is missing or another one), ``RemoteError`` (an
+    rpc-server cannot be used).
     """
     _check_limits(fit_ctx, host_margin, timeout)
     check_split_mode(split_mode)
@@ -212,25 +218,29 @@ def fit(
     )
     overrides = given.tensor_buft_overrides
     host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
+    remote_bandwidths = _given_bandwidths(rpc, rpc_bandwidth)
     # both take longer to parse than there is time for once the model is known
     process.meanwhile(catalogue.gpus)
     process.meanwhile(cost.default)
     virtual = _virtual(gpus)
     library = _library(profile, virtual)
-    if gpus and not virtual:
+    if gpus and not virtual and not rpc:
         devices = _no_devices(devices)
     with ExitStack() as stack:
-        worker = stack.enter_context(Worker(virtual, library=library, timeout=timeout, on_log=on_log))
+        worker = stack.enter_context(Worker(virtual, library=library, timeout=timeout, on_log=on_log, rpc=rpc))
         worker.start()
-        # Each process that asks a real device takes some of its memory, so those are for one process only.
-        is_shared = library is None and bool(gpus)
+        # Each process that asks a real device takes some of its memory, so those are for one process only. An
+        # rpc-server even talks to one process only, and lets others wait.
+        is_shared = library is None and bool(gpus) and not rpc
         second = stack.enter_context(Worker(virtual, timeout=timeout, on_log=on_log)) if is_shared else None
         beside = _Beside(second, model_files(model)) if second else None
         is_free = not overrides and n_gpu_layers is None and devices is None and split_mode == "layer"
         if beside and is_free:
             beside.load(virtual)
         opened = open_model(model, worker.header)
-        machine = _machine(worker, virtual, host_memory) if virtual or not gpus else _machine_without_gpu(host_memory)
+        machine = _machine(worker, virtual, host_memory, bool(gpus), bool(rpc))
+        if gpus and not virtual and devices is None:
+            devices = [device.name for device in machine.devices]
         chosen = _choose(machine, devices, split_mode, main_gpu)
         known = () if virtual else calibrated.read()
         defaults = [default_margin(calibrated.outside_of(device, known)) for device in chosen]
@@ -272,7 +282,7 @@ def fit(
             model_bytes=opened.bytes,
             pinned=_pinned(worker, opened, overrides, limits),
             facts=facts_of(opened),
-            speeds=_speeds(virtual, chosen),
+            speeds=_speeds(virtual, chosen, machine.devices, worker, remote_bandwidths),
             host_speed=host_speed or _host_speed(bool(gpus)),
             workload=workload,
             objective=objective,
@@ -283,6 +293,8 @@ def fit(
         data = planning.fit(request, _summary(opened), llama, on_progress or (lambda _: None), bool(gpus))
         for each in filter(None, (worker, second)):
             each.dismiss()
+    remote = {device.name for device in machine.devices if device.backend == RPC}
+    data = replace(data, rpc=worker.rpc if remote.intersection(data.breakdown.devices) else ())
     return Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
 
 
@@ -362,6 +374,7 @@ def measure(
     *,
     gpus: Sequence[str | VirtualDevice] = (),
     profile: str | None = None,
+    rpc: str | Sequence[str] = (),
     devices: Sequence[str] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     on_log: Callable[[str], None] | None = None,
@@ -372,11 +385,11 @@ def measure(
 
     ``parameters`` are those of ``fit`` that llama.cpp has too, none of them fitted, each with llama.cpp's own default
     (``n_ctx`` 0, the model's own; ``n_gpu_layers`` -1, all). A ``worker`` that is given is used and stays open, for
-    many measurements in a row; it is told of ``gpus`` anew.
+    many measurements in a row; it is told of ``gpus`` and ``rpc`` anew.
 
     Raises what ``fit`` raises.
     """
-    with _asked(gpus, profile, devices, parameters, timeout, on_log, worker) as (asked, _, params):
+    with _asked(gpus, profile, rpc, devices, parameters, timeout, on_log, worker) as (asked, _, params):
         opened = open_model(model, asked.header)
         _check_patterns(asked, params)
         return asked.measure(str(opened.path), params)
@@ -387,8 +400,10 @@ def estimate(
     *,
     gpus: Sequence[str | VirtualDevice] = (),
     profile: str | None = None,
+    rpc: str | Sequence[str] = (),
     devices: Sequence[str] | None = None,
     host_bandwidth: float | str | None = None,
+    rpc_bandwidth: float | str | Sequence[float | str] | None = None,
     live_tokens: int | None = None,
     prompt: int | None = None,
     generate: int | None = None,
@@ -402,14 +417,15 @@ def estimate(
     ``parameters`` and ``worker`` are those of ``measure``. The request is one of ``prompt`` tokens and ``generate``
     more, by default 2048 and 512, or what the context holds. ``live_tokens``: tokens in the cache when generation is
     priced, by default what the request has there on average. ``host_bandwidth``: bytes per second, or ``60GB/s``, in
-    place of what this machine was measured to read, or of the default for a described one. The estimate's ``sources``
-    say where every speed is from.
+    place of what this machine was measured to read, or of the default for a described one; ``rpc_bandwidth`` the same
+    of remote devices, one for all or one for each. The estimate's ``sources`` say where every speed is from.
 
     Raises what ``fit`` raises.
     """
     check_split_mode(parameters.get("split_mode", "layer"))
     host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
-    with _asked(gpus, profile, devices, parameters, timeout, on_log, worker) as (asked, virtual, params):
+    remote_bandwidths = _given_bandwidths(rpc, rpc_bandwidth)
+    with _asked(gpus, profile, rpc, devices, parameters, timeout, on_log, worker) as (asked, virtual, params):
         opened = open_model(model, asked.header)
         _check_patterns(asked, params)
         streams = 1 if params.kv_unified else params.n_seq_max
@@ -418,9 +434,10 @@ def estimate(
         check_live_tokens(live_tokens, context)
         breakdown = asked.measure(str(opened.path), params)
         layout = asked.layout(Skeleton(tuple(map(str, opened.files))), replace(params, n_ctx=breakdown.n_ctx))
-        by_name = {info.name: info for info in (asked.devices() if breakdown.devices else ())}
+        every = asked.devices() if breakdown.devices else ()
+        by_name = {info.name: info for info in every}
         infos = tuple(by_name[name] for name in breakdown.devices)
-        known = _speeds(virtual, infos)
+        known = _speeds(virtual, infos, every, asked, remote_bandwidths)
         return price_params(
             facts_of(opened),
             layout,
@@ -442,6 +459,7 @@ def estimate(
 def _asked(
     gpus: Sequence[str | VirtualDevice],
     profile: str | None,
+    rpc: str | Sequence[str],
     devices: Sequence[str] | None,
     parameters: Parameters,
     timeout: float,
@@ -453,12 +471,17 @@ def _asked(
     virtual = _virtual(gpus)
     params = params_of(devices, **parameters)
     library = _library(profile, virtual)
-    if gpus and not virtual:
+    if gpus and not virtual and not rpc:
         params = replace(params, devices=_no_devices(devices))
     if worker is not None:
-        worker.configure(virtual, library)
-    own = Worker(virtual, library=library, timeout=timeout, on_log=on_log) if worker is None else nullcontext(worker)
+        worker.configure(virtual, library, rpc)
+        own: AbstractContextManager[Worker] = nullcontext(worker)
+    else:
+        own = Worker(virtual, library=library, timeout=timeout, on_log=on_log, rpc=rpc)
     with own as asked:
+        if gpus and rpc and not virtual:
+            machine = Machine(_described(asked.devices()), (), None, None)
+            params = replace(params, devices=tuple(device.name for device in _choose(machine, devices, "layer", 0)))
         yield asked, virtual, params
 
 
@@ -467,21 +490,25 @@ def _check_patterns(worker: Worker, params: Params) -> None:
 
 
 def devices(
-    gpus: Sequence[str | VirtualDevice] = (), *, timeout: float = DEFAULT_TIMEOUT
+    gpus: Sequence[str | VirtualDevice] = (),
+    *,
+    rpc: str | Sequence[str] = (),
+    timeout: float = DEFAULT_TIMEOUT,
 ) -> tuple[tuple[DeviceInfo, ...], DeviceInfo]:
     """The devices that a model would be offloaded to, and the host with the memory that it has available."""
+    check_timeout(timeout)
     virtual = _virtual(gpus)
-    with Worker(virtual, timeout=timeout) as worker:
+    with Worker(virtual, timeout=timeout, rpc=rpc) as worker:
         memory = measure_host_memory()
-        found = worker.devices() if virtual or not gpus else ()
-        return found, replace(worker.host(), total=memory.total, free=memory.available)
+        found = worker.devices() if virtual or rpc or not gpus else ()
+        return _described(found) if gpus else found, replace(worker.host(), total=memory.total, free=memory.available)
 
 
 def calibrate(
     model: Path | None = None,
     *,
     devices: Sequence[str] | None = None,
-    rpc: Sequence[str] = (),
+    rpc: str | Sequence[str] = (),
     twin: str | None = None,
     store: bool = True,
     timeout: float = DEFAULT_TIMEOUT,
@@ -629,15 +656,20 @@ def _no_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
     return ()
 
 
-def _machine(worker: Worker, virtual: tuple[VirtualDevice, ...], host_memory: int | str | None) -> Machine:
+def _machine(
+    worker: Worker, virtual: tuple[VirtualDevice, ...], host_memory: int | str | None, is_described: bool, has_rpc: bool
+) -> Machine:
     host = _host_bytes(host_memory)
-    if virtual:
-        return replace(virtual_machine(virtual, host), devices=worker.devices())
-    return real_machine(worker.devices(), measure_host_memory(), host)
+    if not is_described:
+        return real_machine(worker.devices(), measure_host_memory(), host)
+    # a machine without a GPU has no use for what is here
+    found = worker.devices() if virtual or has_rpc else ()
+    return replace(virtual_machine(virtual, host), devices=_described(found))
 
 
-def _machine_without_gpu(host_memory: int | str | None) -> Machine:
-    return virtual_machine((), _host_bytes(host_memory))
+def _described(devices: Sequence[DeviceInfo]) -> tuple[DeviceInfo, ...]:
+    """Those of a machine that is described: not this machine's own."""
+    return tuple(device for device in devices if device.virtual or device.backend == RPC)
 
 
 def _host_bytes(host_memory: int | str | None) -> int | None:
@@ -647,10 +679,31 @@ def _host_bytes(host_memory: int | str | None) -> int | None:
     return host
 
 
-def _speeds(virtual: Sequence[VirtualDevice], infos: Sequence[DeviceInfo]) -> dict[str, DeviceSpeed]:
-    """The speed of every device by its name."""
+def _speeds(
+    virtual: Sequence[VirtualDevice],
+    infos: Sequence[DeviceInfo],
+    every: Sequence[DeviceInfo],
+    worker: Worker,
+    remote_bandwidths: Sequence[float],
+) -> dict[str, DeviceSpeed]:
+    """The speed of each of ``infos`` by its name, which are some of ``every`` device that there is."""
     described = {device.name: device for device in virtual}
-    return {info.name: speed_of(described.get(info.name, info)) for info in infos}
+    speeds = {info.name: speed_of(described.get(info.name, info)) for info in infos}
+    if any(info.backend == RPC for info in infos):
+        from fitter.machine.remote import remote_speeds
+
+        speeds |= remote_speeds(infos, every, worker.speed, remote_bandwidths)
+    return speeds
+
+
+def _given_bandwidths(rpc: str | Sequence[str], given: float | str | Sequence[float | str] | None) -> tuple[float, ...]:
+    if given is None:
+        return ()
+    if not rpc:
+        raise UsageError("a bandwidth of remote devices is given, and no rpc-server: name one with --rpc")
+    from fitter.machine.remote import parse_bandwidths
+
+    return parse_bandwidths(given)
 
 
 def _given_host_speed(given: float | str, is_described: bool) -> HostSpeed:

@@ -6,10 +6,10 @@ import ctypes
 import os
 from typing import Any
 
-from fitter.errors import LibraryError, LlamaCppError, UsageError
+from fitter.errors import LibraryError, LlamaCppError, RemoteError
 from fitter.llama import binding
 from fitter.llama import library as native
-from fitter.llama.types import Breakdown, Params
+from fitter.llama.types import Breakdown, MeasuredSpeed, Params
 
 N_GENERATED = 4
 """Single tokens after the prompt: ggml-cuda records a graph after the second of them."""
@@ -65,10 +65,22 @@ class RealLoad:
         self._llama.llama_synchronize(self._context)
 
 
+def device_speed(device: binding.Device, memory: int, seconds: float) -> MeasuredSpeed:
+    """How fast ``device`` is, by products of zeros in up to ``memory`` bytes of it, in about ``seconds`` at most.
+
+    Raises ``LlamaCppError`` where that cannot be measured.
+    """
+    library = native.load()
+    out = library.ffi.new("fitter_speed_t *")
+    if not library.fitter.fitter_device_speed(library.pointer(device.address), memory, seconds, out):
+        raise LlamaCppError(f"the speed of {device.info.name} cannot be measured: {library.last_error()}")
+    return MeasuredSpeed(float(out.round_trip), float(out.link), float(out.bandwidth), float(out.compute))
+
+
 def add_rpc_server(endpoint: str) -> None:
     """Make the devices of an rpc-server (``host:port``) known to ggml, as llama.cpp's ``--rpc`` does.
 
-    Raises ``LibraryError`` where libllama has no RPC, ``LlamaCppError`` where the server has no device. llama.cpp ends
+    Raises ``LibraryError`` where libllama has no RPC, ``RemoteError`` where the server has no device. llama.cpp ends
     the process where nobody answers.
     """
     native.load()
@@ -84,11 +96,9 @@ def add_rpc_server(endpoint: str) -> None:
     address = registry and ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server")
     if not address:
         raise LibraryError('libllama has no RPC: install llama-cpp-python with CMAKE_ARGS="-DGGML_RPC=on"')
-    if not endpoint.isascii() or ":" not in endpoint:
-        raise UsageError(f"RPC server '{endpoint}' is not of the form host:port")
     server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)(endpoint.encode())
     if not server:
-        raise LlamaCppError(f"the RPC server {endpoint} has no device")
+        raise RemoteError(f"the RPC server {endpoint} has no device: start it with one")
     ggml.ggml_backend_register(server)
 
 

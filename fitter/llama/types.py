@@ -14,6 +14,9 @@ from fitter.llama.virtual import describe as describe
 FlashAttn = Literal["auto", "on", "off"]
 SplitMode = Literal["none", "layer", "row", "tensor"]
 
+RPC = "RPC"
+"""The backend of remote devices, those of rpc-servers; they are named ``RPC0``, ``RPC1`` and so on."""
+
 MAX_USED_DEVICES = 15
 """Devices that one model can be on: ggml's scheduler has room for 16 backends, and the CPU's is one of them."""
 
@@ -84,6 +87,20 @@ class DeviceInfo:
     free: int
     virtual: bool = False
     buffer_type: str | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredSpeed:
+    """What computing on a device showed; 0 is what could not be told.
+
+    ``round_trip``: seconds there and back. ``link``: bytes per second to it. ``bandwidth``: bytes per second of weights
+    that products with one vector read. ``compute``: FLOP per second of products with a batch.
+    """
+
+    round_trip: float
+    link: float
+    bandwidth: float
+    compute: float
 
 
 @dataclass(frozen=True)
