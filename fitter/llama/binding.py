@@ -619,6 +619,8 @@ class Adapters:
             self._llama.llama_adapter_lora_free(self._pointers.pop())
 
     def _load(self, path: str, model: Any, really: bool) -> None:
+        if read_header(path).metadata.get("general.type") != "adapter":
+            raise ModelError(f"{path} is no LoRA adapter; convert one with llama.cpp's convert_lora_to_gguf.py")
         with counted(really) as allocations:
             adapter = self._llama.llama_adapter_lora_init(model, os.fsencode(path))
         if not adapter:
@@ -802,6 +804,22 @@ class Headers:
     def _forget(self) -> None:
         while self._parsed:
             self._library.fitter.fitter_gguf_close(self._parsed.popitem()[1][1])
+
+
+def read_header(path: str) -> Header:
+    """Header of a file that is loaded beside a model. Raises ``ModelError`` where it is no whole GGUF file."""
+    try:
+        size = os.path.getsize(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    headers = Headers()
+    try:
+        header = headers.read(path)
+    finally:
+        headers.close()
+    if missing := max(0, header.file_bytes - size):
+        raise ModelError(f"{path} is truncated: the last {missing} bytes of its tensors are missing; download it again")
+    return header
 
 
 def _read_header(library: native.Library, gguf: Any) -> Header:

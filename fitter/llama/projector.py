@@ -32,6 +32,7 @@ def measure(
     no projector, ``UsageError`` for an unknown device, ``LibraryError`` where there is no libmtmd that fits.
     """
     library = _load()
+    _check(path)
     wanted, _name = _wanted(library, path, device, devices, flash_attn, image_min_tokens, image_max_tokens)
     asked = library.ffi.new("uint64_t *")
     with counted() as allocations:
@@ -50,6 +51,7 @@ def loaded(
 ) -> Iterator[Any]:
     """The projector (``mtmd_context *``), really loaded, for ``model`` (llama_cpp's pointer) or for none."""
     library = _load()
+    _check(path)
     wanted, _name = _wanted(library, path, device, devices, flash_attn, -1, -1)
     projector = library.fitter.fitter_projector_load(wanted, library.pointer(model or 0))
     if projector == library.ffi.NULL:
@@ -58,6 +60,17 @@ def loaded(
         yield projector
     finally:
         library.fitter.fitter_projector_free(projector)
+
+
+_ENCODERS = ("clip.has_vision_encoder", "clip.has_audio_encoder", "clip.has_gen_audio_encoder")
+
+
+def _check(path: str) -> None:
+    """Raise ``ModelError`` unless it is a whole file of a projector: libmtmd's query reads no more than the header."""
+    if not any(binding.read_header(path).metadata.get(encoder) for encoder in _ENCODERS):
+        raise ModelError(
+            f"{path} is no multimodal projector; convert one with llama.cpp's convert_hf_to_gguf.py --mmproj"
+        )
 
 
 def _wanted(

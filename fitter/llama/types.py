@@ -124,8 +124,8 @@ class Breakdown:
     ``devices`` are the names of the model's devices in order. ``n_ctx``: context in tokens that llama.cpp settled on.
     ``flash_attn``: whether flash attention is on after ``auto`` was resolved, ``None`` where llama.cpp did not say.
     ``n_splits``: graph splits of prompt processing and of generation, where llama.cpp said.
-    ``lora``: for each adapter of the parameters what it takes, as model bytes, with no device on the host; it is in none
-    of ``rows``, whose compute is with the adapters.
+    ``lora``: for each adapter of the parameters what it takes, as model bytes, with no device on the host; that is in
+    none of ``rows``, whose compute is with the adapters.
     """
 
     rows: tuple[Row, ...]
@@ -235,6 +235,14 @@ class Header:
     data_offset: int
     version: int
     alignment: int
+
+    @property
+    def file_bytes(self) -> int:
+        """Where the last tensor ends, 0 without any: a shorter file is truncated."""
+        if not self.tensors:
+            return 0
+        padded = sum(-(-tensor.bytes // self.alignment) * self.alignment for tensor in self.tensors[:-1])
+        return self.data_offset + padded + self.tensors[-1].bytes
 
 
 @dataclass(frozen=True)
