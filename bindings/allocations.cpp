@@ -75,7 +75,7 @@ void free_counted(ggml_backend_buffer_t buffer) {
     {
         allocation_state &          all = state();
         std::lock_guard<std::mutex> lock(all.mutex);
-        if (!all.replaced.empty()) {
+        if (!all.replaced.empty() && !all.really) {
             note(all);
         }
         const auto found = all.live.find(buffer);
@@ -140,21 +140,27 @@ ggml_backend_buffer_t alloc_range(ggml_backend_buffer_type_t buffer_type, size_t
 ggml_backend_buffer_t alloc_counted(ggml_backend_buffer_type_t buffer_type, size_t size) {
     allocation_state & all = state();
     alloc_function     own = nullptr;
-    bool               really;
     {
         std::lock_guard<std::mutex> lock(all.mutex);
         own = all.replaced[buffer_type];
-        // A virtual device knows by itself how large a buffer it has, and has no memory.
-        really = all.really || (!ggml_backend_buft_is_host(buffer_type) && fitter_virtual_owns(buffer_type->device));
     }
-    ggml_backend_buffer_t buffer = really ? own(buffer_type, size) : alloc_range(buffer_type, size);
+    if (all.really) {
+        // Backends know their buffers by the function that frees them, so that one stays: nothing is known of frees.
+        ggml_backend_buffer_t buffer = own(buffer_type, size);
+        if (buffer != nullptr && buffer->buft == buffer_type) {
+            std::lock_guard<std::mutex> lock(all.mutex);
+            all.most[buffer_type].weights += size;
+        }
+        return buffer;
+    }
+    // A virtual device knows by itself how large a buffer it has, and has no memory.
+    const bool is_virtual = !ggml_backend_buft_is_host(buffer_type) && fitter_virtual_owns(buffer_type->device);
+
+    ggml_backend_buffer_t buffer = is_virtual ? own(buffer_type, size) : alloc_range(buffer_type, size);
     if (buffer != nullptr) {
         std::lock_guard<std::mutex> lock(all.mutex);
-        // Where one buffer type allocates by another one, the buffer is that one's, and has been counted.
-        if (all.live.count(buffer) == 0) {
-            all.live[buffer]           = {buffer_type, size, buffer->iface.free_buffer, true};
-            buffer->iface.free_buffer = free_counted;
-        }
+        all.live[buffer]          = {buffer_type, size, buffer->iface.free_buffer, true};
+        buffer->iface.free_buffer = free_counted;
     }
     return buffer;
 }
@@ -188,7 +194,9 @@ bool fitter_allocations_begin(bool really) {
 void fitter_allocations_end(void) {
     allocation_state &          all = state();
     std::lock_guard<std::mutex> lock(all.mutex);
-    note(all);
+    if (!all.really) {
+        note(all);
+    }
     for (const auto & [buffer_type, own] : all.replaced) {
         buffer_type->iface.alloc_buffer = own;
     }

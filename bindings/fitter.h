@@ -236,13 +236,14 @@ uint64_t fitter_virtual_alignment(void);
 // ---- libggml-fitter: what is allocated
 
 // Counts all buffers that are allocated through the default and host buffer types of ggml's devices until it ends, and
-// unless really, makes each of them a mere range of addresses. What is loaded meanwhile can still be freed later.
-// False where it has begun already.
+// unless really, makes each of them a mere range of addresses. Those can still be freed later. False where it has begun
+// already.
 bool fitter_allocations_begin(bool really);
 void fitter_allocations_end(void);
 
-// The most that was allocated at once, a row per buffer type: model bytes, or compute where the buffer is for that.
-// The host has no device. Writes at most n rows and returns how many there are.
+// The most that was allocated at once, a row per buffer type: model bytes, or compute where the buffer is for that. If
+// really, all that was allocated, as model bytes. The host has no device. Writes at most n rows and returns how many
+// there are.
 int32_t fitter_allocations_rows(fitter_row_t * rows, int32_t n);
 
 // cdef: end

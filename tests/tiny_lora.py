@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 
 TARGETS = ("attn_q", "attn_v", "ffn_up", "ffn_up_exps")
-"""Tensors of a layer that get an adapter, those of them that the model has."""
+"""Tensors that get an adapter, those of them that the model has."""
 
 
 def write_lora(
@@ -30,7 +30,11 @@ def write_lora(
         if suffix != "weight" or name.rpartition(".")[2] not in targets:
             continue
         n_in, n_out, *experts = (int(n) for n in tensor.shape)
-        for part, shape in (("lora_a", (*experts, rank, n_in)), ("lora_b", (*experts, n_out, rank))):
+        # a row of A per token, where rows of the tensor are looked up
+        shapes = ((*experts, rank, n_in), (*experts, n_out, rank))
+        if tensor.name == "token_embd.weight":
+            shapes = ((n_out, rank), (n_in, rank))
+        for part, shape in zip(("lora_a", "lora_b"), shapes, strict=True):
             data = rng.standard_normal(shape, dtype=np.float32) / np.float32(10)
             writer.add_tensor(f"{tensor.name}.{part}", data)
     writer.write_header_to_file()

@@ -13,7 +13,10 @@ _MAX_ROWS = 1024
 
 
 class Allocations:
-    """``rows`` is the most that was allocated at once, by buffer type: complete when ``counted`` has ended."""
+    """``rows`` is what was allocated, by buffer type, complete when ``counted`` has ended. On the host without a device.
+
+    Of what is really allocated it is all, as model bytes; else the most at once, with compute apart.
+    """
 
     rows: tuple[Row, ...] = ()
 
@@ -22,8 +25,8 @@ class Allocations:
 def counted(really: bool = False) -> Iterator[Allocations]:
     """Count the buffers that ggml's devices are asked for meanwhile.
 
-    Unless ``really``, none is allocated: each is a range of addresses that nothing is written to. Rows of the host have
-    no device. What is allocated in between can be freed afterwards. Not for two at once.
+    Unless ``really``, none is allocated: each is a range of addresses that nothing is written to. What is loaded
+    meanwhile can be freed afterwards. Not for two at once.
     """
     library, backend = native.load(), native.open_backend()
     found = Allocations()
