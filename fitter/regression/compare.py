@@ -35,6 +35,11 @@ class Move:
     failure: str = ""
     is_budget: bool = False
 
+    @property
+    def is_least(self) -> bool:
+        """Whether less than before is worse: of everything but memory."""
+        return self.unit != "bytes"
+
 
 @dataclass(frozen=True)
 class Cause:
