@@ -18,6 +18,8 @@ from fitter.regression.measuring import Measured
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from fitter.regression.plans import PlanDiff
+
 SCHEMA = 1
 
 _UNKNOWN_CAUSE = (
@@ -86,16 +88,31 @@ def check_table(outcomes: Sequence[Outcome], *, verbose: bool = False) -> Render
 _STYLES = {"failed": "bold red", "error": "bold red", "changed": "yellow", "same": "green"}
 
 
-def _moves_table(moves: Sequence[Move]) -> RenderableType:
+def print_diff(stream: IO[str], diff: PlanDiff) -> None:
+    """Write what differs between two plans."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from fitter.output.table import print_to
+
+    if diff.is_empty:
+        stream.write("the plans say the same\n")
+        return
+    parts: list[RenderableType] = [_moves_table(diff.moves, "A", "B")] if diff.moves else []
+    print_to(stream, Group(*parts, *(Text(f"  {change}", overflow="fold") for change in diff.changes)))
+
+
+def _moves_table(moves: Sequence[Move], before: str = "locked", after: str = "now") -> RenderableType:
+    """The rows that fail the case begin with ``!``."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("  what", no_wrap=True)
-    for column in ("locked", "now", "change"):
+    for column in (before, after, "change"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("", overflow="fold", style="dim")
     for move in moves:
-        row = (f"  {move.what}", *_columns(move), move.detail)
+        row = (f"{'!' if move.failure else ' '} {move.what}", *_columns(move), move.detail)
         table.add_row(*row, style="red" if move.failure else "")
     return table
 
@@ -106,10 +123,11 @@ def _columns(move: Move) -> tuple[str, str, str]:
 
 
 def _change(move: Move) -> str:
-    """By how much, with the percentage where there was something before; to the byte where that is little."""
+    """By how much, with the percentage where there was something before."""
     said = change(move.before, move.after, move.unit)
     if move.unit == "bytes" and move.before:
-        said += f" ({(move.after - move.before) / move.before * 100:+.2g} %)"
+        percent = (move.after - move.before) / move.before * 100
+        said += f" ({percent:+.{0 if abs(percent) >= 10 else 1}f} %)"
     return said
 
 
@@ -185,6 +203,16 @@ def move_to_dict(move: Move) -> dict[str, Any]:
         "detail": move.detail,
         "failure": move.failure,
         "budget": move.is_budget,
+    }
+
+
+def diff_to_dict(diff: PlanDiff) -> dict[str, Any]:
+    """What ``fitter diff --json`` prints."""
+    return {
+        "schema": SCHEMA,
+        "equal": diff.is_empty,
+        "moves": list(map(move_to_dict, diff.moves)),
+        "changes": list(map(_cause_to_dict, diff.changes)),
     }
 
 
