@@ -64,7 +64,7 @@ def measure_cases(
     left = _by_model(cases)
     count = max(1, min(jobs or processors(), len(left)))
     results: dict[str, Measured] = {}
-    lock = threading.Lock()
+    lock, stopped = threading.Lock(), threading.Event()
 
     def run(worker: Worker) -> None:
         version = worker.llama_cpp()
@@ -74,7 +74,7 @@ def measure_cases(
             except IndexError:
                 return
             for case in group:
-                measured = _measure(case, locked.get(case.name), worker, version)
+                measured = _measure(case, locked.get(case.name), worker, version, stopped)
                 with lock:
                     results[case.name] = measured
                     say(len(results), len(cases), case.name)
@@ -85,10 +85,15 @@ def measure_cases(
         for worker in workers:
             worker.start()
         pool = stack.enter_context(ThreadPoolExecutor(count))
-        # Whatever ends this early leaves no case for the threads that it waits for.
-        stack.callback(left.clear)
-        for done in [pool.submit(run, worker) for worker in workers]:
-            done.result()
+        try:
+            for done in [pool.submit(run, worker) for worker in workers]:
+                done.result()
+        except BaseException:
+            # The pool waits for its threads: they are to have nothing left to do, and nobody to wait for.
+            stopped.set()
+            for worker in workers:
+                worker.dismiss()
+            raise
     return tuple(results[case.name] for case in cases)
 
 
@@ -97,7 +102,7 @@ def measure_case(case: Case, locked: Snapshot | None, worker: Worker) -> Snapsho
 
     Raises what ``fitter.fit`` raises.
     """
-    return _snapshot(case, locked, worker, worker.llama_cpp())
+    return _snapshot(case, locked, worker, worker.llama_cpp(), threading.Event())
 
 
 def _by_model(cases: Sequence[Case]) -> deque[list[Case]]:
@@ -108,17 +113,27 @@ def _by_model(cases: Sequence[Case]) -> deque[list[Case]]:
     return deque(sorted(found.values(), key=len, reverse=True))
 
 
-def _measure(case: Case, locked: Snapshot | None, worker: Worker, version: str) -> Measured:
+def _measure(case: Case, locked: Snapshot | None, worker: Worker, version: str, stopped: threading.Event) -> Measured:
     try:
-        return Measured(case, _snapshot(case, locked, worker, version))
+        return Measured(case, _snapshot(case, locked, worker, version, stopped))
     except FitterError as error:
         return Measured(case, None, error)
 
 
-def _snapshot(case: Case, locked: Snapshot | None, worker: Worker, version: str) -> Snapshot:
+def _snapshot(case: Case, locked: Snapshot | None, worker: Worker, version: str, stopped: threading.Event) -> Snapshot:
+    _go_on(stopped)
     if locked is not None and _may_hold(case, locked, version) and (same := _again(case, locked, worker)):
         return same
-    return _fitted(case, worker, version)
+    return _fitted(case, worker, version, stopped)
+
+
+class _StoppedError(Exception):
+    """Nobody waits for the case any more."""
+
+
+def _go_on(stopped: threading.Event) -> None:
+    if stopped.is_set():
+        raise _StoppedError
 
 
 # --- measured as it was locked
@@ -164,10 +179,11 @@ def _same_devices(virtual: Sequence[VirtualDevice], locked: Snapshot) -> bool:
 # --- fitted
 
 
-def _fitted(case: Case, worker: Worker, version: str) -> Snapshot:
+def _fitted(case: Case, worker: Worker, version: str, stopped: threading.Event) -> Snapshot:
     from fitter import api
 
-    plan = api.fit(case.model, worker=worker, **case.keywords())
+    _go_on(stopped)
+    plan = api.fit(case.model, worker=worker, on_progress=lambda _: _go_on(stopped), **case.keywords())
     return snapshot_of(plan, case, worker, version)
 
 
