@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-_UNKNOWN_CAUSE = (
-    "nothing that the lock records: another build of llama.cpp, other environment variables, or another machine "
-    "behind --profile library"
-)
+_UNKNOWN_CAUSE = "nothing that the lock records: another build of llama.cpp, or other environment variables"
 # What XML 1.0 has no way to write.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
