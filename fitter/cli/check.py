@@ -49,6 +49,8 @@ def check(
     path = cases_file or Path(CASES_FILE)
     with counted(sys.stderr, "checking") as on_done:
         outcomes = measure(path, lock_file, on_done=on_done, **options.given(given))
+    for line in report.error_lines(outcomes):
+        click.echo(f"fitter: {line}", err=True)
     if junit is not None:
         report.write_junit(junit, outcomes)
     if as_json:

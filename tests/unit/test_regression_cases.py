@@ -113,6 +113,7 @@ WRONG = {
     "a flag as number": (CASE + "n_ctx = true", "cases.a.n_ctx is true: give a whole number"),
     "below the least": (CASE + "n_ubatch = 0", "n_ubatch is 0: give a whole number, 1 or more"),
     "a number as flag": (CASE + "kv_unified = 1", "kv_unified is 1: give true or false"),
+    "flash attention as a flag": (CASE + "flash_attn = true", 'flash_attn is true: give "on", "off" or "auto"'),
     "no unit": (CASE + 'host_memory = "64"', "cases.a.host_memory: '64' has no unit"),
     "a size below 0": (CASE + "margin = -1", "cases.a.margin is -1: give a size"),
     "an unknown GPU": (CASE + 'gpu = ["rtx-4091"]', "cases.a.gpu: 'rtx-4091'.* rtx-4090"),

@@ -80,7 +80,7 @@ def test_a_directory_that_is_not_ours(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="nowhere/fitter.lock cannot be written: No such file"):
+    with pytest.raises(PlanError, match=r"nowhere/fitter\.lock cannot be written: No such file"):
         write_lock(tmp_path / "nowhere" / "fitter.lock", LOCK)
 
 

@@ -120,7 +120,7 @@ def test_no_plan(document: Any, says: str, tmp_path: Path) -> None:
 
 def test_no_json(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    with pytest.raises(UsageError, match="a: no such file; 'fitter model.gguf --json' writes a plan"):
+    with pytest.raises(UsageError, match=r"a: no such file; 'fitter model\.gguf --json' writes a plan"):
         plans.read_plan(path)
     for content in (b"{", b"\xff", b"[" * 100000):
         path.write_bytes(content)

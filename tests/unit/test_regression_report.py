@@ -66,14 +66,12 @@ def test_table() -> None:
         "  what    locked      now             change",
         "  CUDA0  5.2 GiB  5.2 GiB  -1.0 MiB (-0.0 %)  context -1.0 MiB",
         "  changed: nothing that the lock records: another build of llama.cpp, or other environment variables",
-        "broken error",
-        "  a.gguf: 100 % missing\x00, <b>",
         "4 cases: 1 failed, 1 could not be measured, 1 changed within the limits, 1 unchanged",
     ]
     assert table(OVER).splitlines()[1:4] == [
         "  what                     locked      now               change",
         "! cuda0 budget    at most 5.0 GiB  5.2 GiB  +256.0 MiB (+5.0 %)",
-        "! context budget    at least 9000     8192                -808",
+        "! context budget    at least 9000     8192                 -808",
     ]
 
 
