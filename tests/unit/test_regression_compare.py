@@ -110,12 +110,12 @@ ROWS: dict[str, tuple[Snapshot, Case, list[str]]] = {
     "a byte beyond a budget": (
         with_memory(SNAPSHOT, context=-1),
         replace(CASE, budget=Budget({"cuda0": USED - 2})),
-        ["cuda0 takes 5.2 GiB, 1 bytes more than its budget of 5.2 GiB"],
+        ["CUDA0 takes 5.2 GiB, 1 B more than its budget of 5.2 GiB"],
     ),
     "the host beyond a budget": (
         SNAPSHOT,
         replace(CASE, budget=Budget({"host": 116 * MIB - 1})),
-        ["host takes 116.0 MiB, 1 bytes more than its budget of 116.0 MiB"],
+        ["host takes 116.0 MiB, 1 B more than its budget of 116.0 MiB"],
     ),
     "the least context": (SNAPSHOT, replace(CASE, budget=Budget(n_ctx=8192)), []),
     "below it": (
