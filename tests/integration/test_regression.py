@@ -435,6 +435,12 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         2,
         "the case 'fitted' is of fitter.lock, but not of fitter.toml: run 'fitter lock'",
     ),
+    "a lock in the place of the cases": (
+        lambda repository: None,
+        ("lock", "--lock", "fitter.toml"),
+        2,
+        "fitter.toml has the cases: give the lock another name",
+    ),
     "an update of no case": (
         lambda repository: None,
         ("lock", "--update", "chad"),
