@@ -52,9 +52,8 @@ def lock(
     cannot be written.
     """
     path = lock_path(cases_file, lock_file)
+    _check_is_another(path, cases_file)
     cases = read_cases(cases_file)
-    if path.exists() and path.samefile(cases_file):
-        raise UsageError(f"{show(path)} has the cases: give the lock another name")
     kept: dict[str, Snapshot] = {}
     if update:
         locked = read_lock(path).cases
@@ -95,6 +94,11 @@ def check(
         _check_names(cases, names, locked, path, cases_file, is_whole=expression is None)
     measured = measure_cases(cases, locked, jobs=jobs, timeout=timeout, on_done=on_done)
     return tuple(_outcome(each, locked.get(each.case.name)) for each in measured)
+
+
+def _check_is_another(path: Path, cases_file: Path) -> None:
+    if path.exists() and cases_file.exists() and path.samefile(cases_file):
+        raise UsageError(f"{show(path)} has the cases: give the lock another name")
 
 
 def _outcome(measured: Measured, locked: Snapshot | None) -> Outcome:
