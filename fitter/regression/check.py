@@ -96,16 +96,16 @@ def check(
     return tuple(_outcome(each, locked.get(each.case.name)) for each in measured)
 
 
-def _check_is_another(path: Path, cases_file: Path) -> None:
-    if path.exists() and cases_file.exists() and path.samefile(cases_file):
-        raise UsageError(f"{show(path)} has the cases: give the lock another name")
-
-
 def _outcome(measured: Measured, locked: Snapshot | None) -> Outcome:
     name = measured.case.name
     if measured.snapshot is None:
         return Outcome(name, None, measured.error)
     return Outcome(name, compare(measured.case, locked, measured.snapshot))
+
+
+def _check_is_another(path: Path, cases_file: Path) -> None:
+    if path.exists() and cases_file.exists() and path.samefile(cases_file):
+        raise UsageError(f"{show(path)} has the cases: give the lock another name")
 
 
 def _check_names(
