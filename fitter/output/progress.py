@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from fitter.output.units import dummy_loads
-from fitter.planning.request import Progress
+
+if TYPE_CHECKING:
+    from fitter.planning.request import Progress
 
 
 @contextmanager
@@ -25,6 +27,26 @@ def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[
             yield lambda step: status.update(_text(step))
     else:
         yield None
+
+
+@contextmanager
+def counted(stream: IO[str], doing: str) -> Iterator[Callable[[int, int, str], None] | None]:
+    """A function to call with how much is done, of how much, and the name of the last; ``None`` where nobody watches.
+
+    On a terminal it is a bar, gone at the end.
+    """
+    if not stream.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[last]}"))
+    console = Console(file=stream, highlight=False, markup=False)
+    with Bars(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(doing, last="")
+        yield lambda done, total, last: bars.update(task, completed=done, total=total, last=last)
 
 
 def _text(step: Progress) -> str:
