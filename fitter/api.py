@@ -144,6 +144,7 @@ def fit(
     timeout: float = DEFAULT_TIMEOUT,
     on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[str], None] | None = None,
+    worker: Worker | None = None,
 ) -> Plan:
     """Find the parameters that use the devices best, every one of them confirmed by a dummy load of ``model``.
 
@@ -168,7 +169,8 @@ def fit(
 
     The search loads a copy of the header without the tokenizer, unless ``skeleton`` is false; the plan is measured on
     ``model`` itself either way.
-    ``timeout``: seconds for one dummy load. ``on_log`` gets every line of llama.cpp's log.
+    ``timeout``: seconds for one dummy load. ``on_log`` gets every line of llama.cpp's log. A ``worker`` that is given
+    is used and stays open, for many fits in a row; it is told of ``gpus`` anew.
 
     The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
 
@@ -210,10 +212,14 @@ def fit(
     if gpus and not virtual:
         devices = _no_devices(devices)
     with ExitStack() as stack:
-        worker = stack.enter_context(Worker(virtual, library=library, timeout=timeout, on_log=on_log))
-        worker.start()
+        is_own = worker is None
+        if worker is None:
+            worker = stack.enter_context(Worker(virtual, library=library, timeout=timeout, on_log=on_log))
+            worker.start()
+        else:
+            worker.configure(virtual, library)
         # Each process that asks a real device takes some of its memory, so those are for one process only.
-        is_shared = library is None and bool(gpus)
+        is_shared = is_own and library is None and bool(gpus)
         second = stack.enter_context(Worker(virtual, timeout=timeout, on_log=on_log)) if is_shared else None
         beside = _Beside(second, model_files(model)) if second else None
         is_free = not overrides and n_gpu_layers is None and devices is None and split_mode == "layer"
@@ -271,7 +277,7 @@ def fit(
         )
         llama = _llama(worker, beside, opened, skeleton)
         data = planning.fit(request, _summary(opened), llama, on_progress or (lambda _: None), bool(gpus))
-        for each in filter(None, (worker, second)):
+        for each in filter(None, (worker if is_own else None, second)):
             each.dismiss()
     return Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
 
@@ -308,13 +314,13 @@ class _Beside:
 
 def _llama(worker: Worker, beside: _Beside | None, model: Model, skeleton: bool) -> planning.Llama:
     """The ways to ask llama.cpp about ``model``."""
-    path = str(model.path)
+    path, loads = str(model.path), worker.dummy_loads
     copy = Skeleton(tuple(map(str, model.files)))
     if beside and beside.loading:
         beside.loading = replace(beside.loading, n_gpu_layers=model.n_layer + 1)
     return planning.Llama(
         own=planning.Loads(lambda params: worker.measure(path, params), lambda params: worker.layout(path, params)),
-        dummy_loads=lambda: worker.dummy_loads + (beside.dummy_loads if beside else 0),
+        dummy_loads=lambda: worker.dummy_loads - loads + (beside.dummy_loads if beside else 0),
         skeleton=planning.Loads(lambda params: worker.measure(copy, params), lambda params: worker.layout(copy, params))
         if skeleton
         else None,

@@ -104,6 +104,10 @@ class Worker:
         """The virtual devices, or else the real ones that llama.cpp offloads to, in its order."""
         return self._ask(tuple[DeviceInfo, ...], "devices")
 
+    def llama_cpp(self) -> str:
+        """Version and commit of the llama.cpp that answers."""
+        return self._ask(str, "llama_cpp")
+
     def host(self) -> DeviceInfo:
         """The CPU as ggml reports it: on Linux it counts all of the memory as free."""
         return self._ask(DeviceInfo, "host")

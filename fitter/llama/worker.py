@@ -76,6 +76,9 @@ class Session:
     def devices(self) -> tuple[DeviceInfo, ...]:
         return tuple(device.info for device in self._open().devices.default)
 
+    def llama_cpp(self) -> str:
+        return native.llama_cpp_version()
+
     def host(self) -> DeviceInfo:
         return binding.host(self._open().devices)
 

@@ -1,0 +1,383 @@
+"""``fitter.toml``: which models are to keep their memory, where, and how."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fitter.errors import UsageError
+from fitter.machine.gpu import NO_GPU, parse_gpus, parse_size
+from fitter.model.source import show, split_name
+from fitter.regression.toml import read_toml
+
+CASES_FILE = "fitter.toml"
+
+Setting = bool | int | float | str | tuple[bool | int | float | str, ...]
+"""A value of ``fitter.toml``, sizes in bytes."""
+
+DEFAULT_SLOWDOWN = 0.02
+"""Part of its estimated speed that a plan may lose: an estimate has no more than that to say."""
+
+_PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%", re.ASCII)
+_NAME = re.compile(r"[^\s()\[\]]+")
+_EXAMPLE = '[cases.chat] with model = "model.gguf" and gpu = ["rtx-4090"]'
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How much something may grow: a number of bytes, or a part (0.01 for 1 %) of what it was."""
+
+    bytes: int = 0
+    part: float = 0.0
+
+    def of(self, before: int) -> int:
+        """The bytes by which ``before`` may grow."""
+        return self.bytes + int(self.part * before)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits that hold without a lock. ``memory``: the most bytes on a device by its name in lower case, or ``host``.
+
+    ``n_ctx`` is the least context in tokens; the speeds are the least tokens per second by the cost model.
+    """
+
+    memory: Mapping[str, int] = field(default_factory=dict)
+    n_ctx: int | None = None
+    prompt_tokens_per_second: float | None = None
+    generation_tokens_per_second: float | None = None
+
+    def __bool__(self) -> bool:
+        return self != Budget()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on a machine. ``settings`` are those that ``fitter.toml`` gives, by their names there, in their order.
+
+    ``max_growth`` is allowed to each device and to the host; ``max_slowdown`` is the part of its speed that a plan may
+    lose.
+    """
+
+    name: str
+    model: Path
+    settings: Mapping[str, Setting]
+    max_growth: Growth = Growth()
+    max_slowdown: float = DEFAULT_SLOWDOWN
+    budget: Budget = Budget()
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Descriptions of the GPUs. Without any it is a machine that has none: never the one that this runs on."""
+        gpus = self.settings.get("gpu", ())
+        assert isinstance(gpus, tuple)
+        return tuple(map(str, gpus)) or (NO_GPU,)
+
+    def keywords(self) -> dict[str, Any]:
+        """Keyword arguments of ``fitter.fit``."""
+        return {name: value for name, value in self.settings.items() if name != "gpu"} | {"gpus": self.gpus}
+
+
+def read_cases(path: Path) -> tuple[Case, ...]:
+    """The cases of ``fitter.toml`` by name. Raises ``UsageError``."""
+    document = read_toml(path, f"write one, such as {_EXAMPLE}")
+    try:
+        _check_keys(document, ("cases", "defaults"), "")
+        defaults = _table(document.get("defaults", {}), "defaults")
+        _check_keys(defaults, (*SETTINGS, *_LIMITS), "defaults")
+        tables = _table(document.get("cases", {}), "cases")
+        if not tables:
+            raise UsageError(f"there are no cases: add {_EXAMPLE}")
+        cases: dict[str, Case] = {}
+        for name, table in tables.items():
+            for case in make_cases(name, {**defaults, **_table(table, f"cases.{name}")}, path.absolute().parent):
+                if case.name in cases:
+                    raise UsageError(f"there are two cases '{case.name}': rename one of them")
+                cases[case.name] = case
+    except UsageError as error:
+        raise UsageError(f"{show(path)}: {error}") from None
+    return tuple(cases[name] for name in sorted(cases))
+
+
+def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Case, ...]:
+    """The cases of one table, whose ``model`` is relative to ``directory``: one, or with a pattern one for each match.
+
+    With a pattern they are called ``name/model``. Raises ``UsageError``.
+    """
+    where = f"cases.{name}"
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"a case cannot be called {name!r}: use no spaces, parentheses or brackets")
+    _check_keys(table, ("model", *SETTINGS, *_LIMITS, "budget"), where)
+    model = table.get("model")
+    if not isinstance(model, str) or not model:
+        raise UsageError(f'{where} has no model: add model = "model.gguf", a path or a pattern such as models/*.gguf')
+    settings = {key: read(table[key], f"{where}.{key}") for key, read in SETTINGS.items() if key in table}
+    limits = {key: read(table[key], f"{where}.{key}") for key, read in _LIMITS.items() if key in table}
+    budget = _budget(_table(table.get("budget", {}), f"{where}.budget"), settings, f"{where}.budget")
+    models = _models(model, directory, where)
+    return tuple(Case(name + more, path, settings, budget=budget, **limits) for more, path in models)
+
+
+def select(cases: Iterable[Case], expression: str) -> tuple[Case, ...]:
+    """The cases that ``expression`` is true of: a word is where it is a part of the name, upper and lower case alike.
+
+    Words may be combined with ``and``, ``or``, ``not`` and parentheses. Raises ``UsageError``.
+    """
+    accepts = _Expression(expression).parse()
+    return tuple(case for case in cases if accepts(case.name.lower()))
+
+
+def suggest(word: str, known: Collection[str]) -> str:
+    """``did you mean n_ctx?``, or where nothing is similar all that there is."""
+    close = difflib.get_close_matches(word.lower(), known, n=1)
+    return f"did you mean {close[0]}?" if close else f"there is {', '.join(known)}"
+
+
+def _check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            place = f" in {where}" if where else ""
+            raise UsageError(f"unknown key '{key}'{place}: {suggest(key, known)}")
+
+
+def _table(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where} is no table: write [{where}] above its keys")
+    return value
+
+
+def _models(text: str, directory: Path, where: str) -> list[tuple[str, Path]]:
+    """What is added to the case's name, and the model, for each that ``text`` means."""
+    given = os.path.expanduser(text)
+    whole = os.path.join(directory, given)
+    if not glob.has_magic(given) or os.path.exists(whole):
+        return [("", Path(whole))]
+    # The directory may have a name that reads as a pattern.
+    root = None if os.path.isabs(given) else directory
+    found = [Path(match) for match in glob.glob(given, root_dir=root, recursive=True)]
+    if not found:
+        raise UsageError(f"{where}: no file matches '{text}'; the path is relative to the directory of the file")
+    firsts = [match for match in found if (split_name(match) or ("", 1, 1))[1] == 1]
+    fixed = Path(*_until_magic(Path(given).parts))
+    named = [("/" + _without_suffix(match.relative_to(fixed)), directory / match) for match in firsts]
+    return sorted(named)
+
+
+def _until_magic(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """The directories of a pattern before the first one that is itself a pattern."""
+    first = next(index for index, part in enumerate(parts) if glob.has_magic(part))
+    return parts[:first]
+
+
+def _without_suffix(path: Path) -> str:
+    split = split_name(path)
+    name = path.with_name(split[0]) if split else path.with_suffix("") if path.suffix == ".gguf" else path
+    return re.sub(r"[\s()\[\]]", "_", name.as_posix())
+
+
+# --- values
+
+
+def _whole(least: int) -> Callable[[Any, str], int]:
+    def read(value: Any, where: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UsageError(f"{where} is {_shown(value)}: give a whole number, {least} or more")
+        return value
+
+    return read
+
+
+def _flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{where} is {_shown(value)}: give true or false")
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{where} is {_shown(value)}: give a text in quotes")
+    return value
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    if isinstance(value, str) and value:
+        return (value,)
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise UsageError(f"{where} is {_shown(value)}: give a list of texts in quotes")
+    return tuple(value)
+
+
+def _numbers(value: Any, where: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or any(type(item) not in (int, float) for item in value):
+        raise UsageError(f"{where} is {_shown(value)}: give a list of numbers such as [3, 1]")
+    return tuple(map(float, value))
+
+
+def _size(value: Any, where: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if not isinstance(value, str):
+        raise UsageError(f'{where} is {_shown(value)}: give a size such as "24GiB", or a number of bytes')
+    try:
+        return parse_size(value)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _sizes(value: Any, where: str) -> int | tuple[int, ...]:
+    return tuple(_size(item, where) for item in value) if isinstance(value, list) else _size(value, where)
+
+
+def _part(value: Any, where: str) -> float:
+    match = _PERCENT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None and (isinstance(value, bool) or value != 0):
+        raise UsageError(f'{where} is {_shown(value)}: give a percentage such as "2%"')
+    return float(match[1]) / 100 if match else 0.0
+
+
+def _growth(value: Any, where: str) -> Growth:
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return Growth(part=_part(value, where))
+    try:
+        return Growth(bytes=_size(value, where))
+    except UsageError:
+        raise UsageError(f'{where} is {_shown(value)}: give a percentage or a size, such as "1%" or "64MiB"') from None
+
+
+def _speed(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise UsageError(f"{where} is {_shown(value)}: give a number of tokens per second")
+    return float(value)
+
+
+def _gpus(value: Any, where: str) -> tuple[str, ...]:
+    specs = _texts(value, where)
+    try:
+        parse_gpus(specs)
+    except UsageError as error:
+        raise UsageError(f"{where}: {str(error).removeprefix('--gpu ')}") from None
+    return specs
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, bool) else str(value).lower()
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _budget(table: Mapping[str, Any], settings: Mapping[str, Setting], where: str) -> Budget:
+    gpus = settings.get("gpu", ())
+    assert isinstance(gpus, tuple)
+    names = [device.name.lower() for device in parse_gpus(list(map(str, gpus)))]
+    speeds = ("prompt_tokens_per_second", "generation_tokens_per_second")
+    given = {key.lower(): value for key, value in table.items()}
+    _check_keys(given, (*names, "host", "n_ctx", *speeds), where)
+    return Budget(
+        {name: _size(given[name], f"{where}.{name}") for name in (*names, "host") if name in given},
+        _whole(1)(given["n_ctx"], f"{where}.n_ctx") if "n_ctx" in given else None,
+        **{name: _speed(given[name], f"{where}.{name}") for name in speeds if name in given},
+    )
+
+
+SETTINGS: Mapping[str, Callable[[Any, str], Setting]] = {
+    "gpu": _gpus,
+    "profile": _text,
+    "devices": _texts,
+    "host_memory": _size,
+    "host_margin": _size,
+    "margin": _sizes,
+    "n_ctx": _whole(0),
+    "fit_ctx": _whole(1),
+    "n_gpu_layers": _whole(-1),
+    "tensor_split": _numbers,
+    "override_tensor": _texts,
+    "cpu_moe": _flag,
+    "n_cpu_moe": _whole(0),
+    "split_mode": _text,
+    "main_gpu": _whole(-1),
+    "n_batch": _whole(1),
+    "n_ubatch": _whole(1),
+    "n_seq_max": _whole(1),
+    "kv_unified": _flag,
+    "type_k": _text,
+    "type_v": _text,
+    "flash_attn": _text,
+    "offload_kqv": _flag,
+    "op_offload": _flag,
+    "swa_full": _flag,
+    "allow": _texts,
+    "prompt": _whole(1),
+    "generate": _whole(1),
+    "objective": _text,
+    "strategy": _text,
+    "host_bandwidth": _text,
+}
+"""Keys of a case that say what is fitted, named as the keywords of ``fitter.fit`` (``gpu`` is ``gpus`` there)."""
+
+_LIMITS: Mapping[str, Callable[[Any, str], Any]] = {"max_growth": _growth, "max_slowdown": _part}
+"""Keys of a case that say how much it may change."""
+
+
+# --- -k
+
+
+class _Expression:
+    """What ``-k`` selects: ``or`` of ``and`` of words, each with or without ``not``."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._words = re.findall(r"[()]|[^\s()]+", text)
+
+    def parse(self) -> Callable[[str], bool]:
+        accepts = self._or()
+        if self._words:
+            raise self._error()
+        return accepts
+
+    def _or(self) -> Callable[[str], bool]:
+        left = self._and()
+        while self._take("or"):
+            left = _either(left, self._and())
+        return left
+
+    def _and(self) -> Callable[[str], bool]:
+        left = self._not()
+        while self._take("and"):
+            left = _both(left, self._not())
+        return left
+
+    def _not(self) -> Callable[[str], bool]:
+        if self._take("not"):
+            inner = self._not()
+            return lambda name: not inner(name)
+        if self._take("("):
+            inner = self._or()
+            if not self._take(")"):
+                raise self._error()
+            return inner
+        if not self._words or self._words[0] in ("and", "or", ")"):
+            raise self._error()
+        word = self._words.pop(0).lower()
+        return lambda name: word in name
+
+    def _take(self, word: str) -> bool:
+        if self._words and self._words[0] == word:
+            del self._words[0]
+            return True
+        return False
+
+    def _error(self) -> UsageError:
+        return UsageError(f"-k {self._text!r} is no expression: write words, and, or, not, such as 'a or not b'")
+
+
+def _either(left: Callable[[str], bool], right: Callable[[str], bool]) -> Callable[[str], bool]:
+    return lambda name: left(name) or right(name)
+
+
+def _both(left: Callable[[str], bool], right: Callable[[str], bool]) -> Callable[[str], bool]:
+    return lambda name: left(name) and right(name)

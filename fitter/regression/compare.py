@@ -1,0 +1,301 @@
+"""What moved between two measurements of one case, by how much, and what may have moved it. Bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from fitter.llama.types import Params, TensorBuftOverride
+from fitter.output.units import human, speed
+from fitter.regression.cases import Budget, Case
+from fitter.regression.headers import expand
+from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, Memory, Snapshot
+
+Unit = Literal["bytes", "tokens", "tokens/s", ""]
+_NAMED = 6
+"""How many tensors a cause names before it only counts them."""
+_UNSET = "unset"
+_PARTS = ("model", "context", "compute")
+
+
+@dataclass(frozen=True)
+class Move:
+    """Something that is not what it was, or is beyond a budget.
+
+    ``before`` is what was locked, or the budget; ``None`` where there was nothing. ``detail`` says what it is made of.
+    ``failure`` is one sentence where this fails the case, and empty where it does not.
+    """
+
+    what: str
+    before: float | None
+    after: float
+    unit: Unit
+    detail: str = ""
+    failure: str = ""
+    is_budget: bool = False
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Something that changed: ``kind`` is ``setting``, ``device``, ``header``, ``llama.cpp`` or ``fitter``."""
+
+    kind: str
+    what: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        said = f"{self.what} {self.before} → {self.after}" if self.before or self.after else self.what
+        return said if self.kind in ("llama.cpp", "fitter") else f"{self.kind}: {said}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One case: what moved, what changed that may have moved it, and what fitting chose otherwise because of it.
+
+    ``locked`` is ``None`` where the case has a budget and no lock.
+    """
+
+    name: str
+    locked: Snapshot | None
+    measured: Snapshot
+    moves: tuple[Move, ...]
+    causes: tuple[Cause, ...]
+    chosen: tuple[Cause, ...] = ()
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """One sentence for each limit that the case does not keep."""
+        return tuple(move.failure for move in self.moves if move.failure)
+
+    @property
+    def status(self) -> Literal["failed", "changed", "same"]:
+        """``changed``: other than locked, within its limits."""
+        if self.failures:
+            return "failed"
+        return "changed" if self.moves or self.causes else "same"
+
+
+def compare(case: Case, locked: Snapshot | None, measured: Snapshot) -> Comparison:
+    """Hold what was ``measured`` against the lock, where there is one, and the budget of ``case``."""
+    moves = [] if locked is None else _moves(case, locked, measured)
+    moves += _beyond_budget(case.budget, measured)
+    causes = () if locked is None else tuple(_causes(locked, measured))
+    chosen = () if locked is None else tuple(_choices(locked, measured))
+    return Comparison(case.name, locked, measured, tuple(moves), causes, chosen)
+
+
+def changed_settings(locked: Snapshot, case: Case) -> bool:
+    """Whether ``case`` asks for something else than what was locked."""
+    return dict(locked.settings) != dict(case.settings)
+
+
+# --- moves
+
+
+def _moves(case: Case, locked: Snapshot, measured: Snapshot) -> list[Move]:
+    moves = []
+    if locked.fits != measured.fits:
+        failure = f"it no longer fits: {missing(measured)}" if locked.fits else ""
+        moves.append(Move("fits", int(locked.fits), int(measured.fits), "", failure=failure))
+    elif not measured.fits and missing(measured) != missing(locked):
+        moves.append(Move("missing", _missing(locked), _missing(measured), "bytes", detail=missing(measured)))
+    names = dict.fromkeys((*locked.devices, *measured.devices))
+    uses: list[tuple[str, LockedDevice | LockedHost | None, LockedDevice | LockedHost | None]] = [
+        (name, locked.devices.get(name), measured.devices.get(name)) for name in names
+    ]
+    for name, old, new in [*uses, ("host", locked.host, measured.host)]:
+        before, after = old.used if old else 0, new.used if new else 0
+        detail = _detail(old, new)
+        if before == after and not detail:
+            continue
+        allowed = case.max_growth.of(before)
+        failure = ""
+        if after > before + allowed:
+            limit = f", {human(allowed)} are allowed" if allowed else ""
+            failure = f"{name} takes {_grown(before, after)}{limit}"
+        moves.append(Move(name, before, after, "bytes", detail, failure))
+    before, after = _weights(locked.host), _weights(measured.host)
+    allowed = case.max_growth.of(before)
+    if after > before + allowed:
+        failure = f"weights on the host take {_grown(before, after)}"
+        moves.append(Move("weights on the host", before, after, "bytes", failure=failure))
+    if locked.n_ctx != measured.n_ctx:
+        shorter = measured.n_ctx < locked.n_ctx
+        failure = f"the context has {measured.n_ctx} tokens instead of {locked.n_ctx}" if shorter else ""
+        moves.append(Move("context", locked.n_ctx, measured.n_ctx, "tokens", failure=failure))
+    return moves + _slower(case, locked, measured)
+
+
+def _slower(case: Case, locked: Snapshot, measured: Snapshot) -> list[Move]:
+    if locked.estimate is None or measured.estimate is None:
+        return []
+    moves = []
+    for kind in ("prompt", "generation"):
+        before: float = getattr(locked.estimate, f"{kind}_tokens_per_second")
+        after: float = getattr(measured.estimate, f"{kind}_tokens_per_second")
+        if before == after:
+            continue
+        failure = ""
+        if after < before * (1 - case.max_slowdown):
+            lost = f"{(1 - after / before) * 100:.1f} % slower, {case.max_slowdown * 100:g} % are allowed"
+            failure = f"{kind} is estimated at {speed(after)} tokens/s instead of {speed(before)}: {lost}"
+        moves.append(Move(f"{kind} speed", before, after, "tokens/s", failure=failure))
+    return moves
+
+
+def _beyond_budget(budget: Budget, measured: Snapshot) -> list[Move]:
+    moves = []
+    if budget and not measured.fits:
+        moves.append(Move("fits", 1, 0, "", failure=f"it does not fit: {missing(measured)}", is_budget=True))
+    used = {name.lower(): device.used for name, device in measured.devices.items()} | {"host": measured.host.used}
+    for name, limit in budget.memory.items():
+        size = used.get(name, 0)
+        if size > limit:
+            over = f"{name} takes {human(size)}, {size - limit} bytes more than its budget of {human(limit)}"
+            moves.append(Move(f"{name} budget", limit, size, "bytes", failure=over, is_budget=True))
+    if budget.n_ctx is not None and measured.n_ctx < budget.n_ctx:
+        short = f"the context has {measured.n_ctx} tokens, fewer than its budget of {budget.n_ctx}"
+        moves.append(Move("context budget", budget.n_ctx, measured.n_ctx, "tokens", failure=short, is_budget=True))
+    for kind in ("prompt", "generation"):
+        least: float | None = getattr(budget, f"{kind}_tokens_per_second")
+        found = 0.0 if measured.estimate is None else getattr(measured.estimate, f"{kind}_tokens_per_second")
+        if least is not None and found < least:
+            slow = f"{kind} is estimated at {speed(found)} tokens/s, below its budget of {speed(least)}"
+            moves.append(Move(f"{kind} speed budget", least, found, "tokens/s", failure=slow, is_budget=True))
+    return moves
+
+
+def missing(snapshot: Snapshot) -> str:
+    """What a plan that does not fit lacks, and where."""
+    uses: list[tuple[str, LockedDevice | LockedHost]] = [*snapshot.devices.items(), ("the host", snapshot.host)]
+    lacking = [f"{name} lacks {human(use.missing)}" for name, use in uses if use.missing > 0]
+    return ", ".join(lacking) or "llama.cpp cannot place it"
+
+
+def _missing(snapshot: Snapshot) -> int:
+    uses: list[LockedDevice | LockedHost] = [*snapshot.devices.values(), snapshot.host]
+    return sum(max(0, use.missing) for use in uses)
+
+
+def _weights(host: LockedHost) -> int:
+    return sum(memory.model for memory in host.memory.values())
+
+
+def _grown(before: int, after: int) -> str:
+    part = f", {(after - before) / before * 100:+.1f} %" if before else ""
+    return f"{human(after)} instead of {human(before)} ({change(before, after, 'bytes')}{part})"
+
+
+def change(before: float | None, after: float, unit: Unit) -> str:
+    """By how much, with a sign: ``+12.0 MiB``; bytes to the last one where there are few."""
+    if before is None or not unit:
+        return ""
+    delta = after - before
+    sign = "+" if delta > 0 else "-" if delta < 0 else "±"
+    if unit == "bytes":
+        return f"{sign}{human(int(abs(delta)))}"
+    if unit == "tokens":
+        return f"{sign}{abs(delta):.0f}"
+    return f"{sign}{speed(abs(delta))}"
+
+
+def _detail(old: LockedDevice | LockedHost | None, new: LockedDevice | LockedHost | None) -> str:
+    """Which parts moved, and by how much."""
+    before, after = _parts(old.memory.values() if old else ()), _parts(new.memory.values() if new else ())
+    said = [f"{name} {change(before[name], after[name], 'bytes')}" for name in _PARTS if before[name] != after[name]]
+    shared = (new.shared if new else 0) - (old.shared if old else 0)
+    if shared:
+        said.append(f"shared {change(0, shared, 'bytes')}")
+    return ", ".join(said)
+
+
+def _parts(memories: Iterable[Memory]) -> dict[str, int]:
+    rows = tuple(memories)
+    return {name: sum(getattr(row, name) for row in rows) for name in _PARTS}
+
+
+# --- causes
+
+
+def _causes(locked: Snapshot, measured: Snapshot) -> Iterable[Cause]:
+    yield from _changes("setting", locked.settings, measured.settings)
+    for name in dict.fromkeys((*locked.devices, *measured.devices)):
+        old, new = locked.devices.get(name), measured.devices.get(name)
+        if old is None or new is None:
+            yield Cause("device", name, old.description if old else "none", new.description if new else "none")
+        elif old.description != new.description:
+            yield Cause("device", name, old.description, new.description)
+        for word in ("total", "free", "margin"):
+            if old and new and getattr(old, word) != getattr(new, word):
+                yield Cause("device", f"{name} {word}", human(getattr(old, word)), human(getattr(new, word)))
+    if locked.model.file != measured.model.file:
+        yield Cause("model", "file", locked.model.file, measured.model.file)
+    if locked.model.header != measured.model.header:
+        yield from _header_causes(locked.model, measured.model)
+    if locked.llama_cpp != measured.llama_cpp:
+        yield Cause("llama.cpp", "llama.cpp", locked.llama_cpp, measured.llama_cpp)
+    if locked.fitter != measured.fitter:
+        yield Cause("fitter", "fitter", locked.fitter, measured.fitter)
+
+
+def _changes(kind: str, old: Mapping[str, object], new: Mapping[str, object]) -> Iterable[Cause]:
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            yield Cause(kind, name, _said(name, old.get(name)), _said(name, new.get(name)))
+
+
+def _said(name: str, value: object) -> str:
+    if value is None:
+        return _UNSET
+    if isinstance(value, bool):
+        return str(value).lower()
+    if name in ("margin", "host_margin", "host_memory") and isinstance(value, int):
+        return human(value)
+    return ", ".join(_said(name, item) for item in value) if isinstance(value, tuple) else str(value)
+
+
+def _header_causes(old: LockedModel, new: LockedModel) -> Iterable[Cause]:
+    for name in ("architecture", "name"):
+        if getattr(old, name) != getattr(new, name):
+            yield Cause("header", name, getattr(old, name), getattr(new, name))
+    before, after = expand(old.tensors), expand(new.tensors)
+    changed = [name for name in after if name in before and before[name] != after[name]]
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for name in changed:
+        kinds.setdefault((before[name], after[name]), []).append(name)
+    for (was, now), names in kinds.items():
+        yield Cause("header", _names(names), was, now)
+    if gone := [name for name in before if name not in after]:
+        yield Cause("header", _names(gone), "there", "gone")
+    if added := [name for name in after if name not in before]:
+        yield Cause("header", _names(added), "not there", "there")
+    if old.bytes != new.bytes:
+        yield Cause("header", "all tensors", human(old.bytes), human(new.bytes))
+    elif not (changed or gone or added):
+        yield Cause("header", "its metadata changed; every tensor has the type that it had", "", "")
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _choices(locked: Snapshot, measured: Snapshot) -> Iterable[Cause]:
+    """Parameters that were fitted otherwise; those that are set are among the settings."""
+    given = {"gpu", *locked.settings, *measured.settings}
+    for each in fields(Params):
+        old, new = getattr(locked.params, each.name), getattr(measured.params, each.name)
+        if old != new and each.name not in given:
+            yield Cause("fitted", each.name, _parameter(old), _parameter(new))
+
+
+def _parameter(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, tuple):
+        return ",".join(map(_parameter, value)) or "none"
+    if isinstance(value, TensorBuftOverride):
+        return f"{value.pattern}={value.buffer_type}"
+    return f"{value:g}" if isinstance(value, float) else str(value)

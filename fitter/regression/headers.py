@@ -1,0 +1,71 @@
+"""What identifies a model: the digest of its headers, and the type of every tensor, both without reading weights."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from fitter.errors import ModelError
+from fitter.llama.types import TensorInfo
+from fitter.model.source import show
+
+_LAYER = re.compile(r"(.*?\bblk\.)([0-9]+)(\..*)")
+_ANY = "*"
+"""Stands for the number of the layer."""
+_MOST_LAYERS = 4096
+
+
+def digest(files: Sequence[Path], header_bytes: Sequence[int]) -> str:
+    """A digest of the first ``header_bytes`` of each file. Raises ``ModelError`` where one cannot be read."""
+    total = hashlib.sha256()
+    for path, size in zip(files, header_bytes, strict=True):
+        try:
+            with path.open("rb") as file:
+                total.update(file.read(size))
+        except OSError as error:
+            raise ModelError(f"{show(path)} cannot be read: {error.strerror}") from None
+    return f"sha256:{total.hexdigest()}"
+
+
+def summarize(tensors: Iterable[TensorInfo]) -> dict[str, str]:
+    """The type of every tensor, by name with ``*`` for the layer: ``q4_K``, or ``q4_K 0-2,4-31; q8_0 3`` by layer."""
+    found: dict[str, list[tuple[int | None, str]]] = {}
+    for tensor in tensors:
+        match = _LAYER.fullmatch(tensor.name)
+        key, layer = (match[1] + _ANY + match[3], int(match[2])) if match else (tensor.name, None)
+        found.setdefault(key, []).append((layer, tensor.type))
+    return {key: _types(found[key]) for key in sorted(found)}
+
+
+def expand(summary: Mapping[str, str]) -> dict[str, str]:
+    """The type of every tensor by its name. What ``summarize`` did not write is left out."""
+    tensors = {}
+    for key, text in summary.items():
+        for part in text.split("; "):
+            kind, _, layers = part.partition(" ")
+            if not layers:
+                tensors[key] = kind
+            for first, last in re.findall(r"([0-9]+)(?:-([0-9]+))?", layers):
+                for layer in range(int(first), min(int(last or first), _MOST_LAYERS) + 1):
+                    tensors[key.replace(_ANY, str(layer), 1)] = kind
+    return tensors
+
+
+def _types(tensors: Iterable[tuple[int | None, str]]) -> str:
+    by_type: dict[str, list[int]] = {}
+    for layer, kind in tensors:
+        by_type.setdefault(kind, []).extend([] if layer is None else [layer])
+    return "; ".join(f"{kind} {_ranges(by_type[kind])}".rstrip() for kind in sorted(by_type))
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """``0-2,4`` for 0, 1, 2 and 4."""
+    ranges = []
+    # Numbers in a row keep the same distance from their places in the list.
+    for _, run in groupby(enumerate(sorted(set(numbers))), lambda pair: pair[1] - pair[0]):
+        own = [number for _, number in run]
+        ranges.append(str(own[0]) if len(own) == 1 else f"{own[0]}-{own[-1]}")
+    return ",".join(ranges)

@@ -1,0 +1,46 @@
+"""TOML files, read whole."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fitter.errors import UsageError
+from fitter.model.source import show
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_MARKERS = ("<<<<<<<", "=======", ">>>>>>>")
+"""How the lines begin that git leaves where two sides of a merge disagree."""
+
+
+def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
+    """The tables of ``path``. Raises ``UsageError``, with ``remedy`` where there is no such file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"{show(path)} is not there: {remedy}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{show(path)} is no UTF-8 text, so it is no TOML file") from None
+    except OSError as error:
+        raise UsageError(f"{show(path)} cannot be read: {error.strerror}") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        if line := _conflict(text):
+            raise UsageError(
+                f"{show(path)} has the marks of a merge conflict in line {line}: settle fitter.toml, then run "
+                "'fitter lock'"
+            ) from None
+        raise UsageError(f"{show(path)} is no TOML: {' '.join(str(error).split())}") from None
+
+
+def _conflict(text: str) -> int:
+    """The number of the first line that marks a merge conflict, 0 without one."""
+    numbered = enumerate(text.splitlines(), start=1)
+    return next((number for number, line in numbered if line.startswith(_MARKERS)), 0)
