@@ -1,6 +1,6 @@
 """The pytest plugin: the marker ``fits_memory`` and the fixtures ``fitter_plan`` and ``fitter_model``.
 
-Every pytest run of the environment imports this file, so it imports nothing else of fitter until a test has the marker.
+Every pytest run of the environment imports this file: what costs time is imported where a test has the marker.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+
+from fitter.errors import FitterError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,17 +22,17 @@ if TYPE_CHECKING:
 MARKER = "fits_memory"
 _MODEL = "fitter_model"
 _MARKER_HELP = (
-    f"{MARKER}(gpu, n_ctx, model, limit, ...): fail the test where the model does not fit with these keywords of fitter.fit, "
-    "or takes more than limit, host_limit, min_ctx and min_tokens_per_second allow, or without any of those more than "
-    "is stored in fitter.lock."
+    f"{MARKER}(gpu, n_ctx, model, limit, ...): fail the test where the model does not fit with these keywords of "
+    "fitter.fit, or is beyond limit, host_limit, min_ctx or min_tokens_per_second, or without any of those takes more "
+    "than is stored in fitter.lock."
 )
 
 _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "fitter_update": (f"Store what {MARKER} tests without limits take, in place of comparing.", {"action": "store_true"}),
+    "fitter_update": (f"Store what {MARKER} tests without limits take, not compare it.", {"action": "store_true"}),
     _MODEL: (f"The model of {MARKER} tests that name none.", {"metavar": "PATH"}),
     "fitter_lock": ("The file that it is stored in. [default: fitter.lock in the rootdir]", {"metavar": "PATH"}),
     "fitter_max_growth": (
-        "How much more than stored is no failure, such as 1 percent as '1%%', or 64MiB. [default: 0]",
+        "How much more than what is stored a device or the host may take, such as 1%% or 64MiB. [default: 0]",
         {"metavar": "AMOUNT"},
     ),
     "fitter_timeout": ("Seconds that llama.cpp has for a single dummy load. [default: 120]", {"metavar": "SECONDS"}),
@@ -48,19 +50,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, (text, settings) in _OPTIONS.items():
         is_flag = "action" in settings
         group.addoption("--" + name.replace("_", "-"), dest=name, default=None, help=text, **settings)
-        parser.addini(name, text.replace("%%", "%"), "bool" if is_flag else "string", False if is_flag else "")
+        if is_flag:
+            parser.addini(name, text, type="bool", default=False)
+        else:
+            parser.addini(name, text.replace("%%", "%"), type="string", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker, and meet options that make no sense before any test."""
     config.addinivalue_line("markers", _MARKER_HELP)
-    if any(_setting(config, name) for name in _OPTIONS):
+    is_update = config.getini("fitter_update") or config.getoption("fitter_update")
+    if not is_update and not any(map(config.getoption, _OPTIONS)):
+        return
+    try:
         checks = _checks(config)
-        # Where xdist's workers run the tests, the process that has all reports stores what they measured.
-        if checks.is_update and not hasattr(config, "workerinput"):
-            from fitter.regression.marks import Writer
+    except pytest.fail.Exception as failure:
+        raise pytest.UsageError(str(failure)) from None
+    # Where xdist's workers run the tests, the process that has all reports stores what they measured.
+    if is_update and not hasattr(config, "workerinput"):
+        from fitter.regression.marks import Writer
 
-            config.pluginmanager.register(Writer(checks), "fitter-writer")
+        config.pluginmanager.register(Writer(checks), "fitter-writer")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -91,8 +101,8 @@ def pytest_runtest_makereport(
     outcome = item.stash.get(_OUTCOME, None)
     if outcome is not None and call.when == "call":
         report.sections += outcome.sections
-        report.fitter_is_memory = outcome.is_memory
-        report.fitter_measured = outcome.measured
+        # xdist sends it on with the rest.
+        report.__dict__.update(fitter_is_memory=outcome.is_memory, fitter_measured=outcome.measured)
     return report
 
 
@@ -106,8 +116,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 @pytest.fixture
 def fitter_model(request: pytest.FixtureRequest) -> Path | None:
     """The model of ``fits_memory`` tests that name none: --fitter-model or its ini twin. A fixture of yours may say."""
-    model: Path | None = _checks(request.config).model
-    return model
+    return _checks(request.config).model
 
 
 @pytest.fixture
@@ -122,14 +131,15 @@ def fitter_plan(request: pytest.FixtureRequest) -> Plan:
     return _checks(request.config).plan(item, request.getfixturevalue(_MODEL))
 
 
-def _setting(config: pytest.Config, name: str) -> Any:
-    given = config.getoption(name)
-    return config.getini(name) if given is None else given
-
-
 def _checks(config: pytest.Config) -> Checks:
     if _CHECKS not in config.stash:
         from fitter.regression.marks import Checks
 
-        config.stash[_CHECKS] = Checks(config)
+        try:
+            config.stash[_CHECKS] = Checks(config)
+        except FitterError as error:
+            said = str(error)
+        else:
+            return config.stash[_CHECKS]
+        pytest.fail(said, pytrace=False)
     return config.stash[_CHECKS]
