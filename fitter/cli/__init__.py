@@ -19,6 +19,9 @@ _COMMANDS = {
     "inspect": "What a model is made of.",
     "backend": "Virtual GPUs for any llama.cpp program.",
     "calibrate": "Real devices against their virtual twins.",
+    "lock": "Write down what the cases of fitter.toml take.",
+    "check": "Fail where a case takes more than was locked.",
+    "diff": "What differs between two plans.",
 }
 """What ``--help`` says about each. A command is a file and a function of its name, imported when it is called."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -193,6 +194,7 @@ def _split_commas(ctx: click.Context, param: click.Parameter, values: tuple[str,
 _CONTEXT = "Context and batch"
 _PLACEMENT = "Placement (kept as given; the rest is fitted around it)"
 _DEVICES = "Devices and limits"
+_CASES = "Cases"
 _SPEED = "Speed (estimated; it decides between what fits)"
 _OUTPUT = "Output"
 
@@ -500,6 +502,54 @@ speed_options = stacked(
         metavar="SIZE/s",
         help="What the host reads from its memory, such as 60GB/s. [default: measured once on this machine; "
         "40GB/s beside --gpu]",
+    ),
+)
+
+regression_options = stacked(
+    _option(
+        _CASES,
+        "cases_file",
+        "--file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="The cases. [default: fitter.toml]",
+    ),
+    _option(
+        _CASES,
+        "lock_file",
+        "--lock",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="What was locked of them. [default: fitter.lock beside the cases]",
+    ),
+    _option(
+        _CASES,
+        "jobs",
+        "-j",
+        "--jobs",
+        type=AtLeast(1),
+        metavar="N",
+        help="Cases that are measured at the same time. [default: one per processor]",
+    ),
+)
+
+selection_option = _option(
+    _CASES,
+    "expression",
+    "-k",
+    metavar="EXPRESSION",
+    help="Only the cases that it is true of, such as 'chat or not q8'.",
+)
+
+report_options = stacked(
+    _flag(_OUTPUT, "as_markdown", "--markdown", help="Markdown on stdout, for a comment on a pull request."),
+    _option(
+        _OUTPUT,
+        "junit",
+        "--junit",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="JUnit's XML into a file as well.",
     ),
 )
 

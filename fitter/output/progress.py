@@ -27,5 +27,25 @@ def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[
         yield None
 
 
+@contextmanager
+def counted(stream: IO[str], doing: str) -> Iterator[Callable[[int, int, str], None] | None]:
+    """A function to call with how much is done, of how much, and the name of the last; ``None`` where nobody watches.
+
+    On a terminal it is a bar, gone at the end.
+    """
+    if not stream.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[last]}"))
+    console = Console(file=stream, highlight=False, markup=False)
+    with Bars(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(doing, last="")
+        yield lambda done, total, last: bars.update(task, completed=done, total=total, last=last)
+
+
 def _text(step: Progress) -> str:
     return f"[{dummy_loads(step.dummy_loads)}] {step.text}"

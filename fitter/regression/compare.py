@@ -35,6 +35,11 @@ class Move:
     failure: str = ""
     is_budget: bool = False
 
+    @property
+    def is_least(self) -> bool:
+        """Whether less than before is worse: of everything but memory."""
+        return self.unit != "bytes"
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -201,6 +206,12 @@ def change(before: float | None, after: float, unit: Unit) -> str:
     return f"{sign}{speed(abs(delta))}"
 
 
+def sizes(before: int | str, after: int | str) -> tuple[str, str]:
+    """Two sizes as people read them, to the byte where they would read the same; texts as they are."""
+    said = tuple(human(size) if isinstance(size, int) else size for size in (before, after))
+    return (f"{before} B", f"{after} B") if said[0] == said[1] else (said[0], said[1])
+
+
 def _detail(old: LockedDevice | LockedHost | None, new: LockedDevice | LockedHost | None) -> str:
     """Which parts moved, and by how much."""
     before, after = _parts(old.memory.values() if old else ()), _parts(new.memory.values() if new else ())
@@ -229,7 +240,7 @@ def _causes(locked: Snapshot, measured: Snapshot) -> Iterable[Cause]:
             yield Cause("device", name, old.description, new.description)
         for word in ("total", "free", "margin"):
             if old and new and getattr(old, word) != getattr(new, word):
-                yield Cause("device", f"{name} {word}", human(getattr(old, word)), human(getattr(new, word)))
+                yield Cause("device", f"{name} {word}", *sizes(getattr(old, word), getattr(new, word)))
     if locked.model.file != measured.model.file:
         yield Cause("model", "file", locked.model.file, measured.model.file)
     if locked.model.header != measured.model.header:
@@ -272,7 +283,7 @@ def _header_causes(old: LockedModel, new: LockedModel) -> Iterable[Cause]:
     if added := [name for name in after if name not in before]:
         yield Cause("header", _names(added), "not there", "there")
     if old.bytes != new.bytes:
-        yield Cause("header", "all tensors", human(old.bytes), human(new.bytes))
+        yield Cause("header", "all tensors", *sizes(old.bytes, new.bytes))
     elif not (changed or gone or added):
         yield Cause("header", "its metadata changed; every tensor has the type that it had", "", "")
 

@@ -40,7 +40,8 @@ class Measured:
     error: FitterError | None = None
 
 
-OnDone = Callable[[Measured], None]
+OnDone = Callable[[int, int, str], None]
+"""Told how many cases are done, of how many, and the name of the last one (at first, with 0, an empty one)."""
 
 
 def processors() -> int:
@@ -54,14 +55,16 @@ def measure_cases(
     *,
     jobs: int | None = None,
     timeout: float = DEFAULT_TIMEOUT,
-    on_done: OnDone = lambda _: None,
+    on_done: OnDone | None = None,
 ) -> tuple[Measured, ...]:
     """What every case takes, in the order of ``cases``, by as many workers as ``jobs`` says (one per processor).
 
     A case that asks for what is ``locked`` of it is measured with the locked parameters, and fitted only where that
-    differs. ``on_done`` is called, one call at a time, whenever a case is done. What goes wrong with one case is its
+    differs. ``on_done`` is called, one call at a time, whenever one is done. What goes wrong with one case is its
     ``error``. Raises ``LibraryError`` where there is no libllama to ask.
     """
+    say: OnDone = on_done or (lambda done, total, name: None)
+    say(0, len(cases), "")
     groups = _groups(cases, jobs or processors())
     results: dict[str, Measured] = {}
     lock = threading.Lock()
@@ -80,7 +83,7 @@ def measure_cases(
                 measured = _measure(case, locked.get(case.name), worker, version)
                 with lock:
                     results[case.name] = measured
-                    on_done(measured)
+                    say(len(results), len(cases), case.name)
 
         pool = stack.enter_context(ThreadPoolExecutor(max(1, len(groups))))
         try:

@@ -1,0 +1,51 @@
+"""``fitter lock``: write down what the cases take."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fitter.cli import options
+from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
+
+_EPILOG = """\
+Exit status: 0 locked, 1 locked although a case does not fit, 2 usage, 3 a case cannot be measured: nothing is written.
+"""
+
+
+@click.command(cls=options.Command, epilog=_EPILOG)
+@click.option(
+    "--update",
+    multiple=True,
+    metavar="CASE",
+    cls=options.SectionOption,
+    section="Cases",
+    help="Only this case; the rest of the lock stays as it is. Repeatable.",
+)
+@options.regression_options
+def lock(update: tuple[str, ...], cases_file: Path | None, lock_file: Path | None, **given: Any) -> int:
+    """Fit every case of fitter.toml, and write what it takes into fitter.lock.
+
+    The lock says the same wherever it is made: no path, no time, nothing of the machine is in it. Commit it beside
+    fitter.toml; 'fitter check' compares with it.
+    """
+    from fitter.output.progress import counted
+    from fitter.regression import report
+    from fitter.regression.cases import CASES_FILE
+    from fitter.regression.check import lock as write
+    from fitter.regression.check import lock_path
+
+    path = cases_file or Path(CASES_FILE)
+    with counted(sys.stderr, "fitting") as on_done:
+        measured = write(path, lock_file, update=update, on_done=on_done, **options.given(given))
+    for line in report.lock_lines(measured):
+        click.echo(f"fitter: {line}", err=True)
+    failed = [each.error.exit_code for each in measured if each.error]
+    if failed:
+        click.echo(f"fitter: error: {lock_path(path, lock_file)} is as it was", err=True)
+        return max(failed)
+    click.echo(f"fitter: wrote {lock_path(path, lock_file)}", err=True)
+    return EXIT_FITS if all(each.snapshot and each.snapshot.fits for each in measured) else EXIT_DOES_NOT_FIT

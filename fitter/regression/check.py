@@ -1,0 +1,141 @@
+"""``fitter lock`` and ``fitter check``: cases, what was locked of them, and what they take now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fitter.errors import FitterError, UsageError
+from fitter.model.source import show
+from fitter.regression.cases import Case, read_cases, select, suggest
+from fitter.regression.compare import Comparison, compare
+from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, write_lock
+from fitter.regression.measuring import DEFAULT_TIMEOUT, Measured, OnDone, measure_cases
+
+_NAMED = 3
+"""How many cases a message names before it only counts them."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One case of a check: a comparison, or the error that there is none for."""
+
+    name: str
+    comparison: Comparison | None
+    error: FitterError | None = None
+
+    @property
+    def status(self) -> str:
+        """``same``, ``changed`` (within the limits), ``failed`` or ``error``."""
+        return "error" if self.comparison is None else self.comparison.status
+
+
+def lock_path(cases_file: Path, lock_file: Path | None) -> Path:
+    """Where the lock is: beside the cases, unless it is said."""
+    return cases_file.with_name(LOCK_FILE) if lock_file is None else lock_file
+
+
+def lock(
+    cases_file: Path,
+    lock_file: Path | None = None,
+    *,
+    update: Sequence[str] = (),
+    jobs: int | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    on_done: OnDone | None = None,
+) -> tuple[Measured, ...]:
+    """Fit all cases, or those named by ``update``, and write the lock; returns what was measured.
+
+    A name stands for all cases of its pattern as well. Nothing is written where a case cannot be measured: its
+    ``error`` says why. Raises ``UsageError`` for cases and locks that make no sense, ``PlanError`` where the lock
+    cannot be written.
+    """
+    path = lock_path(cases_file, lock_file)
+    cases = read_cases(cases_file)
+    kept: dict[str, Snapshot] = {}
+    if update:
+        locked = read_lock(path).cases
+        cases = _named(cases, update, cases_file)
+        kept = {name: snapshot for name, snapshot in locked.items() if not _is_of(name, update)}
+    # Fitted, never taken over from the lock that is there: what it says would then be what it said.
+    measured = measure_cases(cases, {}, jobs=jobs, timeout=timeout, on_done=on_done)
+    found = {each.case.name: each.snapshot for each in measured if each.snapshot}
+    if len(found) == len(measured):
+        write_lock(path, Lock(kept | found))
+    return measured
+
+
+def check(
+    cases_file: Path,
+    lock_file: Path | None = None,
+    *,
+    expression: str | None = None,
+    jobs: int | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    on_done: OnDone | None = None,
+) -> tuple[Outcome, ...]:
+    """Measure all cases, or those that ``expression`` selects, and compare them with the lock and their budgets.
+
+    Where there is no lock, all of them must have budgets. Raises ``UsageError`` for cases and locks that make no sense
+    or do not belong together.
+    """
+    path = lock_path(cases_file, lock_file)
+    cases = read_cases(cases_file)
+    names = [case.name for case in cases]
+    if expression is not None:
+        cases = select(cases, expression)
+        if not cases:
+            raise UsageError(f"-k '{expression}' selects no case: there is {', '.join(names)}")
+    locked: Mapping[str, Snapshot] = {}
+    if path.exists() or not all(case.budget for case in cases):
+        locked = read_lock(path).cases
+        _check_names(cases, names, locked, path, cases_file, is_whole=expression is None)
+    measured = measure_cases(cases, locked, jobs=jobs, timeout=timeout, on_done=on_done)
+    return tuple(_outcome(each, locked.get(each.case.name)) for each in measured)
+
+
+def _outcome(measured: Measured, locked: Snapshot | None) -> Outcome:
+    name = measured.case.name
+    if measured.snapshot is None:
+        return Outcome(name, None, measured.error)
+    return Outcome(name, compare(measured.case, locked, measured.snapshot))
+
+
+def _check_names(
+    cases: Iterable[Case],
+    names: Sequence[str],
+    locked: Iterable[str],
+    path: Path,
+    cases_file: Path,
+    *,
+    is_whole: bool,
+) -> None:
+    """Raise ``UsageError`` where the lock lacks one of ``cases``, or as a whole has one that is not in the file."""
+    known = frozenset(locked)
+    if unlocked := [case.name for case in cases if case.name not in known]:
+        options = " ".join(f"--update {name}" for name in unlocked[:_NAMED])
+        more = f"'fitter lock {options}'" if len(unlocked) <= _NAMED else "'fitter lock'"
+        raise UsageError(f"{_count(unlocked)} of {show(cases_file)}, but not of {show(path)}: run {more}")
+    if is_whole and (gone := sorted(known - frozenset(names))):
+        raise UsageError(f"{_count(gone)} of {show(path)}, but not of {show(cases_file)}: run 'fitter lock'")
+
+
+def _count(names: Sequence[str]) -> str:
+    """``the case 'a' is``, ``the cases 'a', 'b' and 7 more are``."""
+    quoted = ", ".join(f"'{name}'" for name in names[:_NAMED])
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"the cases {quoted}{more} are" if len(names) > 1 else f"the case {quoted} is"
+
+
+def _named(cases: Sequence[Case], wanted: Sequence[str], cases_file: Path) -> tuple[Case, ...]:
+    for name in wanted:
+        if not any(_is_of(case.name, (name,)) for case in cases):
+            names = [case.name for case in cases]
+            raise UsageError(f"there is no case '{name}' in {show(cases_file)}: {suggest(name, names)}")
+    return tuple(case for case in cases if _is_of(case.name, wanted))
+
+
+def _is_of(name: str, wanted: Iterable[str]) -> bool:
+    """Whether a case is one of ``wanted``, or of one of those patterns."""
+    return any(name == each or name.startswith(each + "/") for each in wanted)

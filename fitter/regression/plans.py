@@ -1,0 +1,172 @@
+"""What differs between two plans, as ``fitter --json`` writes them. Bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fitter.errors import UsageError
+from fitter.model.source import show
+from fitter.output.json import SCHEMA
+from fitter.regression.compare import Cause, Move, change, sizes
+
+_KINDS: Mapping[str, type] = {"fits": bool, "model": dict, "params": dict, "devices": list, "host": dict}
+_MEMORY = ("model", "context", "compute")
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A plan that was read. ``memory`` is of each device and of ``host``: weights, context, compute and shared use.
+
+    ``about`` has what else is known of them, ``speeds`` the estimated tokens per second.
+    """
+
+    fits: bool
+    model: Mapping[str, str | int]
+    params: Mapping[str, str]
+    memory: Mapping[str, Mapping[str, int]]
+    about: Mapping[str, Mapping[str, str | int]]
+    speeds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PlanDiff:
+    """What moved between two plans, and what else is not the same."""
+
+    moves: tuple[Move, ...]
+    changes: tuple[Cause, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the plans say the same."""
+        return not (self.moves or self.changes)
+
+
+def read_plan(path: Path) -> PlanFile:
+    """The plan in ``path``, as ``fitter --json`` wrote it. Raises ``UsageError`` for anything else."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{show(path)}: no such file; 'fitter model.gguf --json' writes a plan") from None
+    except OSError as error:
+        raise UsageError(f"{show(path)} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{show(path)} is no JSON: give what 'fitter model.gguf --json' wrote") from None
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise UsageError(f"{show(path)} is of schema {schema}, and this fitter reads {SCHEMA}: install a newer fitter")
+    try:
+        if type(schema) is not int or schema < 1:
+            raise ValueError("schema")
+        return _plan(document)
+    except ValueError as error:
+        raise UsageError(f"{show(path)} is no plan of fitter's: its '{error}' is not as it should be") from None
+
+
+def diff(a: PlanFile, b: PlanFile) -> PlanDiff:
+    """What differs in ``b`` from ``a``: memory, context, speed, and parameters, devices and the model."""
+    moves = []
+    if a.fits != b.fits:
+        moves.append(Move("fits", int(a.fits), int(b.fits), ""))
+    for name in _devices_first(a.memory, b.memory):
+        before, after = a.memory.get(name, {}), b.memory.get(name, {})
+        parts = [
+            f"{kind} {change(before.get(kind, 0), after.get(kind, 0), 'bytes')}"
+            for kind in (*_MEMORY, "shared")
+            if before.get(kind, 0) != after.get(kind, 0)
+        ]
+        if parts or bool(before) != bool(after):
+            moves.append(Move(name, sum(before.values()), sum(after.values()), "bytes", ", ".join(parts)))
+    for name in dict.fromkeys((*a.speeds, *b.speeds)):
+        if a.speeds.get(name) != b.speeds.get(name):
+            moves.append(Move(f"{name} speed", a.speeds.get(name), b.speeds.get(name, 0.0), "tokens/s"))
+    changes = [*_changes("model", a.model, b.model), *_changes("parameter", a.params, b.params)]
+    for name in _devices_first(a.about, b.about):
+        changes += _changes(name, a.about.get(name, {}), b.about.get(name, {}))
+    return PlanDiff(tuple(moves), tuple(changes))
+
+
+def _devices_first(a: Iterable[str], b: Iterable[str]) -> tuple[str, ...]:
+    return (*(name for name in dict.fromkeys((*a, *b)) if name != "host"), "host")
+
+
+def _changes(kind: str, a: Mapping[str, str | int], b: Mapping[str, str | int]) -> Iterable[Cause]:
+    for name in dict.fromkeys((*a, *b)):
+        before, after = a.get(name, "none"), b.get(name, "none")
+        if before != after:
+            yield Cause(kind, name, *sizes(before, after))
+
+
+def _plan(document: Mapping[str, Any]) -> PlanFile:
+    """Raises ``ValueError`` with the name of what is not as it should be."""
+    for key, kind in _KINDS.items():
+        _value(document, key, kind)
+    devices = {_text(device, "name"): device for device in document["devices"]}
+    host, model = document["host"], document["model"]
+    estimate = document.get("estimate") or {}
+    return PlanFile(
+        fits=document["fits"],
+        model={
+            "name": _text(model, "name"),
+            "architecture": _text(model, "architecture"),
+            "bytes": _bytes(model, "bytes"),
+        },
+        params={
+            **{name: _shown(value) for name, value in document["params"].items()},
+            "levers": _shown(document.get("levers", [])),
+            "rpc": _shown(document.get("rpc", [])),
+        },
+        memory={name: _memory(use) for name, use in {**devices, "host": host}.items()},
+        about={
+            "host": {key: _limit(host, key) for key in ("total", "free")},
+            **{
+                name: {
+                    "description": _text(device, "description"),
+                    **{key: _bytes(device, key) for key in ("total", "free", "margin")},
+                }
+                for name, device in devices.items()
+            },
+        },
+        speeds={kind: _number(estimate, f"{kind}_tokens_per_second") for kind in ("prompt", "generation") if estimate},
+    )
+
+
+def _memory(use: Mapping[str, Any]) -> dict[str, int]:
+    return {kind: _bytes(use, kind) for kind in _MEMORY} | {"shared": _bytes(use, "shared") if "shared" in use else 0}
+
+
+def _value(table: Any, key: str, *kinds: type) -> Any:
+    value = table.get(key) if isinstance(table, dict) else None
+    if type(value) not in kinds:
+        raise ValueError(key)
+    return value
+
+
+def _text(table: Any, key: str) -> str:
+    return str(_value(table, key, str))
+
+
+def _bytes(table: Any, key: str) -> int:
+    return int(_value(table, key, int))
+
+
+def _limit(table: Any, key: str) -> str | int:
+    return "unlimited" if table.get(key) is None else _bytes(table, key)
+
+
+def _number(table: Any, key: str) -> float:
+    return float(_value(table, key, int, float))
+
+
+def _shown(value: Any) -> str:
+    """A parameter as people read it."""
+    if isinstance(value, list):
+        return ",".join(map(_shown, value)) or "none"
+    if isinstance(value, dict):
+        return "=".join(map(_shown, value.values()))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
