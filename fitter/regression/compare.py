@@ -155,10 +155,12 @@ def _beyond_budget(budget: Budget, measured: Snapshot) -> list[Move]:
     if budget and not measured.fits:
         moves.append(Move("fits", 1, 0, "", failure=f"it does not fit: {missing(measured)}", is_budget=True))
     used = {name.lower(): device.used for name, device in measured.devices.items()} | {"host": measured.host.used}
+    names = {name.lower(): name for name in measured.devices}
     for name, limit in budget.memory.items():
         size = used.get(name, 0)
         if size > limit:
-            over = f"{name} takes {human(size)}, {size - limit} bytes more than its budget of {human(limit)}"
+            whose = names.get(name, name)
+            over = f"{whose} takes {human(size)}, {human(size - limit)} more than its budget of {human(limit)}"
             moves.append(Move(f"{name} budget", limit, size, "bytes", failure=over, is_budget=True))
     if budget.n_ctx is not None and measured.n_ctx < budget.n_ctx:
         short = f"the context has {measured.n_ctx} tokens, fewer than its budget of {budget.n_ctx}"
@@ -167,7 +169,7 @@ def _beyond_budget(budget: Budget, measured: Snapshot) -> list[Move]:
         least: float | None = getattr(budget, f"{kind}_tokens_per_second")
         found = 0.0 if measured.estimate is None else getattr(measured.estimate, f"{kind}_tokens_per_second")
         if least is not None and found < least:
-            slow = f"{kind} is estimated at {speed(found)} tokens/s, below its budget of {speed(least)}"
+            slow = f"{kind} is estimated at {found:g} tokens/s, below its budget of {least:g}"
             moves.append(Move(f"{kind} speed budget", least, found, "tokens/s", failure=slow, is_budget=True))
     return moves
 

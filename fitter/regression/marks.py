@@ -22,10 +22,12 @@ from fitter.output import table
 from fitter.planning.constraints import check_timeout
 from fitter.planning.plan import PlanData
 from fitter.regression.cases import SETTINGS, Budget, Case, make_cases, suggest
+from fitter.regression.check import Outcome
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, write_lock
 from fitter.regression.measuring import snapshot_of
 from fitter.regression.pytest_plugin import MARKER
+from fitter.regression.report import causes
 
 _CHANGES = ("max_growth", "max_slowdown")
 """Keywords for a marker that is compared with what is stored."""
@@ -41,7 +43,7 @@ _KEYWORDS = ("model", "gpu", "gpus", *(name for name in SETTINGS if name != "gpu
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Verdict:
     """What came of a test's markers: a sentence for each that does not hold, ``sections`` to show with the report.
 
     ``is_memory`` tells whether all of them were measured. ``measured`` has what is to be stored, as JSON by its name.
@@ -79,7 +81,7 @@ class Checks:
         self._worker = Worker(timeout=self._timeout())
         config.add_cleanup(self._worker.close)
 
-    def check(self, item: pytest.Item, name: str) -> Outcome:
+    def check(self, item: pytest.Item, name: str) -> Verdict:
         """Hold the markers of ``item``, which is called ``name``, against their limits or against what is stored."""
         failures: list[str] = []
         sections: list[tuple[str, str]] = []
@@ -100,7 +102,7 @@ class Checks:
             except FitterError as error:
                 errors += 1
                 failures.append(_sentence(error))
-        return Outcome(tuple(failures), bool(failures) and not errors, tuple(sections), measured)
+        return Verdict(tuple(failures), bool(failures) and not errors, tuple(sections), measured)
 
     def plan(self, item: pytest.Item, model: Any) -> api.Plan:
         """The plan of the marker that is closest to ``item``, for ``model`` where it names none."""
@@ -124,7 +126,7 @@ class Checks:
             try:
                 self._lock = read_lock(self.lock_path) if os.path.lexists(self.lock_path) else Lock({})
             except FitterError as error:
-                self._lock = error
+                self._lock = UsageError(f"{error}; where only tests use it, delete it and run pytest --fitter-update")
         if isinstance(self._lock, FitterError):
             raise self._lock
         return self._lock
@@ -234,8 +236,8 @@ class Checks:
             said = f"{case.model.name}: {'; '.join(comparison.failures)}"
         else:
             return ""
-        causes = "; ".join(map(str, comparison.causes))
-        return f"{said} ({causes})" if causes else said
+        because = "; ".join(causes(Outcome(case.name, comparison)))
+        return f"{said} ({because})" if because else said
 
 
 class Writer:

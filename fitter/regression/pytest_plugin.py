@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fitter.api import Plan
-    from fitter.regression.marks import Checks, Outcome
+    from fitter.regression.marks import Checks, Verdict
 
 MARKER = "fits_memory"
 _MODEL = "fitter_model"
@@ -40,7 +40,7 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 """Options of the command line, by the names of their ini twins."""
 
 _NODEID = pytest.StashKey[str]()
-_OUTCOME: pytest.StashKey[Outcome] = pytest.StashKey()
+_VERDICT: pytest.StashKey[Verdict] = pytest.StashKey()
 _CHECKS: pytest.StashKey[Checks] = pytest.StashKey()
 
 
@@ -87,9 +87,9 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     """Fail a marked test before its body where a marker does not hold."""
     nodeid = item.stash.get(_NODEID, None)
     if nodeid is not None:
-        outcome = item.stash[_OUTCOME] = _checks(item.config).check(item, nodeid)
-        if outcome.failures:
-            pytest.fail("\n".join(outcome.failures), pytrace=False)
+        verdict = item.stash[_VERDICT] = _checks(item.config).check(item, nodeid)
+        if verdict.failures:
+            pytest.fail("\n".join(verdict.failures), pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -98,11 +98,11 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put what was measured into the report, to be shown, and to be stored by the process that has all reports."""
     report = yield
-    outcome = item.stash.get(_OUTCOME, None)
-    if outcome is not None and call.when == "call":
-        report.sections += outcome.sections
+    verdict = item.stash.get(_VERDICT, None)
+    if verdict is not None and call.when == "call":
+        report.sections += verdict.sections
         # xdist sends it on with the rest.
-        report.__dict__.update(fitter_is_memory=outcome.is_memory, fitter_measured=outcome.measured)
+        report.__dict__.update(fitter_is_memory=verdict.is_memory, fitter_measured=verdict.measured)
     return report
 
 
