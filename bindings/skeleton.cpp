@@ -22,14 +22,15 @@
 #include "ggml.h"
 #include "gguf.h"
 #include "guard.h"
+#include "skeleton.h"
 
 namespace {
 
 constexpr const char * key_architecture = "general.architecture";
 constexpr const char * key_tokenizer    = "tokenizer.ggml.model";
-constexpr const char * key_tokens       = "tokenizer.ggml.tokens";
 constexpr const char * key_token_types  = "tokenizer.ggml.token_type_count";  // the first dimension of BERT's type_embd
 constexpr const char * no_tokenizer     = "no_vocab";
+constexpr const char * tokenizer_keys   = "tokenizer.";
 
 bool starts_with(const std::string & text, const char * start) { return text.rfind(start, 0) == 0; }
 
@@ -47,13 +48,10 @@ bool has_no_tokenizer(const gguf_context * gguf) {
 std::string vocab_size_key(const gguf_context * gguf) { return string_at(gguf, key_architecture) + ".vocab_size"; }
 
 // Replaces the tokens by their number, which is all that the shapes of a model depend on.
-void replace_tokens(gguf_context * gguf) {
-    const int64_t tokens = gguf_find_key(gguf, key_tokens);
-    if (has_no_tokenizer(gguf) || string_at(gguf, key_tokenizer).empty() || string_at(gguf, key_architecture).empty() ||
-        tokens < 0 || gguf_get_kv_type(gguf, tokens) != GGUF_TYPE_ARRAY) {
+void replace_tokens(gguf_context * gguf, size_t n_tokens) {
+    if (has_no_tokenizer(gguf) || string_at(gguf, key_tokenizer).empty() || string_at(gguf, key_architecture).empty()) {
         return;
     }
-    const size_t n_tokens = gguf_get_arr_n(gguf, tokens);
     if (n_tokens <= UINT32_MAX) {
         gguf_set_val_u32(gguf, vocab_size_key(gguf).c_str(), static_cast<uint32_t>(n_tokens));
         gguf_set_val_str(gguf, key_tokenizer, no_tokenizer);
@@ -180,11 +178,21 @@ int write_file(const gguf_context * gguf) {
 
 }  // namespace
 
+bool fitter::is_tokenizer_key(const std::string & key) { return starts_with(key, tokenizer_keys); }
+
+void fitter::strip(gguf_context * gguf, bool has_tokens, size_t n_tokens) {
+    if (has_tokens) {
+        replace_tokens(gguf, n_tokens);
+    }
+    remove_keys(gguf, tokenizer_keys);
+}
+
 void fitter_skeleton_strip(void * gguf) {
     fitter::guarded(false, [&] {
-        auto * ctx = static_cast<gguf_context *>(gguf);
-        replace_tokens(ctx);
-        remove_keys(ctx, "tokenizer.");
+        auto *        ctx    = static_cast<gguf_context *>(gguf);
+        const int64_t tokens = gguf_find_key(ctx, fitter::key_tokens);
+        const bool    there  = tokens >= 0 && gguf_get_kv_type(ctx, tokens) == GGUF_TYPE_ARRAY;
+        fitter::strip(ctx, there, there ? gguf_get_arr_n(ctx, tokens) : 0);
         return true;
     });
 }

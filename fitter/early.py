@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from fitter.llama.process import Then
 
 _ONE_WORKER = ("devices", "inspect", "calibrate")
-_NO_WORKER = ("backend",)
+_NO_WORKER = ("backend", "diff")
+_MANY_WORKERS = ("lock", "check")
+_MOST_WORKERS = 4
 _QUICK = frozenset({"-h", "--help", "--version", "--catalogue"})
 _PLACEMENT = (
     *("-ngl", "--gpu-layers", "--n-gpu-layers", "-ts", "--tensor-split", "-sm", "--split-mode", "-mg", "--main-gpu"),
@@ -27,9 +29,13 @@ _PLACEMENT = (
 
 
 def begin(args: Sequence[str]) -> bool:
-    """Start the workers that ``args`` will ask; returns whether there are any."""
+    """Start the workers that ``args`` will ask; returns whether it is ``fitter.api`` that asks them."""
     if not args or args[0] in _NO_WORKER or not _QUICK.isdisjoint(args) or _values(args, "--profile"):
         # without a worker, or with none that is a plain one
+        return False
+    if args[0] in _MANY_WORKERS:
+        for _ in range(min(process.processors(), _MOST_WORKERS)):
+            process.prestart(lambda word: None)
         return False
     model = next((word for word in args if word.endswith(".gguf") and os.path.isfile(word)), None)
 

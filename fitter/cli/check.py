@@ -24,14 +24,13 @@ Exit status: 0 within the limits, 2 usage, 3 a case cannot be measured, 4 a case
 @options.selection_option
 @options.report_options
 @options.json_option
-@options.verbose_option
 def check(
     cases_file: Path | None,
     lock_file: Path | None,
     as_json: bool | None,
     as_markdown: bool | None,
     junit: Path | None,
-    verbose: int,
+    verbose: bool | None,
     **given: Any,
 ) -> int:
     """Measure every case of fitter.toml again, and compare with fitter.lock.
@@ -49,6 +48,8 @@ def check(
     path = cases_file or Path(CASES_FILE)
     with counted(sys.stderr, "checking") as on_done:
         outcomes = measure(path, lock_file, on_done=on_done, **options.given(given))
+    for line in report.error_lines(outcomes):
+        click.echo(f"fitter: {line}", err=True)
     if junit is not None:
         report.write_junit(junit, outcomes)
     if as_json:
@@ -58,7 +59,7 @@ def check(
     elif as_markdown:
         click.echo(report.markdown(outcomes), nl=False)
     else:
-        report.print_check(sys.stdout, outcomes, verbose=verbose > 0)
+        report.print_check(sys.stdout, outcomes, verbose=bool(verbose))
     if os.environ.get("GITHUB_ACTIONS") == "true":
         # GitHub reads them from stderr as well, and stdout may be a document.
         for line in report.github_annotations(outcomes, path):

@@ -45,7 +45,7 @@ def lock(update: tuple[str, ...], cases_file: Path | None, lock_file: Path | Non
         click.echo(f"fitter: {line}", err=True)
     failed = [each.error.exit_code for each in measured if each.error]
     if failed:
-        click.echo(f"fitter: error: {lock_path(path, lock_file)} is as it was", err=True)
+        click.echo(f"fitter: {lock_path(path, lock_file)} is as it was", err=True)
         return max(failed)
     click.echo(f"fitter: wrote {lock_path(path, lock_file)}", err=True)
     return EXIT_FITS if all(each.snapshot and each.snapshot.fits for each in measured) else EXIT_DOES_NOT_FIT

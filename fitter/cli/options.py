@@ -542,6 +542,7 @@ selection_option = _option(
 )
 
 report_options = stacked(
+    _flag(_OUTPUT, "verbose", "-v", "--verbose", help="The cases that did not change as well."),
     _flag(_OUTPUT, "as_markdown", "--markdown", help="Markdown on stdout, for a comment on a pull request."),
     _option(
         _OUTPUT,

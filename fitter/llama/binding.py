@@ -702,7 +702,9 @@ class Headers:
     def _stripped(self, path: str) -> Any:
         parsed_identity, gguf = self._parsed.get(os.path.abspath(path), ((), None))
         if gguf is None or parsed_identity != identity(path):
-            gguf = self._open(path)
+            gguf = self._library.fitter.fitter_skeleton_open(os.fsencode(path))
+            if gguf == self._library.ffi.NULL:
+                gguf = self._open(path)
             self._keep(path, gguf)
         return gguf
 

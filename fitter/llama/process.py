@@ -211,6 +211,11 @@ def use_wait(is_long: bool) -> None:
             process.wake()
 
 
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def end_early() -> None:
     """End the early processes that nobody has taken."""
     while _early and os.getpid() == _owner:

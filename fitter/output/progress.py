@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from fitter.output.units import dummy_loads
-from fitter.planning.request import Progress
+
+if TYPE_CHECKING:
+    from fitter.planning.request import Progress
 
 
 @contextmanager

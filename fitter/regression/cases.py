@@ -212,6 +212,12 @@ def _text(value: Any, where: str) -> str:
     return value
 
 
+def _flash_attn(value: Any, where: str) -> str:
+    if value not in ("on", "off", "auto"):
+        raise UsageError(f'{where} is {_shown(value)}: give "on", "off" or "auto"')
+    return str(value)
+
+
 def _texts(value: Any, where: str) -> tuple[str, ...]:
     if isinstance(value, str) and value:
         return (value,)
@@ -313,7 +319,7 @@ SETTINGS: Mapping[str, Callable[[Any, str], Setting]] = {
     "kv_unified": _flag,
     "type_k": _text,
     "type_v": _text,
-    "flash_attn": _text,
+    "flash_attn": _flash_attn,
     "offload_kqv": _flag,
     "op_offload": _flag,
     "swa_full": _flag,

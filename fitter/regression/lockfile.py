@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -177,6 +176,8 @@ def replace_file(path: Path, content: bytes, before_rename: Callable[[], object]
 
     What a process that is killed leaves behind is a file of another name beside it, which a later writer removes.
     """
+    import tempfile
+
     target = Path(os.path.realpath(path))
     for left in target.parent.glob(f".{target.name}.*.partial"):
         with contextlib.suppress(OSError):

@@ -5,8 +5,8 @@ Bytes.
 
 from __future__ import annotations
 
-import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import fitter
 from fitter.errors import FitterError, LlamaCppError, UsageError
 from fitter.llama.client import Worker
+from fitter.llama.process import processors
 from fitter.llama.types import Row, Skeleton, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.model.source import model_files
@@ -44,11 +45,6 @@ OnDone = Callable[[int, int, str], None]
 """Told how many cases are done, of how many, and the name of the last one (at first, with 0, an empty one)."""
 
 
-def processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def measure_cases(
     cases: Sequence[Case],
     locked: Mapping[str, Snapshot],
@@ -65,32 +61,39 @@ def measure_cases(
     """
     say: OnDone = on_done or (lambda done, total, name: None)
     say(0, len(cases), "")
-    groups = _groups(cases, jobs or processors())
+    left = _by_model(cases)
+    count = max(1, min(jobs or processors(), len(left)))
     results: dict[str, Measured] = {}
-    lock = threading.Lock()
-    with ExitStack() as stack:
-        # Started here: a process that was begun early is taken by one thread at a time.
-        workers = [stack.enter_context(Worker(timeout=timeout)) for _ in groups]
-        for worker in workers:
-            worker.start()
-        stopped = threading.Event()
+    lock, stopped = threading.Lock(), threading.Event()
 
-        def run(worker: Worker, group: Sequence[Case]) -> None:
-            version = worker.llama_cpp()
+    def run(worker: Worker) -> None:
+        version = worker.llama_cpp()
+        while True:
+            try:
+                group = left.popleft()
+            except IndexError:
+                return
             for case in group:
-                if stopped.is_set():
-                    return
-                measured = _measure(case, locked.get(case.name), worker, version)
+                measured = _measure(case, locked.get(case.name), worker, version, stopped)
                 with lock:
                     results[case.name] = measured
                     say(len(results), len(cases), case.name)
 
-        pool = stack.enter_context(ThreadPoolExecutor(max(1, len(groups))))
+    with ExitStack() as stack:
+        # Started here: a process that was begun early is taken by one thread at a time.
+        workers = [stack.enter_context(Worker(timeout=timeout)) for _ in range(count)]
+        for worker in workers:
+            worker.start()
+        pool = stack.enter_context(ThreadPoolExecutor(count))
         try:
-            for done in [pool.submit(run, worker, group) for worker, group in zip(workers, groups, strict=True)]:
+            for done in [pool.submit(run, worker) for worker in workers]:
                 done.result()
-        finally:
+        except BaseException:
+            # The pool waits for its threads: they are to have nothing left to do, and nobody to wait for.
             stopped.set()
+            for worker in workers:
+                worker.dismiss()
+            raise
     return tuple(results[case.name] for case in cases)
 
 
@@ -99,31 +102,38 @@ def measure_case(case: Case, locked: Snapshot | None, worker: Worker) -> Snapsho
 
     Raises what ``fitter.fit`` raises.
     """
-    return _snapshot(case, locked, worker, worker.llama_cpp())
+    return _snapshot(case, locked, worker, worker.llama_cpp(), threading.Event())
 
 
-def _groups(cases: Sequence[Case], jobs: int) -> list[list[Case]]:
-    """The cases for each worker; those of one model are for one, which then reads its header once."""
-    by_model: dict[Path, list[Case]] = {}
+def _by_model(cases: Sequence[Case]) -> deque[list[Case]]:
+    """The cases of each model, most first: one worker has all of them, which then reads the header once."""
+    found: dict[Path, list[Case]] = {}
     for case in cases:
-        by_model.setdefault(case.model, []).append(case)
-    groups: list[list[Case]] = [[] for _ in range(max(1, min(jobs, len(by_model))))]
-    for own in sorted(by_model.values(), key=len, reverse=True):
-        min(groups, key=len).extend(own)
-    return groups
+        found.setdefault(case.model, []).append(case)
+    return deque(sorted(found.values(), key=len, reverse=True))
 
 
-def _measure(case: Case, locked: Snapshot | None, worker: Worker, version: str) -> Measured:
+def _measure(case: Case, locked: Snapshot | None, worker: Worker, version: str, stopped: threading.Event) -> Measured:
     try:
-        return Measured(case, _snapshot(case, locked, worker, version))
+        return Measured(case, _snapshot(case, locked, worker, version, stopped))
     except FitterError as error:
         return Measured(case, None, error)
 
 
-def _snapshot(case: Case, locked: Snapshot | None, worker: Worker, version: str) -> Snapshot:
+def _snapshot(case: Case, locked: Snapshot | None, worker: Worker, version: str, stopped: threading.Event) -> Snapshot:
+    _go_on(stopped)
     if locked is not None and _may_hold(case, locked, version) and (same := _again(case, locked, worker)):
         return same
-    return _fitted(case, worker, version)
+    return _fitted(case, worker, version, stopped)
+
+
+class _StoppedError(Exception):
+    """Nobody waits for the case any more."""
+
+
+def _go_on(stopped: threading.Event) -> None:
+    if stopped.is_set():
+        raise _StoppedError
 
 
 # --- measured as it was locked
@@ -169,10 +179,11 @@ def _same_devices(virtual: Sequence[VirtualDevice], locked: Snapshot) -> bool:
 # --- fitted
 
 
-def _fitted(case: Case, worker: Worker, version: str) -> Snapshot:
+def _fitted(case: Case, worker: Worker, version: str, stopped: threading.Event) -> Snapshot:
     from fitter import api
 
-    plan = api.fit(case.model, worker=worker, **case.keywords())
+    _go_on(stopped)
+    plan = api.fit(case.model, worker=worker, on_progress=lambda _: _go_on(stopped), **case.keywords())
     return snapshot_of(plan, case, worker, version)
 
 

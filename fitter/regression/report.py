@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-_UNKNOWN_CAUSE = (
-    "nothing that the lock records: another build of llama.cpp, other environment variables, or another machine "
-    "behind --profile library"
-)
+_UNKNOWN_CAUSE = "nothing that the lock records: another build of llama.cpp, or other environment variables"
 # What XML 1.0 has no way to write.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -65,18 +62,19 @@ _WORDS = {
 
 
 def check_table(outcomes: Sequence[Outcome], *, verbose: bool = False) -> RenderableType:
-    """Every number that moved, and below each case what changed; ``verbose``: the cases that did not move as well."""
+    """Every number that moved, and below each case what changed; ``verbose``: the cases that did not move as well.
+
+    Errors are left to ``error_lines``.
+    """
     from rich.console import Group
     from rich.text import Text
 
     parts: list[RenderableType] = []
     for outcome in outcomes:
-        if outcome.status == "same" and not verbose:
+        if outcome.error is not None or (outcome.status == "same" and not verbose):
             continue
         parts.append(Text.assemble((outcome.name, "bold"), " ", (outcome.status, _STYLES[outcome.status])))
         found = outcome.comparison
-        if outcome.error is not None:
-            parts.append(Text(f"  {outcome.error}", overflow="fold"))
         if found is not None and found.moves:
             parts.append(_moves_table(found.moves))
         parts += [Text(f"  changed: {cause}", overflow="fold") for cause in causes(outcome)]
@@ -85,7 +83,7 @@ def check_table(outcomes: Sequence[Outcome], *, verbose: bool = False) -> Render
     return Group(*parts, Text(summary(outcomes)))
 
 
-_STYLES = {"failed": "bold red", "error": "bold red", "changed": "yellow", "same": "green"}
+_STYLES = {"failed": "bold red", "changed": "yellow", "same": "green"}
 
 
 def print_diff(stream: IO[str], diff: PlanDiff) -> None:
@@ -148,12 +146,17 @@ def _chosen(choices: Sequence[Cause]) -> str:
 
 def print_check(stream: IO[str], outcomes: Sequence[Outcome], *, verbose: bool = False) -> None:
     """Write the table; one line where there is nothing else to say, for which nothing need be imported."""
-    if not verbose and all(outcome.status == "same" for outcome in outcomes):
+    if not verbose and all(outcome.status in ("same", "error") for outcome in outcomes):
         stream.write(summary(outcomes) + "\n")
         return
     from fitter.output.table import print_to
 
     print_to(stream, check_table(outcomes, verbose=verbose))
+
+
+def error_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
+    """A line for each case that could not be measured."""
+    return tuple(f"error: {outcome.name}: {outcome.error}" for outcome in outcomes if outcome.error)
 
 
 def lock_lines(measured: Iterable[Measured]) -> tuple[str, ...]:

@@ -1,0 +1,573 @@
+"""Memory as a test, as a user has it: a repository with models, ``fitter lock``, a change, ``fitter check``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+from fitter import api
+from fitter.llama.client import Worker
+from fitter.machine import bandwidth
+from fitter.machine.host import HostMemory
+from fitter.machine.speed import HostSpeed
+from fitter.regression import check
+from fitter.regression.cases import read_cases
+from fitter.regression.compare import compare
+from fitter.regression.lockfile import read_lock
+from fitter.regression.measuring import measure_case
+from tests import shapes
+from tests.shapes import Q4_K, Q8_0, Shape, write_shape, write_split
+
+N_LAYER, N_VOCAB = 4, 4000
+
+
+def small(shape: Shape) -> Shape:
+    """``shape`` with few layers and tokens."""
+    tensors = [
+        replace(tensor, shape=tuple(N_VOCAB if size == shape.n_vocab else size for size in tensor.shape))
+        for tensor in shape.tensors
+        if int((re.findall(r"blk\.(\d+)", tensor.name) or "0")[0]) < N_LAYER
+    ]
+    metadata = {**shape.metadata, ".block_count": N_LAYER}
+    return replace(shape, n_vocab=N_VOCAB, tensors=tuple(tensors), metadata=metadata)
+
+
+DENSE = small(shapes.SHAPES["llama-3.1-8b"])
+MOE = small(shapes.SHAPES["qwen3-30b-a3b"])
+
+CASES = {
+    "chat": 'model = "models/dense.gguf"\ngpu = "24GiB"\nn_ctx = 4096\nn_ubatch = 512',
+    "fitted": 'model = "models/moe.gguf"\ngpu = ["2GiB", "3GiB"]\nhost_memory = "8GiB"\nmargin = "512MiB"',
+    "host": 'model = "models/dense.gguf"\nn_ctx = 2048',
+}
+
+
+def toml(cases: Mapping[str, str]) -> str:
+    return "\n".join(f"[cases.{name}]\n{text}\n" for name, text in cases.items())
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A directory with models, ``fitter.toml`` and ``fitter.lock``."""
+
+    path: Path
+
+    def fitter(self, *words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "fitter", *words],
+            cwd=cwd or self.path,
+            env={**{name: value for name, value in os.environ.items() if name != "GITHUB_ACTIONS"}, **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    @property
+    def cases(self) -> Path:
+        return self.path / "fitter.toml"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "fitter.lock"
+
+    def edit(self, old: str, new: str) -> None:
+        text = self.cases.read_text()
+        assert old in text
+        self.cases.write_text(text.replace(old, new))
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    made = Repository(tmp_path_factory.mktemp("locked"))
+    (made.path / "models").mkdir()
+    write_shape(DENSE, made.path / "models" / "dense.gguf")
+    write_shape(MOE, made.path / "models" / "moe.gguf", vocab=False)
+    made.cases.write_text(toml(CASES))
+    done = made.fitter("lock")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr == "fitter: wrote fitter.lock\n"
+    return made
+
+
+@pytest.fixture
+def repository(locked: Repository, tmp_path: Path) -> Repository:
+    shutil.copytree(locked.path, tmp_path / "repository", copy_function=_copy)
+    return Repository(tmp_path / "repository")
+
+
+def _copy(source: str, target: str) -> None:
+    if source.endswith(".gguf"):
+        os.link(source, target)
+    else:
+        shutil.copy(source, target)
+
+
+def rewrite(repository: Repository, shape: Shape) -> None:
+    path = repository.path / "models" / "dense.gguf"
+    path.unlink()
+    write_shape(shape, path)
+
+
+# --- a change, and what is said of it
+
+
+def retype(repository: Repository) -> None:
+    def typed(tensor: shapes.Tensor) -> shapes.Tensor:
+        is_it = tensor.name == "blk.3.ffn_up.weight"
+        assert not is_it or tensor.type == Q4_K
+        return replace(tensor, type=Q8_0) if is_it else tensor
+
+    rewrite(repository, replace(DENSE, tensors=tuple(map(typed, DENSE.tensors))))
+
+
+FAILING: dict[str, tuple[Callable[[Repository], None], list[str], list[str]]] = {
+    "n_ubatch doubled": (
+        lambda repository: repository.edit("n_ubatch = 512", "n_ubatch = 1024"),
+        ["chat"],
+        ["setting: n_ubatch 512 → 1024", "compute +"],
+    ),
+    "a tensor of another type": (
+        retype,
+        ["chat", "host"],
+        ["header: blk.3.ffn_up.weight q4_K → q8_0", "model +"],
+    ),
+    "context doubled": (
+        lambda repository: repository.edit("n_ctx = 4096", "n_ctx = 8192"),
+        ["chat"],
+        ["setting: n_ctx 4096 → 8192", "context +"],
+    ),
+    "a smaller device": (
+        lambda repository: repository.edit('gpu = "24GiB"', 'gpu = "1536MiB"'),
+        ["chat"],
+        ["setting: gpu 24GiB → 1536MiB", "device: CUDA0 total 24.0 GiB → 1.5 GiB", "! weights on the host"],
+    ),
+    "a device too small for a fitted context": (
+        lambda repository: repository.edit('["2GiB", "3GiB"]', '["2GiB", "1GiB"]'),
+        ["fitted"],
+        ["setting: gpu 2GiB, 3GiB → 2GiB, 1GiB", "fitted otherwise: "],
+    ),
+    "no room at all": (
+        lambda repository: repository.edit('host_memory = "8GiB"', 'host_memory = "1025MiB"'),
+        ["fitted"],
+        ["setting: host_memory 8.0 GiB → 1.0 GiB", "! fits"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "failed", "says"), FAILING.values(), ids=FAILING)
+def test_a_change_that_costs_memory(
+    change: Callable[[Repository], None], failed: list[str], says: list[str], repository: Repository
+) -> None:
+    change(repository)
+    done = repository.fitter("check")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert re.findall(r"^(\S+) failed$", done.stdout, re.MULTILINE) == failed
+    for part in says:
+        assert part in done.stdout
+    assert f"3 cases: {len(failed)} failed" in done.stdout
+    # accepted
+    assert repository.fitter("lock").returncode == (1 if "! fits" in says else 0)
+    assert repository.fitter("check").returncode == 0
+
+
+def test_nothing_changed(repository: Repository) -> None:
+    done = repository.fitter("check")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3 cases: 3 unchanged\n", "")
+
+
+def rename(repository: Repository) -> None:
+    rewrite(repository, replace(DENSE, metadata={**DENSE.metadata, "general.url": "https://example.org"}))
+
+
+def other_versions(repository: Repository) -> None:
+    text = repository.lock.read_text()
+    repository.lock.write_text(re.sub(r"(fitter|llama_cpp) = .*", r'\1 = "0.0.1"', text))
+
+
+PASSING: dict[str, tuple[Callable[[Repository], None], list[str]]] = {
+    "a smaller batch": (
+        lambda repository: repository.edit("n_ubatch = 512", "n_ubatch = 256\nmax_slowdown = '50%'"),
+        ["chat changed", "setting: n_ubatch 512 → 256", "compute -", "2 unchanged"],
+    ),
+    "growth that is allowed": (
+        lambda repository: repository.edit("n_ubatch = 512", "n_ubatch = 513\nmax_growth = '10%'"),
+        ["chat changed", "setting: n_ubatch 512 → 513"],
+    ),
+    "metadata": (rename, ["header: its metadata changed", "1 unchanged"]),
+    "versions": (other_versions, ["fitter 0.0.1 → ", "llama.cpp 0.0.1 → ", "3 changed"]),
+}
+
+
+@pytest.mark.parametrize(("change", "says"), PASSING.values(), ids=PASSING)
+def test_a_change_within_the_limits(
+    change: Callable[[Repository], None], says: list[str], repository: Repository
+) -> None:
+    change(repository)
+    done = repository.fitter("check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for part in says:
+        assert part in done.stdout
+
+
+# --- the same lock everywhere
+
+
+def test_order_and_parallelism_do_not_matter(repository: Repository, locked: Repository) -> None:
+    repository.cases.write_text(toml(dict(reversed(list(CASES.items())))))
+    for jobs in ("1", "7"):
+        repository.lock.unlink()
+        assert repository.fitter("lock", "-j", jobs).returncode == 0
+        assert repository.lock.read_bytes() == locked.lock.read_bytes()
+    assert repository.fitter("lock", "--update", "fitted", "--update", "chat").returncode == 0
+    assert repository.lock.read_bytes() == locked.lock.read_bytes()
+
+
+def test_a_second_machine(repository: Repository, locked: Repository, tmp_path: Path) -> None:
+    other = Repository(tmp_path / "an other path")
+    repository.path.rename(other.path)
+    other.lock.unlink()
+    home = tmp_path / "home"
+    home.mkdir()
+    done = other.fitter(
+        "lock",
+        *("--file", str(other.cases)),
+        cwd=home,
+        HOME=str(home),
+        TMPDIR=str(home),
+        XDG_CONFIG_HOME=str(home / "configuration"),
+        LC_ALL="C",
+        TZ="Asia/Tokyo",
+        PYTHONHASHSEED="77",
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert done.returncode == 0, done.stderr
+    assert other.lock.read_bytes() == locked.lock.read_bytes()
+    assert str(tmp_path) not in other.lock.read_text()
+    assert list(home.iterdir()) == []
+
+
+def test_the_machine_is_not_asked(repository: Repository, locked: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory and the speed of it are another one's here."""
+    monkeypatch.setattr(api, "measure_host_memory", lambda: HostMemory(2**30, 2**29))
+    monkeypatch.setattr(bandwidth, "host_speed", lambda *_: HostSpeed(1e9, "slow"))
+    repository.lock.unlink()
+    assert all(measured.error is None for measured in check.lock(repository.cases))
+    assert repository.lock.read_bytes() == locked.lock.read_bytes()
+
+
+def test_what_is_in_it(locked: Repository) -> None:
+    lock = read_lock(locked.lock)
+    assert list(lock.cases) == ["chat", "fitted", "host"]
+    chat = lock.cases["chat"]
+    plan = api.fit(locked.path / "models" / "dense.gguf", gpus=["24GiB"], n_ctx=4096, n_ubatch=512)
+    assert (chat.params, chat.n_ctx) == (plan.params, 4096)
+    assert {name: device.used for name, device in chat.devices.items()} == {"CUDA0": plan.devices[0].used}
+    assert chat.host.used == plan.host.used
+    assert chat.estimate is not None and plan.estimate is not None
+    assert chat.estimate.prompt_tokens_per_second == pytest.approx(plan.estimate.prompt_tokens_per_second, rel=1e-3)
+    assert {name for name in chat.model.tensors if name.startswith("output")} == {"output.weight", "output_norm.weight"}
+    assert lock.cases["host"].params.devices == ()
+    text = locked.lock.read_text()
+    assert str(locked.path) not in text
+    assert len(text) < 12000, "a lock is small enough to be reviewed"
+
+
+# --- measuring
+
+
+def test_what_did_not_change_is_one_load(locked: Repository) -> None:
+    lock = read_lock(locked.lock)
+    with Worker() as worker:
+        loads = 0
+        for case in read_cases(locked.cases):
+            snapshot = measure_case(case, lock.cases[case.name], worker)
+            assert snapshot == lock.cases[case.name]
+            assert worker.dummy_loads == loads + 1
+            loads = worker.dummy_loads
+
+
+def test_fits_in_one_worker_count_their_own_loads(locked: Repository) -> None:
+    with Worker() as worker:
+        model = locked.path / "models" / "moe.gguf"
+        loads = [api.fit(model, gpus=["2GiB"], worker=worker).search.dummy_loads for _ in range(2)]
+        assert loads[0] > 0
+        assert worker.dummy_loads == sum(loads)
+        assert worker.devices()[0].name == "CUDA0", "it stays open"
+
+
+def test_bytes_that_are_not_those_of_the_lock_are_fitted_anew(locked: Repository) -> None:
+    """As with another build of llama.cpp, of which the lock knows nothing."""
+    case = next(case for case in read_cases(locked.cases) if case.name == "chat")
+    true = read_lock(locked.lock).cases["chat"]
+    device = true.devices["CUDA0"]
+    row = replace(device.memory["CUDA0"], compute=device.memory["CUDA0"].compute - 1)
+    other = replace(true, devices={"CUDA0": replace(device, memory={"CUDA0": row})})
+    with Worker() as worker:
+        found = compare(case, other, measure_case(case, other, worker))
+        assert worker.dummy_loads > 1
+    assert found.measured == true
+    assert [move.detail for move in found.moves] == ["compute +1 B"]
+    assert (found.status, found.causes) == ("failed", ())
+
+
+def test_budgets_hold_without_a_lock(repository: Repository) -> None:
+    repository.lock.unlink()
+    used = api.fit(repository.path / "models" / "dense.gguf", gpus=["24GiB"], n_ctx=4096).devices[0].used
+    repository.cases.write_text(f"[cases.a]\n{CASES['chat']}\n[cases.a.budget]\ncuda0 = {used}\nn_ctx = 4096\n")
+    assert repository.fitter("check").stdout == "1 case: 1 unchanged\n"
+    repository.edit(f"cuda0 = {used}", f"cuda0 = {used - 1}")
+    done = repository.fitter("check")
+    assert done.returncode == 4
+    assert "! cuda0 budget" in done.stdout
+    repository.edit(f"cuda0 = {used - 1}", "generation_tokens_per_second = 1e9")
+    assert "! generation speed budget" in repository.fitter("check").stdout
+
+
+def test_a_split_model(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    (tmp_path / "q").mkdir()
+    write_split("gpt-oss-20b", tmp_path / "q", 3, vocab=False)
+    repository.cases.write_text('[cases.q]\nmodel = "q/*.gguf"\ngpu = "24GiB"\nn_ctx = 4096')
+    assert repository.fitter("lock").returncode == 0
+    lock = read_lock(repository.lock)
+    assert list(lock.cases) == ["q/gpt-oss-20b"]
+    assert len(lock.cases["q/gpt-oss-20b"].model.header_bytes) == 3
+    assert repository.fitter("check").returncode == 0
+    last = tmp_path / "q" / "gpt-oss-20b-00003-of-00003.gguf"
+    last.unlink()
+    done = repository.fitter("check")
+    assert done.returncode == 3
+    assert "1 of 3 split files missing" in done.stderr
+
+
+# --- wrong input
+
+
+def truncate(repository: Repository) -> None:
+    rewrite(repository, DENSE)
+    path = repository.path / "models" / "dense.gguf"
+    os.truncate(path, path.stat().st_size - 4096)
+
+
+def append(path: str, text: str) -> Callable[[Repository], None]:
+    def change(repository: Repository) -> None:
+        file = repository.path / path
+        file.write_text(file.read_text() + text)
+
+    return change
+
+
+WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str]] = {
+    "an unknown key": (
+        lambda repository: repository.edit("n_ubatch", "n_ubatchh"),
+        ("check",),
+        2,
+        "fitter.toml: unknown key 'n_ubatchh' in cases.chat: did you mean n_ubatch?",
+    ),
+    "no fitter.toml": (lambda repository: repository.cases.unlink(), ("lock",), 2, "fitter.toml is not there"),
+    "no lock": (
+        lambda repository: repository.lock.unlink(),
+        ("check",),
+        2,
+        "fitter.lock is not there: run 'fitter lock'",
+    ),
+    "a missing model": (
+        lambda repository: (repository.path / "models" / "moe.gguf").unlink(),
+        ("check",),
+        3,
+        "fitted: {path}/models/moe.gguf: no such file",
+    ),
+    "a missing model when locking": (
+        lambda repository: (repository.path / "models" / "moe.gguf").unlink(),
+        ("lock",),
+        3,
+        "fitted: {path}/models/moe.gguf: no such file",
+    ),
+    "a truncated model": (
+        truncate,
+        ("check", "-k", "chat"),
+        3,
+        "chat: {path}/models/dense.gguf is truncated: the last",
+    ),
+    "parameters that make no sense": (
+        lambda repository: repository.edit("n_ubatch = 512", 'type_k = "maybe"'),
+        ("check",),
+        2,
+        "chat: type_k 'maybe' is none of f32, f16",
+    ),
+    "a lock from later": (
+        lambda repository: repository.lock.write_text(repository.lock.read_text().replace("schema = 1", "schema = 2")),
+        ("check",),
+        2,
+        "fitter.lock is of schema 2, and this fitter reads 1: install a newer fitter",
+    ),
+    "a merge conflict": (
+        append("fitter.lock", "<<<<<<< ours\n=======\n>>>>>>> theirs\n"),
+        ("check",),
+        2,
+        "fitter.lock has the marks of a merge conflict in line",
+    ),
+    "a case that is not locked": (
+        append("fitter.toml", '[cases.more]\nmodel = "models/moe.gguf"\n'),
+        ("check",),
+        2,
+        "the case 'more' is of fitter.toml, but not of fitter.lock: run 'fitter lock --update more'",
+    ),
+    "a case that is only locked": (
+        lambda repository: repository.cases.write_text(toml({name: CASES[name] for name in ("chat", "host")})),
+        ("check",),
+        2,
+        "the case 'fitted' is of fitter.lock, but not of fitter.toml: run 'fitter lock'",
+    ),
+    "an update of no case": (
+        lambda repository: None,
+        ("lock", "--update", "chad"),
+        2,
+        "there is no case 'chad' in fitter.toml: did you mean chat?",
+    ),
+    "a selection of nothing": (
+        lambda repository: None,
+        ("check", "-k", "x"),
+        2,
+        "-k 'x' selects no case: there is chat",
+    ),
+    "no expression": (lambda repository: None, ("check", "-k", "a b"), 2, "-k 'a b' is no expression"),
+    "no workers": (lambda repository: None, ("check", "-j", "0"), 2, "0 is too small"),
+    "a report that cannot be written": (
+        lambda repository: None,
+        ("check", "--junit", "nowhere/a.xml"),
+        3,
+        "nowhere/a.xml cannot be written: No such file or directory",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "words", "status", "says"), WRONG.values(), ids=WRONG)
+def test_one_clear_line(
+    change: Callable[[Repository], object], words: tuple[str, ...], status: int, says: str, repository: Repository
+) -> None:
+    change(repository)
+    before = repository.lock.read_bytes() if repository.lock.exists() else None
+    done = repository.fitter(*words)
+    assert done.returncode == status, done.stdout + done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("fitter: error: ")]
+    assert len(errors) == 1, done.stderr
+    assert says.format(path=repository.path) in errors[0]
+    assert "Traceback" not in done.stderr
+    after = repository.lock.read_bytes() if repository.lock.exists() else None
+    assert after == before
+
+
+def test_the_other_cases_are_still_checked(repository: Repository) -> None:
+    (repository.path / "models" / "moe.gguf").unlink()
+    repository.edit("n_ctx = 4096", "n_ctx = 8192")
+    done = repository.fitter("check")
+    assert done.returncode == 3
+    assert "setting: n_ctx 4096 → 8192" in done.stdout
+    assert "3 cases: 1 failed, 1 could not be measured, 1 unchanged" in done.stdout
+    assert repository.fitter("check", "-k", "not fitted").returncode == 4, "what is not selected does not matter"
+    assert repository.fitter("check", "-k", "host").returncode == 0
+
+
+# --- one case alone
+
+
+def test_an_update_changes_nothing_else(repository: Repository) -> None:
+    before = read_lock(repository.lock).cases
+    repository.edit("n_ctx = 4096", "n_ctx = 8192")
+    repository.edit("n_ctx = 2048", "n_ctx = 1024")
+    done = repository.fitter("lock", "--update", "chat")
+    assert done.returncode == 0, done.stderr
+    after = read_lock(repository.lock).cases
+    assert [name for name in before if after[name] != before[name]] == ["chat"]
+    assert after["chat"].n_ctx == 8192
+    said = repository.fitter("check").stdout
+    assert "setting: n_ctx 2048 → 1024" in said
+    assert "2 unchanged" in said
+
+
+# --- killed
+
+
+def test_killed_while_locking(repository: Repository) -> None:
+    """The lock that is there stays whole, whenever that is, and no worker stays behind."""
+    before = repository.lock.read_bytes()
+    repository.edit("n_ctx = 4096", "n_ctx = 8192")
+    wholes = set()
+    for delay in (0.1, 0.3, 0.6, 1.0):
+        command = [sys.executable, "-m", "fitter", "lock"]
+        with subprocess.Popen(command, cwd=repository.path, stderr=subprocess.DEVNULL) as process:
+            time.sleep(delay)
+            children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            process.kill()
+        wholes.add(repository.lock.read_bytes())
+        assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert repository.fitter("lock").returncode == 0
+    assert wholes <= {before, repository.lock.read_bytes()}
+
+
+@pytest.mark.parametrize("command", ["lock", "check"])
+def test_interrupted(command: str, repository: Repository) -> None:
+    before = repository.lock.read_bytes()
+    repository.edit("n_ctx = 4096", "n_ctx = 8192")
+    words = [sys.executable, "-m", "fitter", command]
+    with subprocess.Popen(words, cwd=repository.path, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(0.3)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=20)[1]
+    assert (process.returncode, said) == (130, "")
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert repository.lock.read_bytes() == before
+
+
+# --- for machines
+
+
+def test_reports(repository: Repository) -> None:
+    repository.edit("n_ctx = 4096", "n_ctx = 8192")
+    done = repository.fitter("check", "--json", "--junit", "report.xml", GITHUB_ACTIONS="true")
+    assert done.returncode == 4
+    document = json.loads(done.stdout)
+    assert {case["name"]: case["status"] for case in document["cases"]} == {
+        "chat": "failed",
+        "fitted": "same",
+        "host": "same",
+    }
+    assert document["cases"][0]["causes"] == [{"kind": "setting", "what": "n_ctx", "before": "4096", "after": "8192"}]
+    suite = ElementTree.parse(repository.path / "report.xml").getroot()[0]
+    assert (suite.get("tests"), suite.get("failures")) == ("3", "1")
+    assert done.stderr.startswith("::error file=fitter.toml,line=1,title=fitter%3A chat::CUDA0 takes ")
+    assert done.stderr.count("\n") == 1
+    text = repository.fitter("check", "--markdown", GITHUB_ACTIONS="").stdout
+    assert text.startswith("### ❌ fitter check — 3 cases: 1 failed, 2 unchanged\n")
+
+
+def test_two_plans(repository: Repository, tmp_path: Path) -> None:
+    for name, context in (("a", "4096"), ("b", "4096"), ("c", "8192")):
+        plan = repository.fitter("models/dense.gguf", "--gpu", "24GiB", "-c", context, "--json").stdout
+        (repository.path / f"{name}.json").write_text(plan)
+    same = repository.fitter("diff", "a.json", "b.json")
+    assert (same.returncode, same.stdout, same.stderr) == (0, "the plans say the same\n", "")
+    other = repository.fitter("diff", "a.json", "c.json")
+    assert other.returncode == 4
+    assert "context +" in other.stdout
+    assert "parameter: n_ctx 4096 → 8192" in other.stdout
+    wrong = repository.fitter("diff", "a.json", "fitter.toml")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == "fitter: error: fitter.toml is no JSON: give what 'fitter model.gguf --json' wrote\n"

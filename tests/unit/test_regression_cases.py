@@ -1,0 +1,176 @@
+"""``fitter.toml``: what a case is, what is wrong with one in a line, and what ``-k`` selects."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from fitter import api
+from fitter.errors import UsageError
+from fitter.regression.cases import SETTINGS, Budget, Case, Growth, read_cases, select
+
+GIB = 2**30
+MIB = 2**20
+
+
+def cases_of(directory: Path, text: str) -> dict[str, Case]:
+    path = directory / "fitter.toml"
+    path.write_text(text)
+    return {case.name: case for case in read_cases(path)}
+
+
+def test_a_case_with_everything(tmp_path: Path) -> None:
+    text = """
+    [defaults]
+    n_ubatch = 256
+    max_growth = "1%"
+
+    [cases.chat]
+    model = "models/a.gguf"
+    gpu = ["rtx-4090", "2x 12GiB"]
+    host_memory = "64GiB"
+    margin = ["1GiB", 512, "0 B"]
+    n_ctx = 32768
+    n_ubatch = 1024
+    tensor_split = [3, 1]
+    kv_unified = true
+    allow = "ubatch"
+    max_growth = "64 MiB"
+    max_slowdown = "5%"
+
+    [cases.chat.budget]
+    CUDA0 = "22 GiB"
+    host = 1024
+    n_ctx = 16384
+    generation_tokens_per_second = 20
+    """
+    case = cases_of(tmp_path, text)["chat"]
+    assert case.model == tmp_path / "models/a.gguf"
+    assert case.settings == {
+        "gpu": ("rtx-4090", "2x 12GiB"),
+        "host_memory": 64 * GIB,
+        "margin": (GIB, 512, 0),
+        "n_ctx": 32768,
+        "tensor_split": (3.0, 1.0),
+        "n_ubatch": 1024,
+        "kv_unified": True,
+        "allow": ("ubatch",),
+    }
+    assert (case.max_growth, case.max_slowdown) == (Growth(bytes=64 * MIB), 0.05)
+    assert case.budget == Budget({"cuda0": 22 * GIB, "host": 1024}, 16384, None, 20.0)
+
+
+def test_what_is_not_said(tmp_path: Path) -> None:
+    case = cases_of(tmp_path, '[defaults]\ngpu = "24GiB"\nmax_growth = "1%"\n[cases.a]\nmodel = "a.gguf"')["a"]
+    assert (case.settings, case.max_growth.of(1000), bool(case.budget)) == ({"gpu": ("24GiB",)}, 10, False)
+    bare = cases_of(tmp_path, '[cases.a]\nmodel = "a.gguf"')["a"]
+    assert (bare.max_growth.of(10**12), bare.max_slowdown) == (0, 0.02)
+    assert bare.keywords() == {"gpus": ("none",)}, "never the devices of the machine that this runs on"
+
+
+def test_every_setting_is_a_parameter_of_fit() -> None:
+    known = inspect.signature(api.fit).parameters
+    assert [name for name in SETTINGS if {"gpu": "gpus"}.get(name, name) not in known] == []
+
+
+def test_a_pattern_makes_a_case_for_each_model(tmp_path: Path) -> None:
+    for name in ("q/a.gguf", "q/deep/b (1).gguf", "q/c-00001-of-00002.gguf", "q/c-00002-of-00002.gguf", "q/d.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = cases_of(
+        tmp_path, '[cases.z]\nmodel = "q/**/*.gguf"\n[cases.b]\nmodel = "q/[x].gguf"\n'.replace("[x]", "[a]")
+    )
+    assert {name: case.model.relative_to(tmp_path).as_posix() for name, case in found.items()} == {
+        "b/a": "q/a.gguf",
+        "z/a": "q/a.gguf",
+        "z/c": "q/c-00001-of-00002.gguf",
+        "z/deep/b__1_": "q/deep/b (1).gguf",
+    }
+    assert list(found) == sorted(found)
+    (tmp_path / "q" / "[a].gguf").touch()
+    assert "b" in cases_of(tmp_path, '[cases.b]\nmodel = "q/[a].gguf"'), "a file of that name is no pattern"
+
+
+CASE = '[cases.a]\nmodel = "a.gguf"\n'
+
+WRONG = {
+    "no file": (None, r"fitter.toml is not there: write one, such as \[cases.chat\]"),
+    "no TOML": ("[cases", "fitter.toml is no TOML: Expected"),
+    "no cases": ("[defaults]\nn_ctx = 1", "there are no cases: add"),
+    "an unknown key": (CASE + "n_ctxx = 1", r"unknown key 'n_ctxx' in cases.a: did you mean n_ctx\?"),
+    "a key like none": (CASE + "zzz = 1", "unknown key 'zzz' in cases.a: there is model, gpu"),
+    "an unknown table": ("[case.a]", r"unknown key 'case': did you mean cases\?"),
+    "a model as default": ('[defaults]\nmodel = "a"\n' + CASE, "unknown key 'model' in defaults"),
+    "a default that is wrong": ('[defaults]\nn_ctx = "x"\n' + CASE, "cases.a.n_ctx is 'x': give a whole number"),
+    "no model": ("[cases.a]\nn_ctx = 1", 'cases.a has no model: add model = "model.gguf"'),
+    "no table": ("cases = 3", "cases is no table"),
+    "a case that is no table": ("[cases]\na = 3", "cases.a is no table"),
+    "no match": ('[cases.a]\nmodel = "x/*.gguf"', "cases.a: no file matches 'x/\\*.gguf'"),
+    "a name with a space": ('[cases."a b"]\nmodel = "a"', "a case cannot be called 'a b'"),
+    "a fraction": (CASE + "n_ctx = 1.5", "cases.a.n_ctx is 1.5: give a whole number, 0 or more"),
+    "a flag as number": (CASE + "n_ctx = true", "cases.a.n_ctx is true: give a whole number"),
+    "below the least": (CASE + "n_ubatch = 0", "n_ubatch is 0: give a whole number, 1 or more"),
+    "a number as flag": (CASE + "kv_unified = 1", "kv_unified is 1: give true or false"),
+    "flash attention as a flag": (CASE + "flash_attn = true", 'flash_attn is true: give "on", "off" or "auto"'),
+    "no unit": (CASE + 'host_memory = "64"', "cases.a.host_memory: '64' has no unit"),
+    "a size below 0": (CASE + "margin = -1", "cases.a.margin is -1: give a size"),
+    "an unknown GPU": (CASE + 'gpu = ["rtx-4091"]', "cases.a.gpu: 'rtx-4091'.* rtx-4090"),
+    "a GPU and none": (CASE + 'gpu = ["24GiB", "none"]', "none is a machine without a GPU"),
+    "a list of others": (CASE + "allow = [1]", r"allow is \[1\]: give a list of texts"),
+    "growth without unit": (
+        CASE + 'max_growth = "5"',
+        "max_growth is '5': give a percentage or a size, such as \"1%\"",
+    ),
+    "a slowdown in bytes": (CASE + 'max_slowdown = "5MiB"', 'give a percentage such as "2%"'),
+    "a budget that is none": (CASE + "budget = 3", "cases.a.budget is no table"),
+    "a budget of no device": (
+        CASE + 'gpu = "24GiB"\n[cases.a.budget]\ncuda1 = "1GiB"',
+        r"unknown key 'cuda1' in cases.a.budget: did you mean cuda0\?",
+    ),
+    "a budget of no size": (CASE + "[cases.a.budget]\nhost = 1.5", "cases.a.budget.host is 1.5: give a size"),
+    "a speed that is none": (
+        CASE + "[cases.a.budget]\nprompt_tokens_per_second = 0",
+        "prompt_tokens_per_second is 0: give a number of tokens per second",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), WRONG.values(), ids=WRONG)
+def test_one_clear_line(text: str | None, says: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "fitter.toml").write_text(text)
+    with pytest.raises(UsageError, match=says) as caught:
+        read_cases(tmp_path / "fitter.toml")
+    assert "\n" not in str(caught.value)
+    assert "fitter.toml" in str(caught.value)
+
+
+NAMES = ("chat", "chat-q8", "Code/a", "code/b", "nota")
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("chat", ["chat", "chat-q8"]),
+        ("CODE", ["Code/a", "code/b"]),
+        ("not chat", ["Code/a", "code/b", "nota"]),
+        ("chat or /a", ["chat", "chat-q8", "Code/a"]),
+        ("chat and not q8", ["chat"]),
+        ("not (chat or code)", ["nota"]),
+        ("not not chat", ["chat", "chat-q8"]),
+        ("chat and q8 or nota", ["chat-q8", "nota"]),
+        ("nota", ["nota"]),
+        ("xyz", []),
+    ],
+)
+def test_selection(expression: str, expected: list[str]) -> None:
+    cases = [Case(name, Path("a.gguf"), {}) for name in NAMES]
+    assert [case.name for case in select(cases, expression)] == expected
+
+
+@pytest.mark.parametrize("expression", ["", "or", "a or", "not", "(a", "a)", "a b", "()", "and a"])
+def test_no_expression(expression: str) -> None:
+    with pytest.raises(UsageError, match="is no expression"):
+        select([Case("a", Path("a"), {})], expression)

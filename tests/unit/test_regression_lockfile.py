@@ -1,0 +1,182 @@
+"""``fitter.lock``: read as written, never half written, and one clear line where it cannot be read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fitter.errors import PlanError, UsageError
+from fitter.llama.types import Params, TensorInfo
+from fitter.regression import headers
+from fitter.regression.lockfile import Lock, dumps, read_lock, replace_file, write_lock
+from tests.unit.snapshots import SNAPSHOT
+
+NOT_FITTING = replace(SNAPSHOT, fits=False, estimate=None, params=Params(devices=()), devices={})
+LOCK = Lock({"b": SNAPSHOT, "a/x.y": NOT_FITTING})
+
+
+def test_read_as_written(tmp_path: Path) -> None:
+    path = tmp_path / "fitter.lock"
+    write_lock(path, LOCK)
+    assert read_lock(path) == LOCK
+    text = path.read_text()
+    assert text.endswith("\n")
+    assert text.index('[cases."a/x.y"]') < text.index("[cases.b]")
+    assert dumps(Lock(dict(reversed(list(LOCK.cases.items()))))) == text, "the order of cases is no matter"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+TEXT = dumps(Lock({"b": SNAPSHOT}))
+
+WRONG = {
+    "missing": (None, "fitter.lock is not there: run 'fitter lock' to make it"),
+    "of a later fitter": ("schema = 2\nmore = 1\n", "is of schema 2, and this fitter reads 1: install a newer fitter"),
+    "no lock": ("a = 1\n", "is no lock of fitter's: run 'fitter lock' to make one"),
+    "a schema that is none": ("schema = true\n", "is no lock of fitter's"),
+    "a schema below 1": ("schema = 0\n", "is damaged: run 'fitter lock'"),
+    "conflict": (
+        "schema = 1\n<<<<<<< HEAD\na = 1\n=======\na = 2\n>>>>>>> main\n",
+        "has the marks of a merge conflict in line 2: settle fitter.toml, then run 'fitter lock'",
+    ),
+    "no TOML": ("schema 1", "is no TOML"),
+    "no text": (b"\xff\xfe\x00", "is no UTF-8 text"),
+    "cut off": (TEXT[: TEXT.index("[cases.b.params]")], "the case 'b' is damaged .*: run 'fitter lock --update b'"),
+    "another type": (TEXT.replace("n_ctx = 8192", 'n_ctx = "8192"', 1), "the case 'b' is damaged"),
+    "an unknown key": (TEXT.replace("fits = true", "fits = true\nfit = 1"), "the case 'b' is damaged .*has no fit"),
+    "no table": ("schema = 1\n[cases]\nb = 1\n", "the case 'b' is damaged"),
+    "tables that are lists": ("schema = 1\ncases = []\n", "is damaged"),
+}
+
+
+@pytest.mark.parametrize(("content", "says"), WRONG.values(), ids=WRONG)
+def test_one_clear_line(content: str | bytes | None, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "fitter.lock"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError, match=says) as caught:
+        read_lock(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_is_not_ours(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(PlanError, match="cannot be written"):
+        write_lock(tmp_path / "fitter.lock", LOCK)
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"nowhere/fitter\.lock cannot be written: No such file"):
+        write_lock(tmp_path / "nowhere" / "fitter.lock", LOCK)
+
+
+# --- never half written
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from fitter.regression.lockfile import replace_file
+replace_file(Path(sys.argv[1]), b"new" * 1000000, lambda: os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+def test_killed_before_the_rename(tmp_path: Path) -> None:
+    path = tmp_path / "fitter.lock"
+    path.write_bytes(b"old")
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert path.read_bytes() == b"old"
+    left = [each for each in tmp_path.iterdir() if each != path]
+    assert len(left) == 1
+    replace_file(path, b"newer")
+    assert left[0].exists(), "it could be another writer's"
+    os.utime(left[0], (time.time() - 61, time.time() - 61))
+    replace_file(path, b"newest")
+    assert [each.name for each in tmp_path.iterdir()] == ["fitter.lock"]
+    assert path.read_bytes() == b"newest"
+
+
+WRITING = """
+import sys
+from pathlib import Path
+from fitter.regression.lockfile import replace_file
+print("ready", flush=True)
+while True:
+    for sign in (b"a", b"b"):
+        replace_file(Path(sys.argv[1]), sign * 3000000)
+"""
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    path = tmp_path / "fitter.lock"
+    path.write_bytes(b"a" * 3000000)
+    for run in range(8):
+        with subprocess.Popen([sys.executable, "-c", WRITING, str(path)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            time.sleep(0.003 * run)
+            process.kill()
+        content = path.read_bytes()
+        assert (len(content), len(set(content))) == (3000000, 1)
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "fitter.lock"
+    path.write_bytes(b"old")
+
+    def fail() -> None:
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        replace_file(path, b"new", fail)
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("fitter.lock", b"old")]
+
+
+def test_permissions_and_links_stay(tmp_path: Path) -> None:
+    target = tmp_path / "real.lock"
+    target.write_bytes(b"old")
+    target.chmod(0o640)
+    link = tmp_path / "fitter.lock"
+    link.symlink_to(target)
+    replace_file(link, b"new")
+    assert (link.is_symlink(), target.read_bytes(), stat.S_IMODE(target.stat().st_mode)) == (True, b"new", 0o640)
+
+
+# --- headers
+
+
+def test_types_of_tensors() -> None:
+    types = {f"blk.{i}.ffn_up.weight": "q4_K" for i in (0, 1, 2, 4, 5, 31)} | {"blk.3.ffn_up.weight": "q8_0"}
+    types |= {"output.weight": "q6_K", "enc.blk.0.a": "f32", "enc.blk.1.a": "f32"}
+    summary = headers.summarize(TensorInfo(name, kind, (1,), 1) for name, kind in types.items())
+    assert summary == {
+        "blk.*.ffn_up.weight": "q4_K 0-2,4-5,31; q8_0 3",
+        "enc.blk.*.a": "f32 0-1",
+        "output.weight": "q6_K",
+    }
+    assert headers.expand(summary) == types
+
+
+def test_a_digest_is_of_the_header_alone(tmp_path: Path) -> None:
+    files = [tmp_path / "a", tmp_path / "b"]
+    files[0].write_bytes(b"header" + b"weights")
+    files[1].write_bytes(b"second")
+    digest = headers.digest(files, (6, 6))
+    files[0].write_bytes(b"header" + b"others.")
+    assert headers.digest(files, (6, 6)) == digest
+    files[1].write_bytes(b"sec0nd")
+    assert headers.digest(files, (6, 6)) != digest

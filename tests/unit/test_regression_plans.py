@@ -1,0 +1,130 @@
+"""What differs between two plans, and one line for what is no plan."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fitter.errors import UsageError
+from fitter.output.json import to_dict
+from fitter.regression import plans, report
+from tests.unit.plans import make_plan
+
+DOCUMENT = to_dict(make_plan())
+
+
+def read(directory: Path, document: Any) -> plans.PlanFile:
+    path = directory / "plan.json"
+    path.write_text(json.dumps(document))
+    return plans.read_plan(path)
+
+
+def changed(change: Callable[[Any], object]) -> Any:
+    document = copy.deepcopy(DOCUMENT)
+    change(document)
+    return document
+
+
+def set_key(*path: Any, to: Any) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        for key in path[:-1]:
+            document = document[key]
+        document[path[-1]] = to
+
+    return change
+
+
+DEVICE = DOCUMENT["devices"][0]
+NAME = DEVICE["name"]
+
+DIFFERENCES: dict[str, tuple[Any, list[str], list[str]]] = {
+    "nothing": (DOCUMENT, [], []),
+    "where the model is": (changed(set_key("model", "path", to="/elsewhere/a.gguf")), [], []),
+    "how long it took": (changed(set_key("search", "seconds", to=99.0)), [], []),
+    "a byte": (changed(set_key("devices", 0, "compute", to=DEVICE["compute"] + 1)), [f"{NAME}: compute +1 B"], []),
+    "what shares a device": (changed(set_key("devices", 0, "shared", to=2**20)), [f"{NAME}: shared +1.0 MiB"], []),
+    "the host": (changed(set_key("host", "model", to=DOCUMENT["host"]["model"] + 1024)), ["host: model +1.0 KiB"], []),
+    "a parameter": (changed(set_key("params", "n_ubatch", to=64)), [], ["parameter: n_ubatch 512 → 64"]),
+    "an override": (
+        changed(set_key("params", "tensor_buft_overrides", to=[{"pattern": "a", "buffer_type": "CPU"}])),
+        [],
+        ["parameter: tensor_buft_overrides none → a=CPU"],
+    ),
+    "the size of a device": (
+        changed(set_key("devices", 0, "total", to=DEVICE["total"] + 1)),
+        [],
+        [f"{NAME}: total {DEVICE['total']} B → {DEVICE['total'] + 1} B"],
+    ),
+    "the host's limit": (changed(set_key("host", "free", to=2**30)), [], ["host: free unlimited → 1.0 GiB"]),
+    "whether it fits": (changed(set_key("fits", to=not DOCUMENT["fits"])), ["fits: "], []),
+    "a device less": (
+        changed(set_key("devices", to=DOCUMENT["devices"][1:])),
+        [f"{NAME}: "],
+        [f"{NAME}: description"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("document", "moves", "changes"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_differences(document: Any, moves: list[str], changes: list[str], tmp_path: Path) -> None:
+    found = plans.diff(read(tmp_path, DOCUMENT), read(tmp_path, document))
+    assert len(found.moves) == len(moves)
+    for move, expected in zip(found.moves, moves, strict=True):
+        assert f"{move.what}: {move.detail}".startswith(expected)
+    said = list(map(str, found.changes))
+    assert all(any(line.startswith(expected) for line in said) for expected in changes)
+    assert bool(said) == bool(changes)
+    assert found.is_empty == (not moves and not changes)
+    shown = io.StringIO()
+    report.print_diff(shown, found)
+    assert (shown.getvalue() == "the plans say the same\n") == found.is_empty
+    assert report.diff_to_dict(found)["equal"] == found.is_empty
+
+
+def test_keys_that_older_plans_lack(tmp_path: Path) -> None:
+    def remove(document: Any) -> None:
+        for use in (*document["devices"], document["host"]):
+            del use["shared"]
+
+    assert plans.diff(read(tmp_path, changed(remove)), read(tmp_path, DOCUMENT)).is_empty
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "a list": ([1], "its 'schema' is not as it should be"),
+    "another schema": ({"schema": 2}, "is of schema 2, and this fitter reads 1: install a newer fitter"),
+    "no schema": ({"schema": None}, "its 'schema' is not"),
+    "nothing in it": ({"schema": 1}, "its 'fits' is not"),
+    "a device that is none": (changed(set_key("devices", 0, to=3)), "its 'name' is not"),
+    "memory that is none": (changed(set_key("devices", 0, "context", to=1.5)), "its 'context' is not"),
+    "memory as a flag": (changed(set_key("host", "model", to=True)), "its 'model' is not"),
+    "a speed that is none": (
+        changed(set_key("estimate", to={"prompt_tokens_per_second": "x"})),
+        "its 'prompt_tokens_per_second' is not",
+    ),
+    "parameters that are none": (changed(set_key("params", to=[])), "its 'params' is not"),
+}
+
+
+@pytest.mark.parametrize(("document", "says"), WRONG.values(), ids=WRONG)
+def test_no_plan(document: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        read(tmp_path, document)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_json(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with pytest.raises(UsageError, match=r"a: no such file; 'fitter model\.gguf --json' writes a plan"):
+        plans.read_plan(path)
+    for content in (b"{", b"\xff", b"[" * 100000):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match="a is no JSON"):
+            plans.read_plan(path)
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        plans.read_plan(tmp_path)
