@@ -90,7 +90,7 @@ class Checks:
         # In the order in which they are read: those of the module, of the class, and of the test from its top.
         for mark in list(item.iter_markers(MARKER))[::-1]:
             try:
-                asked = self._asked(mark, getattr(item, "funcargs", {}).get("fitter_model"))
+                asked = self._asked(mark, getattr(item, "funcargs", {}).get("fitter_model", self.model))
                 stored += asked.is_stored
                 case = replace(asked.case, name=name if stored < 2 else f"{name}#{stored}")
                 plan, snapshot = self._fitted(case)

@@ -74,19 +74,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Remember a marked test by its name, before other plugins add to that, and have its model at hand."""
-    if item.get_closest_marker(MARKER):
-        item.stash[_NODEID] = item.nodeid
-        names = getattr(item, "fixturenames", None)
-        if names is not None and _MODEL not in names:
-            names.append(_MODEL)
+    """Remember what a test is called before other plugins add to its name."""
+    item.stash[_NODEID] = item.nodeid
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have the model of a marked test at hand."""
+    names = getattr(item, "fixturenames", None)
+    if names is not None and _MODEL not in names and item.get_closest_marker(MARKER):
+        names.append(_MODEL)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """Fail a marked test before its body where a marker does not hold."""
-    nodeid = item.stash.get(_NODEID, None)
-    if nodeid is not None:
+    if item.get_closest_marker(MARKER):
+        nodeid = item.stash.get(_NODEID, item.nodeid)
         verdict = item.stash[_VERDICT] = _checks(item.config).check(item, nodeid)
         if verdict.failures:
             pytest.fail("\n".join(verdict.failures), pytrace=False)

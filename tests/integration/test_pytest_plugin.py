@@ -218,6 +218,48 @@ def test_where_markers_may_stand(pytester: pytest.Pytester, root: Path) -> None:
     result.assert_outcomes(passed=2, failed=4, xfailed=1, skipped=1)
 
 
+def test_markers_that_others_add(pytester: pytest.Pytester, root: Path) -> None:
+    pytester.makeconftest(
+        f"""
+        import pytest
+
+        over = pytest.mark.fits_memory(gpu={GPU!r}, n_ctx={N_CTX}, limit="1MiB")
+
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                if "collected" in item.name:
+                    item.add_marker(over)
+
+        @pytest.fixture
+        def added(request):
+            request.node.add_marker(over)
+
+        class Lines(pytest.File):
+            def collect(self):
+                item = Line.from_parent(self, name="test_line")
+                item.add_marker(over)
+                yield item
+
+        class Line(pytest.Item):
+            def runtest(self):
+                pass
+
+        def pytest_collect_file(file_path, parent):
+            if file_path.suffix == ".lines":
+                return Lines.from_parent(parent, path=file_path)
+        """
+    )
+    (root / "test.lines").touch()
+    pytester.makepyfile("def test_collected(): pass\n\n\ndef test_fixture(added): pass\n\n\ndef test_other(): pass\n")
+    result = run(pytester)
+    assert outcomes(result) == {
+        "test_line": "memory",
+        "test_collected": "memory",
+        "test_fixture": "memory",
+        "test_other": "passed",
+    }
+
+
 # --- bad arguments
 
 WRONG = {
@@ -341,15 +383,13 @@ def test_what_is_stored_is_compared(pytester: pytest.Pytester, root: Path) -> No
     assert sorted(read_lock(lock).cases) == NAMES
     written = lock.read_bytes()
     # However it is made, it is the same to the byte.
-    for options in [(), PARALLEL, (*PARALLEL, "--dist", "loadscope"), ("-o", "fitter_update=true", "test_two.py")]:
-        if "-o" not in options:
-            lock.unlink()
-            options = ("--fitter-update", *options)
-        run(pytester, *options).assert_outcomes(passed=4 if "-o" in options else 5)
-        assert lock.read_bytes() == written, options
+    run(pytester, "-o", "fitter_update=true", "test_two.py").assert_outcomes(passed=4)
+    assert lock.read_bytes() == written
+    lock.unlink()
+    run(pytester, *PARALLEL, "--fitter-update").assert_outcomes(passed=5)
+    assert lock.read_bytes() == written
+    run(pytester).assert_outcomes(passed=5)
 
-    for options in [(), PARALLEL]:
-        run(pytester, *options).assert_outcomes(passed=5)
     edit(root / "test_two.py", f'"12GiB", n_ctx={N_CTX}', f'"12GiB", n_ctx={2 * N_CTX}')
     for options in [(), PARALLEL]:
         changed = run(pytester, *options)
@@ -636,6 +676,20 @@ def test_nothing_is_imported_for_other_tests(pytester: pytest.Pytester, options:
     without = modules(pytester.path, *(word for word in options if "fitter" not in word and word != "-o"))
     found = modules(pytester.path, "-p", PLUGIN, *options)
     assert found - without == {"fitter", "fitter.errors", "fitter.regression", PLUGIN}
+
+
+@pytest.mark.parametrize("options", [(), PARALLEL], ids=["one process", "xdist"])
+def test_no_process_is_left(pytester: pytest.Pytester, root: Path, options: tuple[str, ...]) -> None:
+    pytester.makepyfile("\n\n".join(marked(f"gpu={GPU!r}, limit=1", name=f"test_{n}") for n in range(2)))
+    command = [sys.executable, "-m", "pytest", "-p", PLUGIN, *options]
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    with subprocess.Popen(
+        command, cwd=root, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, start_new_session=True
+    ) as session:
+        out, _ = session.communicate(timeout=120)
+    assert session.returncode == pytest.ExitCode.TESTS_FAILED, out
+    with pytest.raises(ProcessLookupError):
+        os.killpg(session.pid, 0)
 
 
 def test_every_option_has_its_twin(pytester: pytest.Pytester) -> None:
