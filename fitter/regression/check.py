@@ -53,6 +53,8 @@ def lock(
     """
     path = lock_path(cases_file, lock_file)
     cases = read_cases(cases_file)
+    if path.exists() and path.samefile(cases_file):
+        raise UsageError(f"{show(path)} has the cases: give the lock another name")
     kept = _of_tests(path)
     if update:
         locked = read_lock(path).cases

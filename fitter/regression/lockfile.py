@@ -174,11 +174,15 @@ def dumps(lock: Lock) -> str:
 def replace_file(path: Path, content: bytes, before_rename: Callable[[], object] = lambda: None) -> None:
     """Write a file that is at every moment either the old one or all of the other. Raises ``OSError``.
 
-    What a process that is killed leaves behind is a file of another name beside it, which a later writer removes.
+    What a process that is killed leaves behind is a file of another name beside it, which a later writer removes. A pipe
+    or a device is written to.
     """
     import tempfile
 
     target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        target.write_bytes(content)
+        return
     for left in target.parent.glob(f".{target.name}.*.partial"):
         with contextlib.suppress(OSError):
             # one that is younger may still be written

@@ -190,8 +190,9 @@ def test_nothing_changed(repository: Repository) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "3 cases: 3 unchanged\n", "")
 
 
-def rename(repository: Repository) -> None:
-    rewrite(repository, replace(DENSE, metadata={**DENSE.metadata, "general.url": "https://example.org"}))
+def retune(repository: Repository) -> None:
+    """Not a byte longer or shorter."""
+    rewrite(repository, replace(DENSE, metadata={**DENSE.metadata, ".rope.freq_base": 400000.0}))
 
 
 def other_versions(repository: Repository) -> None:
@@ -208,7 +209,7 @@ PASSING: dict[str, tuple[Callable[[Repository], None], list[str]]] = {
         lambda repository: repository.edit("n_ubatch = 512", "n_ubatch = 513\nmax_growth = '10%'"),
         ["chat changed", "setting: n_ubatch 512 → 513"],
     ),
-    "metadata": (rename, ["header: its metadata changed", "1 unchanged"]),
+    "metadata": (retune, ["header: its metadata changed", "1 unchanged"]),
     "versions": (other_versions, ["fitter 0.0.1 → ", "llama.cpp 0.0.1 → ", "3 changed"]),
 }
 
@@ -434,6 +435,12 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         2,
         "the case 'fitted' is of fitter.lock, but not of fitter.toml: run 'fitter lock'",
     ),
+    "a lock in the place of the cases": (
+        lambda repository: None,
+        ("lock", "--lock", "fitter.toml"),
+        2,
+        "fitter.toml has the cases: give the lock another name",
+    ),
     "an update of no case": (
         lambda repository: None,
         ("lock", "--update", "chad"),
@@ -521,14 +528,17 @@ def test_killed_while_locking(repository: Repository) -> None:
     assert wholes <= {before, repository.lock.read_bytes()}
 
 
-@pytest.mark.parametrize("command", ["lock", "check"])
-def test_interrupted(command: str, repository: Repository) -> None:
+def test_interrupted(repository: Repository) -> None:
+    """At once, although llama.cpp does not answer."""
     before = repository.lock.read_bytes()
     repository.edit("n_ctx = 4096", "n_ctx = 8192")
-    words = [sys.executable, "-m", "fitter", command]
-    with subprocess.Popen(words, cwd=repository.path, stderr=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "fitter", "lock", "-j", "1"]
+    with subprocess.Popen(command, cwd=repository.path, stderr=subprocess.PIPE, text=True) as process:
         time.sleep(0.3)
         children = psutil.Process(process.pid).children(recursive=True)
+        for child in children:
+            child.suspend()
+        time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=20)[1]
     assert (process.returncode, said) == (130, "")

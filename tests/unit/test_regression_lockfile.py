@@ -156,6 +156,20 @@ def test_permissions_and_links_stay(tmp_path: Path) -> None:
     assert (link.is_symlink(), target.read_bytes(), stat.S_IMODE(target.stat().st_mode)) == (True, b"new", 0o640)
 
 
+def test_a_pipe_stays_one(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE) as process:
+        replace_file(path, b"new")
+        assert process.communicate(timeout=20)[0] == b"new"
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_a_directory_in_its_place(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot be written: Is a directory"):
+        write_lock(tmp_path, LOCK)
+
+
 # --- headers
 
 
