@@ -475,27 +475,41 @@ def test_a_lock_that_cannot_be_written(pytester: pytest.Pytester, root: Path) ->
     result.assert_outcomes(passed=1)
 
 
+def command(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "fitter", *words], cwd=root, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_budgets_need_no_lock_where_only_tests_have_one(pytester: pytest.Pytester, root: Path) -> None:
+    (root / "test_it.py").write_text(marked(f"gpu={GPU!r}, n_ctx={N_CTX}"))
+    run(pytester, "--fitter-update").assert_outcomes(passed=1)
+    case = f'model = "tiny.gguf"\ngpu = "{GPU}"\nbudget = {{cuda0 = "1GiB"}}\n'
+    (root / "fitter.toml").write_text("[cases.chat]\n" + case)
+    assert command(root, "check").returncode == 0
+    # A test is none of its cases.
+    (root / "fitter.toml").write_text('[cases."test_it.py::test_it"]\n' + case)
+    done = command(root, "check")
+    assert done.returncode == 2
+    assert "'::' is for the names of pytest's tests" in done.stderr
+
+
 def test_fitter_check_and_pytest_share_a_lock(pytester: pytest.Pytester, root: Path) -> None:
     write_stored(root)
     (root / "fitter.toml").write_text(f'[cases.chat]\nmodel = "tiny.gguf"\ngpu = "{GPU}"\nn_ctx = {N_CTX}\n')
 
-    def command(*words: str) -> int:
-        done = subprocess.run(
-            [sys.executable, "-m", "fitter", *words], cwd=root, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert "Traceback" not in done.stderr
-        return done.returncode
-
     lock = root / "fitter.lock"
-    assert command("lock") == 0
+    assert command(root, "lock").returncode == 0
     alone = read_lock(lock)
     assert list(alone.cases) == ["chat"]
     run(pytester, "--fitter-update").assert_outcomes(passed=5)
     both = lock.read_bytes()
     assert sorted(read_lock(lock).cases) == ["chat", *NAMES]
-    assert command("check") == 0
-    assert command("lock") == 0
-    assert command("lock", "--update", "chat") == 0
+    assert command(root, "check").returncode == 0
+    assert command(root, "lock").returncode == 0
+    assert command(root, "lock", "--update", "chat").returncode == 0
     assert lock.read_bytes() == both
     run(pytester).assert_outcomes(passed=5)
     # One format: what both measured of the same is the same.
