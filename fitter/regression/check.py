@@ -52,9 +52,8 @@ def lock(
     cannot be written.
     """
     path = lock_path(cases_file, lock_file)
+    _check_is_another(path, cases_file)
     cases = read_cases(cases_file)
-    if path.exists() and path.samefile(cases_file):
-        raise UsageError(f"{show(path)} has the cases: give the lock another name")
     kept = _of_tests(path)
     if update:
         locked = read_lock(path).cases
@@ -112,6 +111,11 @@ def _outcome(measured: Measured, locked: Snapshot | None) -> Outcome:
     if measured.snapshot is None:
         return Outcome(name, None, measured.error)
     return Outcome(name, compare(measured.case, locked, measured.snapshot))
+
+
+def _check_is_another(path: Path, cases_file: Path) -> None:
+    if path.exists() and cases_file.exists() and path.samefile(cases_file):
+        raise UsageError(f"{show(path)} has the cases: give the lock another name")
 
 
 def _check_names(

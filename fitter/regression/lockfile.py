@@ -174,8 +174,8 @@ def dumps(lock: Lock) -> str:
 def replace_file(path: Path, content: bytes, before_rename: Callable[[], object] = lambda: None) -> None:
     """Write a file that is at every moment either the old one or all of the other. Raises ``OSError``.
 
-    What a process that is killed leaves behind is a file of another name beside it, which a later writer removes. A pipe
-    or a device is written to.
+    What a process that is killed leaves behind is a file of another name beside it, which a later writer removes.
+    A pipe or a device is written to.
     """
     import tempfile
 

@@ -32,6 +32,10 @@ DEFAULT_TIMEOUT = 120.0
 """Seconds that llama.cpp has for a single dummy load."""
 
 
+_MOST_HEADER = 2**30
+"""Bytes that no header has: a lock that says more is damaged."""
+
+
 @dataclass(frozen=True)
 class Measured:
     """What a case takes; ``error`` where it could not be measured, and ``snapshot`` is ``None`` then."""
@@ -146,10 +150,14 @@ def _may_hold(case: Case, locked: Snapshot, version: str) -> bool:
         return False
     if dict(locked.settings) != dict(case.settings) or case.model.name != model.file:
         return False
+    if locked.host.shared or any(device.shared for device in locked.devices.values()):
+        # Of what else is there, nothing is known here.
+        return False
     files = model_files(case.model)
     sizes = tuple(file.stat().st_size for file in files)
+    is_sound = len(model.header_bytes) == len(files) and all(0 < n <= _MOST_HEADER for n in model.header_bytes)
     # The headers are as long as they were, or they are others: a header says where it ends.
-    return sizes == model.file_bytes and headers.digest(files, model.header_bytes) == model.header
+    return sizes == model.file_bytes and is_sound and headers.digest(files, model.header_bytes) == model.header
 
 
 def _again(case: Case, locked: Snapshot, worker: Worker) -> Snapshot | None:

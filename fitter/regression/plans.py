@@ -12,6 +12,7 @@ from fitter.errors import UsageError
 from fitter.model.source import show
 from fitter.output.json import SCHEMA
 from fitter.regression.compare import Cause, Move, change, sizes
+from fitter.regression.toml import read_text
 
 _KINDS: Mapping[str, type] = {"fits": bool, "model": dict, "params": dict, "devices": list, "host": dict}
 _MEMORY = ("model", "context", "compute")
@@ -48,7 +49,7 @@ class PlanDiff:
 def read_plan(path: Path) -> PlanFile:
     """The plan in ``path``, as ``fitter --json`` wrote it. Raises ``UsageError`` for anything else."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_text(path))
     except FileNotFoundError:
         raise UsageError(f"{show(path)}: no such file; 'fitter model.gguf --json' writes a plan") from None
     except OSError as error:

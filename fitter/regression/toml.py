@@ -1,4 +1,4 @@
-"""TOML files, read whole."""
+"""Texts and TOML files, read whole."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ else:
 _MARKERS = ("<<<<<<<", "=======", ">>>>>>>")
 """How the lines begin that git leaves where two sides of a merge disagree."""
 
+_LONGEST = 64 * 2**20
+"""Bytes that no file for people has; a model has."""
+
 
 def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
     """The tables of ``path``. Raises ``UsageError``, with ``remedy`` where there is no such file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise UsageError(f"{show(path)} is not there: {remedy}") from None
-    except UnicodeDecodeError:
+    except ValueError:
         raise UsageError(f"{show(path)} is no UTF-8 text, so it is no TOML file") from None
     except OSError as error:
         raise UsageError(f"{show(path)} cannot be read: {error.strerror}") from None
@@ -38,6 +41,15 @@ def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
                 "'fitter lock'"
             ) from None
         raise UsageError(f"{show(path)} is no TOML: {' '.join(str(error).split())}") from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises ``OSError``, and ``ValueError`` for what is no text or longer than any that is meant."""
+    with path.open("rb") as file:
+        data = file.read(_LONGEST + 1)
+    if len(data) > _LONGEST:
+        raise ValueError
+    return data.decode()
 
 
 def _conflict(text: str) -> int:

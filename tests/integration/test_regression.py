@@ -326,6 +326,15 @@ def test_bytes_that_are_not_those_of_the_lock_are_fitted_anew(locked: Repository
     assert (found.status, found.causes) == ("failed", ())
 
 
+@pytest.mark.parametrize("header_bytes", [(), (1, 1), (-1,), (0,), (2**40,)])
+def test_a_lock_with_nonsense_about_the_header(locked: Repository, header_bytes: tuple[int, ...]) -> None:
+    case = next(case for case in read_cases(locked.cases) if case.name == "host")
+    true = read_lock(locked.lock).cases["host"]
+    wrong = replace(true, model=replace(true.model, header_bytes=header_bytes))
+    with Worker() as worker:
+        assert measure_case(case, wrong, worker) == true
+
+
 def test_budgets_hold_without_a_lock(repository: Repository) -> None:
     repository.lock.unlink()
     used = api.fit(repository.path / "models" / "dense.gguf", gpus=["24GiB"], n_ctx=4096).devices[0].used

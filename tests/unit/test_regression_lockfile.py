@@ -72,6 +72,14 @@ def test_one_clear_line(content: str | bytes | None, says: str, tmp_path: Path) 
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(UsageError, match="is no UTF-8 text, so it is no TOML file"):
+        read_lock(path)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_that_is_not_ours(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

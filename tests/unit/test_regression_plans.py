@@ -126,5 +126,9 @@ def test_no_json(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(UsageError, match="a is no JSON"):
             plans.read_plan(path)
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(UsageError, match="a is no JSON"):
+        plans.read_plan(path)
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         plans.read_plan(tmp_path)
