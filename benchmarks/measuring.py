@@ -65,7 +65,7 @@ def compare(case: Case, directory: Path, runs: int) -> Comparison:
         name=case.name,
         n_devices=len(gpus),
         n_vocab=shape.n_vocab,
-        n_params=_n_params(shape),
+        n_params=n_params(shape),
         fitter=Program(tuple(seconds), plan["search"]["dummy_loads"], memory, _chosen(plan)),
         upstream=Program(
             tuple(their_seconds), their_loads, their_memory, _upstream_chosen(other, model, gpus, plan["devices"])
@@ -195,7 +195,8 @@ def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return answer
 
 
-def _n_params(shape: Shape) -> int:
+def n_params(shape: Shape) -> int:
+    """Elements of all tensors."""
     count = 0
     for tensor in shape.tensors:
         elements = 1

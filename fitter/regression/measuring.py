@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fitter
@@ -65,7 +64,8 @@ def measure_cases(
     """
     say: OnDone = on_done or (lambda done, total, name: None)
     say(0, len(cases), "")
-    left = _by_model(cases)
+    # One after another of the same model: a worker makes another context of what it has loaded.
+    left = deque(sorted(cases, key=lambda case: (str(case.model), case.gpus, case.name)))
     count = max(1, min(jobs or processors(), len(left)))
     results: dict[str, Measured] = {}
     lock, stopped = threading.Lock(), threading.Event()
@@ -74,14 +74,13 @@ def measure_cases(
         version = worker.llama_cpp()
         while True:
             try:
-                group = left.popleft()
+                case = left.popleft()
             except IndexError:
                 return
-            for case in group:
-                measured = _measure(case, locked.get(case.name), worker, version, stopped)
-                with lock:
-                    results[case.name] = measured
-                    say(len(results), len(cases), case.name)
+            measured = _measure(case, locked.get(case.name), worker, version, stopped)
+            with lock:
+                results[case.name] = measured
+                say(len(results), len(cases), case.name)
 
     with ExitStack() as stack:
         # Started here: a process that was begun early is taken by one thread at a time.
@@ -107,14 +106,6 @@ def measure_case(case: Case, locked: Snapshot | None, worker: Worker) -> Snapsho
     Raises what ``fitter.fit`` raises.
     """
     return _snapshot(case, locked, worker, worker.llama_cpp(), threading.Event())
-
-
-def _by_model(cases: Sequence[Case]) -> deque[list[Case]]:
-    """The cases of each model, most first: one worker has all of them, which then reads the header once."""
-    found: dict[Path, list[Case]] = {}
-    for case in cases:
-        found.setdefault(case.model, []).append(case)
-    return deque(sorted(found.values(), key=len, reverse=True))
 
 
 def _measure(case: Case, locked: Snapshot | None, worker: Worker, version: str, stopped: threading.Event) -> Measured:

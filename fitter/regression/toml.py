@@ -44,7 +44,7 @@ def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises ``OSError``, and ``ValueError`` for what is no text or longer than any that is meant."""
+    """The text of a file. Raises ``OSError``, and ``ValueError`` for what is no text or longer than one is."""
     with path.open("rb") as file:
         data = file.read(_LONGEST + 1)
     if len(data) > _LONGEST:
