@@ -113,6 +113,8 @@ def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Ca
     where = f"cases.{name}"
     if not _NAME.fullmatch(name):
         raise UsageError(f"a case cannot be called {name!r}: use no spaces, parentheses or brackets")
+    if is_test(name):
+        raise UsageError(f"a case cannot be called {name!r}: '::' is for the names of pytest's tests")
     _check_keys(table, ("model", *SETTINGS, *_LIMITS, "budget"), where)
     model = table.get("model")
     if not isinstance(model, str) or not model:
@@ -122,6 +124,11 @@ def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Ca
     budget = _budget(_table(table.get("budget", {}), f"{where}.budget"), settings, f"{where}.budget")
     models = _models(model, directory, where)
     return tuple(Case(name + more, path, settings, budget=budget, **limits) for more, path in models)
+
+
+def is_test(name: str) -> bool:
+    """Whether a case of a lock is a test's, which the pytest plugin stores there: none of ``fitter.toml``."""
+    return "::" in name
 
 
 def select(cases: Iterable[Case], expression: str) -> tuple[Case, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fitter.errors import FitterError, UsageError
 from fitter.model.source import show
-from fitter.regression.cases import Case, read_cases, select, suggest
+from fitter.regression.cases import Case, is_test, read_cases, select, suggest
 from fitter.regression.compare import Comparison, compare
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, write_lock
 from fitter.regression.measuring import DEFAULT_TIMEOUT, Measured, OnDone, measure_cases
@@ -54,7 +54,7 @@ def lock(
     path = lock_path(cases_file, lock_file)
     _check_is_another(path, cases_file)
     cases = read_cases(cases_file)
-    kept: dict[str, Snapshot] = {}
+    kept = _of_tests(path)
     if update:
         locked = read_lock(path).cases
         cases = _named(cases, update, cases_file)
@@ -89,11 +89,21 @@ def check(
         if not cases:
             raise UsageError(f"-k '{expression}' selects no case: there is {', '.join(names)}")
     locked: Mapping[str, Snapshot] = {}
-    if path.exists() or not all(case.budget for case in cases):
-        locked = read_lock(path).cases
+    needs_lock = not all(case.budget for case in cases)
+    if path.exists() or needs_lock:
+        locked = {name: snapshot for name, snapshot in read_lock(path).cases.items() if not is_test(name)}
+    if locked or needs_lock:
         _check_names(cases, names, locked, path, cases_file, is_whole=expression is None)
     measured = measure_cases(cases, locked, jobs=jobs, timeout=timeout, on_done=on_done)
     return tuple(_outcome(each, locked.get(each.case.name)) for each in measured)
+
+
+def _of_tests(path: Path) -> dict[str, Snapshot]:
+    """What pytest has stored in the same lock; nothing where that cannot be read, since it is to be made anew."""
+    try:
+        return {name: snapshot for name, snapshot in read_lock(path).cases.items() if is_test(name)}
+    except UsageError:
+        return {}
 
 
 def _outcome(measured: Measured, locked: Snapshot | None) -> Outcome:

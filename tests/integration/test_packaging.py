@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import shutil
@@ -74,7 +75,10 @@ def test_wheel_holds_the_package_and_its_libraries(wheel: Path) -> None:
     # No Python ABI in the libraries: one wheel for every Python.
     assert wheel.name.startswith("llama_fitter-0.1.0-py3-none-")
     assert f"Requires-Dist: llama-cpp-python=={PIN['version']}" in metadata
-    assert "fitter = fitter.__main__:main" in scripts.replace("fitter=", "fitter = ")
+    points = configparser.ConfigParser()
+    points.read_string(scripts)
+    assert dict(points["console_scripts"]) == {"fitter": "fitter.__main__:main"}
+    assert dict(points["pytest11"]) == {"fitter": "fitter.regression.pytest_plugin"}
 
 
 def test_installed_wheel_finds_and_loads_its_libraries(wheel: Path, tmp_path: Path) -> None:

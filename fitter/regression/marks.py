@@ -1,0 +1,334 @@
+"""What the pytest plugin does once a test asks for it: from markers to sentences and to what is stored. Bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fitter import api
+from fitter.errors import FitterError, UsageError
+from fitter.llama import wire
+from fitter.llama.client import Worker
+from fitter.machine.gpu import parse_gpus, parse_size
+from fitter.model.source import model_files, show
+from fitter.output import table
+from fitter.planning.constraints import check_timeout
+from fitter.planning.plan import PlanData
+from fitter.regression.cases import SETTINGS, Budget, Case, make_cases, suggest
+from fitter.regression.check import Outcome
+from fitter.regression.compare import compare
+from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, write_lock
+from fitter.regression.measuring import snapshot_of
+from fitter.regression.pytest_plugin import MARKER
+from fitter.regression.report import causes
+
+_CHANGES = ("max_growth", "max_slowdown")
+"""Keywords for a marker that is compared with what is stored."""
+
+_SPEEDS = {
+    "min_tokens_per_second": "generation_tokens_per_second",
+    "min_prompt_tokens_per_second": "prompt_tokens_per_second",
+}
+_LIMITS = ("limit", "host_limit", "min_ctx", *_SPEEDS)
+"""Keywords for limits of its own; with one of them nothing stored is needed."""
+
+_KEYWORDS = ("model", "gpu", "gpus", *(name for name in SETTINGS if name != "gpu"), *_LIMITS, *_CHANGES)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a test's markers: a sentence for each that does not hold, ``sections`` to show with the report.
+
+    ``is_memory`` tells whether all of them were measured. ``measured`` has what is to be stored, as JSON by its name.
+    """
+
+    failures: tuple[str, ...] = ()
+    is_memory: bool = False
+    sections: tuple[tuple[str, str], ...] = ()
+    measured: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A marker: what is to be measured, and whether that is compared with what is stored."""
+
+    case: Case
+    is_stored: bool
+
+
+class Checks:
+    """The markers of a session; every model is fitted once for each set of parameters.
+
+    Raises ``UsageError`` where an option makes no sense.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.root = config.rootpath
+        self._config = config
+        self.is_update = bool(self._given("fitter_update"))
+        self.lock_path = self._path("fitter_lock") or self.root / LOCK_FILE
+        self.model = self._path("fitter_model")
+        self._max_growth = self._growth()
+        self._plans: dict[Any, tuple[api.Plan, Snapshot] | FitterError] = {}
+        self._lock: Lock | FitterError | None = None
+        self._worker = Worker(timeout=self._timeout())
+        config.add_cleanup(self._worker.close)
+
+    def check(self, item: pytest.Item, name: str) -> Verdict:
+        """Hold the markers of ``item``, which is called ``name``, against their limits or against what is stored."""
+        failures: list[str] = []
+        sections: list[tuple[str, str]] = []
+        measured: dict[str, str] = {}
+        errors = stored = 0
+        # In the order in which they are read: those of the module, of the class, and of the test from its top.
+        for mark in list(item.iter_markers(MARKER))[::-1]:
+            try:
+                asked = self._asked(mark, getattr(item, "funcargs", {}).get("fitter_model", self.model))
+                stored += asked.is_stored
+                case = replace(asked.case, name=name if stored < 2 else f"{name}#{stored}")
+                plan, snapshot = self._fitted(case)
+                sections.append((f"memory of {case.model.name}", _text(plan)))
+                if failure := self._failure(case, plan, snapshot, asked.is_stored):
+                    failures.append(failure)
+                elif asked.is_stored and self.is_update:
+                    measured[case.name] = json.dumps(wire.encode(snapshot))
+            except FitterError as error:
+                errors += 1
+                failures.append(_sentence(error))
+        return Verdict(tuple(failures), bool(failures) and not errors, tuple(sections), measured)
+
+    def plan(self, item: pytest.Item, model: Any) -> api.Plan:
+        """The plan of the marker that is closest to ``item``, for ``model`` where it names none."""
+        mark = item.get_closest_marker(MARKER)
+        assert mark is not None
+        try:
+            return self._fitted(self._asked(mark, model).case)[0]
+        except FitterError as error:
+            said = _sentence(error)
+        pytest.fail(said, pytrace=False)
+
+    @property
+    def lock_name(self) -> str:
+        """Where things are stored, for people."""
+        path = self.lock_path
+        return show(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
+
+    def lock(self) -> Lock:
+        """What is stored; nothing where there is no file. Raises ``UsageError``."""
+        if self._lock is None:
+            try:
+                self._lock = read_lock(self.lock_path) if os.path.lexists(self.lock_path) else Lock({})
+            except FitterError as error:
+                self._lock = UsageError(f"{error}; where only tests use it, delete it and run pytest --fitter-update")
+        if isinstance(self._lock, FitterError):
+            raise self._lock
+        return self._lock
+
+    # --- options
+
+    def _given(self, name: str) -> Any:
+        given = self._config.getoption(name)
+        return self._config.getini(name) if given is None else given
+
+    def _path(self, name: str) -> Path | None:
+        """A path on the command line is from where pytest was called, one in a file from that file's directory."""
+        config = self._config
+        directory = config.inipath.parent if config.inipath else self.root
+        if config.getoption(name):
+            directory = config.invocation_params.dir
+        given: str = self._given(name)
+        return directory / os.path.expanduser(given) if given else None
+
+    def _timeout(self) -> float:
+        given = self._given("fitter_timeout") or str(api.DEFAULT_TIMEOUT)
+        try:
+            timeout = float(given)
+            check_timeout(timeout)
+        except (ValueError, UsageError):
+            raise UsageError(f"fitter_timeout is {given!r}: give a number of seconds above 0") from None
+        return timeout
+
+    def _growth(self) -> str:
+        given: str = self._given("fitter_max_growth") or "0%"
+        try:
+            self._case({"model": "any", "max_growth": given})
+        except UsageError as error:
+            raise UsageError(f"fitter_{error}") from None
+        return given
+
+    # --- markers
+
+    def _asked(self, mark: pytest.Mark, model: Any) -> _Asked:
+        """What ``mark`` asks for. Raises ``UsageError``."""
+        if mark.args:
+            raise UsageError(f'it takes keywords only, and {mark.args[0]!r} is none: write gpu="rtx-4090", n_ctx=32768')
+        given = {key: value for key, value in mark.kwargs.items() if value is not None}
+        for key in given:
+            if key not in _KEYWORDS:
+                raise UsageError(f"unknown keyword '{key}': {suggest(key, _KEYWORDS)}")
+        if "gpus" in given:
+            if "gpu" in given:
+                raise UsageError("gpu and gpus are the same: give one of them")
+            given["gpu"] = given.pop("gpus")
+        model = given.pop("model", model)
+        if model is None:
+            raise UsageError(
+                "no model: give model=, a fixture fitter_model, --fitter-model, or fitter_model in pytest's settings"
+            )
+        if not isinstance(model, str | os.PathLike):
+            raise UsageError(f"model is {model!r}: give a path")
+        limits = {key: given.pop(key) for key in _LIMITS if key in given}
+        changes = [key for key in _CHANGES if key in given]
+        if limits and changes:
+            raise UsageError(f"{changes[0]} is for comparing with {LOCK_FILE}, and {next(iter(limits))} does without")
+        if not limits:
+            given.setdefault("max_growth", self._max_growth)
+        values = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+        case = self._case({"model": os.fspath(model), **values})
+        return _Asked(replace(case, budget=_budget(limits, case)), is_stored=not limits)
+
+    def _case(self, table: Mapping[str, Any]) -> Case:
+        where = f"cases.{MARKER}"
+        try:
+            cases = make_cases(MARKER, table, self.root)
+        except UsageError as error:
+            raise UsageError(str(error).replace(f"{where}.", "").replace(where, "it")) from None
+        if len(cases) > 1:
+            raise UsageError(f"model {table['model']!r} is {len(cases)} files: name one, or parametrize the test")
+        return cases[0]
+
+    # --- measurements
+
+    def _fitted(self, case: Case) -> tuple[api.Plan, Snapshot]:
+        """The plan of ``case``, and what is stored of it."""
+        key = (case.model, _stamp(case.model), tuple(sorted(case.settings.items())))
+        if key not in self._plans:
+            try:
+                plan = api.fit(case.model, worker=self._worker, **case.keywords())
+                self._plans[key] = plan, snapshot_of(plan, case, self._worker, self._worker.llama_cpp())
+            except FitterError as error:
+                self._plans[key] = error
+        found = self._plans[key]
+        if isinstance(found, FitterError):
+            raise found
+        return found
+
+    def _failure(self, case: Case, plan: PlanData, snapshot: Snapshot, is_stored: bool) -> str:
+        """The sentence that says what is wrong, if anything is. Raises ``UsageError`` where nothing is stored."""
+        locked = None
+        if is_stored and not self.is_update:
+            locked = self.lock().cases.get(case.name)
+            if locked is None and plan.fits:
+                raise UsageError(
+                    f"{self.lock_name} has nothing stored for {case.name}: run pytest --fitter-update, and commit it"
+                )
+        comparison = compare(case, locked, snapshot)
+        if not plan.fits:
+            said = f"{case.model.name} does not fit: {'; '.join(problem.message for problem in plan.problems)}"
+        elif comparison.failures:
+            said = f"{case.model.name}: {'; '.join(comparison.failures)}"
+        else:
+            return ""
+        because = "; ".join(causes(Outcome(case.name, comparison)))
+        return f"{said} ({because})" if because else said
+
+
+class Writer:
+    """Stores what the tests of a session measured, at its end and at once. Raises ``pytest.UsageError``."""
+
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+        self._measured: dict[str, str] = {}
+        self._said = ""
+        try:
+            checks.lock()
+        except FitterError as error:
+            # Nothing that cannot be read is replaced.
+            raise pytest.UsageError(str(error)) from None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take what a test measured, here or in one of xdist's workers."""
+        self._measured.update(getattr(report, "fitter_measured", {}))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Store it."""
+        if not self._measured:
+            return
+        cases = {name: wire.decode(Snapshot, json.loads(text)) for name, text in self._measured.items()}
+        path = self._checks.lock_path
+        try:
+            write_lock(path, Lock({**self._checks.lock().cases, **cases}))
+        except FitterError as error:
+            self._said = f"fitter: error: {error}"
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        else:
+            self._said = f"fitter: stored what {len(cases)} of the markers take in {self._checks.lock_name}"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say so."""
+        if self._said:
+            terminalreporter.write_line(self._said)
+
+
+def _sentence(error: FitterError) -> str:
+    return f"{MARKER}: {' '.join(str(error).split())}"
+
+
+def _stamp(model: Path) -> tuple[tuple[int, int], ...] | None:
+    """What tells a model from another one under the same name."""
+    try:
+        states = [file.stat() for file in model_files(model)]
+    except (FitterError, OSError):
+        return None
+    return tuple((state.st_size, state.st_mtime_ns) for state in states)
+
+
+def _budget(limits: Mapping[str, Any], case: Case) -> Budget:
+    names = {device.name.lower(): device.name for device in parse_gpus(case.gpus)}
+    memory = {}
+    limit = limits.get("limit")
+    if isinstance(limit, Mapping):
+        for key, value in limit.items():
+            if str(key).lower() not in names:
+                there = ", ".join(names.values()) or "none"
+                raise UsageError(f"limit is for an unknown device {key!r}; there are: {there}")
+            memory[str(key).lower()] = _size(value, f"limit of {key}")
+    elif limit is not None:
+        if not names:
+            raise UsageError("limit is for devices, and there are none: give gpu=, or host_limit= for the host")
+        memory = dict.fromkeys(names, _size(limit, "limit"))
+    if "host_limit" in limits:
+        memory["host"] = _size(limits["host_limit"], "host_limit")
+    n_ctx = limits.get("min_ctx")
+    if n_ctx is not None and (isinstance(n_ctx, bool) or not isinstance(n_ctx, int) or n_ctx < 1):
+        raise UsageError(f"min_ctx is {n_ctx!r}: give a number of tokens, 1 or more")
+    for key in _SPEEDS:
+        value = limits.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+            raise UsageError(f"{key} is {value!r}: give a number above 0")
+    speeds = {name: float(limits[key]) for key, name in _SPEEDS.items() if key in limits}
+    return Budget(memory, n_ctx, **speeds)
+
+
+def _size(value: Any, what: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if not isinstance(value, str):
+        raise UsageError(f'{what} is {value!r}: give a size such as "20GiB", or a number of bytes')
+    try:
+        return parse_size(value)
+    except UsageError as error:
+        raise UsageError(f"{what}: {error}") from None
+
+
+def _text(plan: PlanData) -> str:
+    out = io.StringIO()
+    table.print_to(out, table.plan_table(plan))
+    return out.getvalue().rstrip("\n")

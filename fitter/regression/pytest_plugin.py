@@ -1,0 +1,149 @@
+"""The pytest plugin: the marker ``fits_memory`` and the fixtures ``fitter_plan`` and ``fitter_model``.
+
+Every pytest run of the environment imports this file: what costs time is imported where a test has the marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from fitter.errors import FitterError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fitter.api import Plan
+    from fitter.regression.marks import Checks, Verdict
+
+MARKER = "fits_memory"
+_MODEL = "fitter_model"
+_MARKER_HELP = (
+    f"{MARKER}(gpu, n_ctx, model, limit, ...): fail the test where the model does not fit with these keywords of "
+    "fitter.fit, or is beyond limit, host_limit, min_ctx or min_tokens_per_second, or without any of those takes more "
+    "than is stored in fitter.lock."
+)
+
+_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fitter_update": (f"Store what {MARKER} tests without limits take, not compare it.", {"action": "store_true"}),
+    _MODEL: (f"The model of {MARKER} tests that name none.", {"metavar": "PATH"}),
+    "fitter_lock": ("The file that it is stored in. [default: fitter.lock in the rootdir]", {"metavar": "PATH"}),
+    "fitter_max_growth": (
+        "How much more than what is stored a device or the host may take, such as 1%% or 64MiB. [default: 0]",
+        {"metavar": "AMOUNT"},
+    ),
+    "fitter_timeout": ("Seconds that llama.cpp has for a single dummy load. [default: 120]", {"metavar": "SECONDS"}),
+}
+"""Options of the command line, by the names of their ini twins."""
+
+_NODEID = pytest.StashKey[str]()
+_VERDICT: pytest.StashKey[Verdict] = pytest.StashKey()
+_CHECKS: pytest.StashKey[Checks] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options and their ini twins."""
+    group = parser.getgroup("fitter", "memory of GGUF models (llama-fitter)")
+    for name, (text, settings) in _OPTIONS.items():
+        is_flag = "action" in settings
+        group.addoption("--" + name.replace("_", "-"), dest=name, default=None, help=text, **settings)
+        if is_flag:
+            parser.addini(name, text, type="bool", default=False)
+        else:
+            parser.addini(name, text.replace("%%", "%"), type="string", default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker, and meet options that make no sense before any test."""
+    config.addinivalue_line("markers", _MARKER_HELP)
+    is_update = config.getini("fitter_update") or config.getoption("fitter_update")
+    if not is_update and not any(map(config.getoption, _OPTIONS)):
+        return
+    try:
+        checks = _checks(config)
+    except pytest.fail.Exception as failure:
+        raise pytest.UsageError(str(failure)) from None
+    # Where xdist's workers run the tests, the process that has all reports stores what they measured.
+    if is_update and not hasattr(config, "workerinput"):
+        from fitter.regression.marks import Writer
+
+        config.pluginmanager.register(Writer(checks), "fitter-writer")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Remember what a test is called before other plugins add to its name."""
+    item.stash[_NODEID] = item.nodeid
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have the model of a marked test at hand."""
+    names = getattr(item, "fixturenames", None)
+    if names is not None and _MODEL not in names and item.get_closest_marker(MARKER):
+        names.append(_MODEL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Fail a marked test before its body where a marker does not hold."""
+    if item.get_closest_marker(MARKER):
+        nodeid = item.stash.get(_NODEID, item.nodeid)
+        verdict = item.stash[_VERDICT] = _checks(item.config).check(item, nodeid)
+        if verdict.failures:
+            pytest.fail("\n".join(verdict.failures), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put what was measured into the report, to be shown, and to be stored by the process that has all reports."""
+    report = yield
+    verdict = item.stash.get(_VERDICT, None)
+    if verdict is not None and call.when == "call":
+        report.sections += verdict.sections
+        # xdist sends it on with the rest.
+        report.__dict__.update(fitter_is_memory=verdict.is_memory, fitter_measured=verdict.measured)
+    return report
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Call a failure by what it is about."""
+    if report.failed and getattr(report, "fitter_is_memory", False):
+        return "failed", "M", "MEMORY"
+    return None
+
+
+@pytest.fixture
+def fitter_model(request: pytest.FixtureRequest) -> Path | None:
+    """The model of ``fits_memory`` tests that name none: --fitter-model or its ini twin. A fixture of yours may say."""
+    return _checks(request.config).model
+
+
+@pytest.fixture
+def fitter_plan(request: pytest.FixtureRequest) -> Plan:
+    """The plan (``fitter.Plan``) of the test's ``fits_memory`` marker, the closest one where it has several."""
+    item = request.node
+    if not item.get_closest_marker(MARKER):
+        pytest.fail(
+            f"fitter_plan is the plan of a marker, and {item.name} has none: add @pytest.mark.{MARKER}(gpu=...)",
+            pytrace=False,
+        )
+    return _checks(request.config).plan(item, request.getfixturevalue(_MODEL))
+
+
+def _checks(config: pytest.Config) -> Checks:
+    if _CHECKS not in config.stash:
+        from fitter.regression.marks import Checks
+
+        try:
+            config.stash[_CHECKS] = Checks(config)
+        except FitterError as error:
+            said = str(error)
+        else:
+            return config.stash[_CHECKS]
+        pytest.fail(said, pytrace=False)
+    return config.stash[_CHECKS]

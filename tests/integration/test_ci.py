@@ -1,0 +1,314 @@
+"""What other people's CI uses: the GitHub Action, the pre-commit hooks, and the snippets for them in the README."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.tiny import write_tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
+STEPS: dict[str, dict[str, Any]] = {step["id"]: step for step in ACTION["runs"]["steps"]}
+HOOKS: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+CASE = '[cases.chat]\nmodel = "tiny.gguf"\ngpu = "rtx-4090"\nn_ctx = {}\n'
+FITTER = f"#!/bin/sh\nexec '{sys.executable}' -m fitter \"$@\"\n"
+GH = """\
+#!/bin/sh
+for word; do printf '%s\\n' "$word" >>"$RUNNER_TEMP/gh"; done
+case "$*" in *--paginate*) cat "$RUNNER_TEMP/comments";; esac
+"""
+
+
+def execute(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    whole = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry), **env}
+    return subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=120, check=False)
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+class Runner:
+    """What GitHub's runner gives a step, and takes from it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.temp, self.work = directory / "temp", directory / "work"
+        self.temp.mkdir()
+        self.work.mkdir()
+        program(self.temp / "fitter/bin/fitter", FITTER)
+        program(self.temp / "bin/gh", GH)
+        self.summary, self._output = self.temp / "summary.md", self.temp / "output"
+        self.summary.touch()
+
+    def run(self, step: str, action: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+        self._output.write_text("")
+        (self.temp / "step.sh").write_text(STEPS[step]["run"])
+        shell = ("bash", "--noprofile", "--norc", "-eo", "pipefail", self.temp / "step.sh")
+        return execute(
+            *shell,
+            cwd=self.work,
+            **{
+                "PATH": f"{self.temp / 'bin'}{os.pathsep}{os.environ['PATH']}",
+                "GITHUB_ACTIONS": "true",
+                "GITHUB_ACTION_PATH": str(action),
+                "GITHUB_OUTPUT": str(self._output),
+                "GITHUB_STEP_SUMMARY": str(self.summary),
+                "RUNNER_OS": "Linux",
+                "RUNNER_TEMP": str(self.temp),
+                **env,
+            },
+        )
+
+    def check(self, **inputs: str) -> subprocess.CompletedProcess[str]:
+        given = {"file": "fitter.toml", "select": "", "arguments": "", **inputs}
+        return self.run("check", **{name.upper(): value for name, value in given.items()})
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        return dict(line.split("=", 1) for line in self._output.read_text().splitlines())
+
+    def lock(self) -> None:
+        write_tiny(self.work / "tiny.gguf")
+        (self.work / "fitter.toml").write_text(CASE.format(4096))
+        done = execute(self.temp / "fitter/bin/fitter", "lock", cwd=self.work)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return Runner(tmp_path)
+
+
+def schema(name: str, path: Path) -> None:
+    command = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{name}", path)
+    done = execute(*command, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- the action
+
+
+def test_the_action_is_one_by_githubs_schema() -> None:
+    schema("github-actions", ROOT / "action.yml")
+
+
+def test_no_input_is_part_of_a_script() -> None:
+    # It would be run: GitHub puts an expression's value into the text of the script.
+    for name, step in STEPS.items():
+        assert "${{" not in step.get("run", ""), name
+
+
+def test_every_expression_names_what_there_is() -> None:
+    text = (ROOT / "action.yml").read_text()
+    assert set(re.findall(r"inputs\.([\w-]+)", text)) == set(ACTION["inputs"])
+    known = {
+        "python": {"python-version", "python-path"},
+        "cache": {"cache-hit"},
+        **{
+            name: set(re.findall(r'echo "(\w+)=', step.get("run", ""))) for name, step in STEPS.items() if "run" in step
+        },
+    }
+    for step, output in re.findall(r"steps\.(\w+)\.outputs\.([\w-]+)", text):
+        assert output in known[step], (step, output)
+
+
+def test_the_action_passes_where_nothing_moved(runner: Runner) -> None:
+    runner.lock()
+    done = runner.check()
+    assert done.returncode == 0, done.stderr
+    assert runner.outputs == {"status": "0", "report": str(runner.temp / "fitter-check.md")}
+    assert runner.summary.read_text() == (runner.temp / "fitter-check.md").read_text()
+    assert "1 case" in runner.summary.read_text()
+    assert "::error" not in done.stdout + done.stderr
+
+
+def test_the_action_fails_where_it_takes_more(runner: Runner) -> None:
+    runner.lock()
+    (runner.work / "fitter.toml").write_text(CASE.format(8192))
+    runner.summary.write_text("# of another step\n")
+    done = runner.check()
+    assert done.returncode == 4
+    assert runner.outputs["status"] == "4"
+    # Beside what is there already.
+    summary = runner.summary.read_text()
+    assert summary.startswith("# of another step\n")
+    assert "CUDA0" in summary
+    assert "4096 → 8192" in summary
+    (line,) = (line for line in (done.stdout + done.stderr).splitlines() if line.startswith("::error"))
+    assert "CUDA0" in line
+
+
+INPUTS: dict[str, tuple[dict[str, str], int, str]] = {
+    "another file": ({"file": "missing.toml"}, 2, "missing.toml"),
+    "selection": ({"select": "not chat"}, 2, "selects no case"),
+    "selection with blanks": ({"select": "chat and not ( x or y )"}, 0, ""),
+    "arguments": ({"arguments": "--jobs 1  --lock fitter.lock"}, 0, ""),
+    "wrong arguments": ({"arguments": "--nonsense"}, 2, "--nonsense"),
+    "what a shell would run": ({"select": "$(touch ran)", "arguments": "; touch ran", "file": "`touch ran`"}, 2, ""),
+}
+
+
+@pytest.mark.parametrize(("inputs", "status", "message"), INPUTS.values(), ids=INPUTS)
+def test_inputs_of_the_action(runner: Runner, inputs: dict[str, str], status: int, message: str) -> None:
+    runner.lock()
+    done = runner.check(**inputs)
+    assert (done.returncode, runner.outputs["status"]) == (status, str(status)), done.stderr
+    assert message in runner.summary.read_text()
+    assert ("::error title=fitter check::" in done.stdout) is (status != 0)
+    assert not (runner.work / "ran").exists()
+    assert "Traceback" not in done.stderr
+
+
+def test_the_comment_is_written_once_and_then_changed(runner: Runner) -> None:
+    report = runner.temp / "report.md"
+    report.write_text("moved: `$(touch ran)`\n")
+    env = {"GH_TOKEN": "none", "REPORT": str(report), "REPOSITORY": "owner/name", "PULL_REQUEST": "7"}
+    body = runner.temp / "fitter-comment.md"
+    for comments, command in (
+        ("", ["api", "--silent", "repos/owner/name/issues/7/comments"]),
+        ("12\n34\n", ["api", "--silent", "--method", "PATCH", "repos/owner/name/issues/comments/12"]),
+    ):
+        (runner.temp / "comments").write_text(comments)
+        (runner.temp / "gh").unlink(missing_ok=True)
+        done = runner.run("comment", **env)
+        assert done.returncode == 0, done.stderr
+        words = (runner.temp / "gh").read_text().splitlines()
+        assert words[-len(command) - 2 :] == [*command, "--field", f"body=@{body}"]
+        assert body.read_text() == "<!-- fitter check -->\n" + report.read_text()
+
+
+def test_what_is_built_is_known_by_its_sources(runner: Runner, tmp_path: Path) -> None:
+    def digest(action: Path) -> str:
+        done = runner.run("key", action)
+        assert done.returncode == 0, done.stderr
+        return runner.outputs["digest"]
+
+    copy = tmp_path / "copy"
+    for name in ("pyproject.toml", "CMakeLists.txt", "bindings/fitter.h", "fitter/api.py", "vendor/llama.cpp/pin.toml"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    first = digest(copy)
+    assert re.fullmatch("[0-9a-f]{32}", first)
+    assert digest(copy) == first
+    for name in ("pyproject.toml", "bindings/fitter.h", "fitter/api.py", "vendor/llama.cpp/pin.toml"):
+        before = (copy / name).read_text()
+        (copy / name).write_text(before + "\n")
+        assert digest(copy) != first
+        (copy / name).write_text(before)
+    elsewhere = runner.run("key", RUNNER_OS="macOS")
+    assert elsewhere.returncode == 2
+    assert elsewhere.stdout.startswith("::error title=fitter::fitter runs on Linux")
+
+
+@pytest.mark.parametrize("is_built", ["true", "false", ""])
+def test_what_is_in_the_cache_is_not_built_again(runner: Runner, is_built: str) -> None:
+    python = runner.temp / "python"
+    program(python, f'#!/bin/sh\nmkdir -p "$3/bin"\ncp "{runner.temp}/pip" "$3/bin/python"\n')
+    program(
+        runner.temp / "pip", f'#!/bin/sh\necho "$4 $5" >>"{runner.temp}/calls"\necho "$@" >>"{runner.temp}/words"\n'
+    )
+    done = runner.run("install", PYTHON=str(python), WHEELS="wheels", IS_BUILT=is_built)
+    assert done.returncode == 0, done.stderr
+    calls = [line.split()[-1] for line in (runner.temp / "calls").read_text().splitlines()]
+    assert calls == (["install"] if is_built == "true" else ["wheel", "install"])
+    last = (runner.temp / "words").read_text().splitlines()[-1]
+    assert last.endswith("install --no-index --find-links wheels llama-fitter")
+
+
+# --- pre-commit
+
+
+def test_the_manifest_is_one_by_pre_commit(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "pre_commit", "validate-manifest", ROOT / ".pre-commit-hooks.yaml")
+    done = execute(*command, cwd=ROOT, PRE_COMMIT_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+FILES = {
+    "fitter.toml": True,
+    "fitter.lock": True,
+    "models/fitter.toml": True,
+    "models/tiny.gguf": True,
+    "notfitter.toml": False,
+    "fitter.toml.orig": False,
+    "fitter.py": False,
+    "tiny.gguf.md": False,
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
+def test_what_the_hooks_look_at(hook: Mapping[str, Any]) -> None:
+    assert {name for name in FILES if re.search(hook["files"], name)} == {name for name in FILES if FILES[name]}
+
+
+def test_a_commit_that_takes_more_is_refused(runner: Runner, tmp_path: Path) -> None:
+    """By the hook that uses what is installed; the other one has the same entry, and an environment of its own."""
+    runner.lock()
+    (hook,) = (hook for hook in HOOKS if hook["id"] == "fitter-check-system")
+    assert [other["entry"] for other in HOOKS] == [hook["entry"]] * len(HOOKS)
+    config = {"repos": [{"repo": "local", "hooks": [hook]}]}
+    (runner.work / ".pre-commit-config.yaml").write_text(yaml.safe_dump(config))
+    env = {
+        "PATH": f"{runner.temp / 'fitter/bin'}{os.pathsep}{os.environ['PATH']}",
+        "PRE_COMMIT_HOME": str(tmp_path / "pre-commit"),
+        "HOME": str(tmp_path),
+    }
+
+    def commit(*names: str) -> subprocess.CompletedProcess[str]:
+        for words in (("init", "-q"), ("add", "--force", *names)):
+            assert execute("git", *words, cwd=runner.work, **env).returncode == 0
+        return execute(sys.executable, "-m", "pre_commit", "run", cwd=runner.work, **env)
+
+    passed = commit(".pre-commit-config.yaml", "fitter.toml", "fitter.lock")
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    assert "fitter check" in passed.stdout
+    (runner.work / "fitter.toml").write_text(CASE.format(8192))
+    failed = commit("fitter.toml")
+    assert failed.returncode == 1
+    assert "exit code: 4" in failed.stdout
+    assert "n_ctx 4096 → 8192" in failed.stdout
+
+
+# --- the README
+
+
+def snippets(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_snippets_of_the_readme(tmp_path: Path) -> None:
+    seen = set()
+    for index, text in enumerate(snippets("yaml")):
+        path = tmp_path / f"{index}.yaml"
+        path.write_text(text)
+        document = yaml.safe_load(text)
+        if "repos" in document:
+            seen.add("pre-commit")
+            command = (sys.executable, "-m", "pre_commit", "validate-config", path)
+            done = execute(*command, cwd=ROOT, PRE_COMMIT_HOME=str(tmp_path / "home"))
+            assert done.returncode == 0, done.stdout + done.stderr
+            used = {hook["id"] for repo in document["repos"] for hook in repo["hooks"]}
+            assert used <= {hook["id"] for hook in HOOKS}
+        elif "jobs" in document:
+            seen.add("github")
+            schema("github-workflows", path)
+            (step,) = (
+                step for job in document["jobs"].values() for step in job["steps"] if "fitter" in step.get("uses", "")
+            )
+            assert step.get("with", {}).keys() <= ACTION["inputs"].keys()
+        else:
+            seen.add("gitlab")
+            schema("gitlab-ci", path)
+    assert seen == {"pre-commit", "github", "gitlab"}
