@@ -56,6 +56,12 @@ def servers(count: int) -> Iterator[tuple[str, ...]]:
             stop(process)
 
 
+def greet(connection: socket.socket) -> None:
+    """Become the client that a server has."""
+    connection.sendall(struct.pack("<BQ24x", HELLO, 24))
+    assert len(connection.recv(36, socket.MSG_WAITALL)) == 36
+
+
 Behaviour = Callable[[socket.socket], None]
 
 
