@@ -426,6 +426,40 @@ def test_a_server_that_is_stopped(dense: Path) -> None:
         rpc_servers.stop(process)
 
 
+def test_a_busy_server_outlives_who_did_not_wait(dense: Path) -> None:
+    """rpc-server answers whoever has waited, and SIGPIPE ends it where that one has closed the connection."""
+    process, endpoint = rpc_servers.start()
+    try:
+        host, _, port = endpoint.rpartition(":")
+        with socket.create_connection((host, int(port))) as client:
+            rpc_servers.greet(client)
+            with pytest.raises(RemoteError, match=f"{endpoint} accepts a connection but does not answer: it has one"):
+                fitter.fit(dense, rpc=endpoint, timeout=1)
+        assert fitter.fit(dense, rpc=endpoint, n_ctx=512).fits
+        assert process.poll() is None
+    finally:
+        rpc_servers.stop(process)
+
+
+def test_a_server_outlives_a_worker_that_is_ended(dense: Path) -> None:
+    process, endpoint = rpc_servers.start()
+    params = Params(n_ctx=512)
+    try:
+        with Worker(rpc=endpoint) as worker:
+            worker.devices()
+            # it will answer a question whose asker has gone
+            os.kill(process.pid, signal.SIGSTOP)
+            worker.begin_measure(dense, params)
+            time.sleep(0.5)
+        os.kill(process.pid, signal.SIGCONT)
+        with Worker(rpc=endpoint) as worker:
+            assert worker.measure(dense, params).on("RPC0").used
+        assert process.poll() is None
+    finally:
+        rpc_servers.stop(process)
+    assert_nothing_is_left()
+
+
 def test_two_fits_share_a_server(two: tuple[str, ...], dense: Path) -> None:
     """It has one client at a time: each waits for the other between its loads."""
     plans: list[api.Plan] = []
