@@ -108,7 +108,7 @@ def cudart_path() -> Path:
 def llama_cpp_version() -> str:
     """Version and commit of the llama.cpp that is loaded, the same for every build of it. Raises ``LibraryError``."""
     # Not what it says itself: a build outside of a git checkout does not know its commit. No other one is loaded.
-    built = _built_versions(load())
+    built = built_versions(load())
     return f"{built.llama} (ggml {built.ggml}, commit {built.commit})"
 
 
