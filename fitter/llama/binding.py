@@ -164,7 +164,7 @@ def default_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
 
 def device(name: str, devices: Registry) -> Device:
     """The device of that name. Raises ``UsageError``."""
-    return select(Params(devices=(name,)), devices)[0]
+    return select((name,), devices)[0]
 
 
 def host(devices: Registry) -> DeviceInfo:
