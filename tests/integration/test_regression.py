@@ -436,13 +436,13 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         append("fitter.toml", '[cases.more]\nmodel = "models/moe.gguf"\n'),
         ("check",),
         2,
-        "the case 'more' is of fitter.toml, but not of fitter.lock: run 'fitter lock --update more'",
+        "the case 'more' is in fitter.toml, but not in fitter.lock: run 'fitter lock --update more'",
     ),
     "a case that is only locked": (
         lambda repository: repository.cases.write_text(toml({name: CASES[name] for name in ("chat", "host")})),
         ("check",),
         2,
-        "the case 'fitted' is of fitter.lock, but not of fitter.toml: run 'fitter lock'",
+        "the case 'fitted' is in fitter.lock, but not in fitter.toml: run 'fitter lock'",
     ),
     "a lock in the place of the cases": (
         lambda repository: None,
