@@ -359,6 +359,10 @@ def test_a_split_model(tmp_path: Path) -> None:
     assert len(lock.cases["q/gpt-oss-20b"].model.header_bytes) == 3
     assert repository.fitter("check").returncode == 0
     last = tmp_path / "q" / "gpt-oss-20b-00003-of-00003.gguf"
+    with Worker() as worker:
+        other = replace(read_cases(repository.cases)[0], model=last)
+        assert measure_case(other, lock.cases[other.name], worker) == lock.cases[other.name]
+        assert worker.dummy_loads == 1, "any file names the model"
     last.unlink()
     done = repository.fitter("check")
     assert done.returncode == 3
