@@ -21,6 +21,7 @@ import pytest
 from fitter import api
 from fitter.llama.client import Worker
 from fitter.machine import bandwidth
+from fitter.machine.gpu import parse_gpus
 from fitter.machine.host import HostMemory
 from fitter.machine.speed import HostSpeed
 from fitter.regression import check
@@ -28,7 +29,7 @@ from fitter.regression.cases import read_cases
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import read_lock
 from fitter.regression.measuring import measure_case
-from tests import shapes
+from tests import shapes, upstream
 from tests.shapes import Q4_K, Q8_0, Shape, write_shape, write_split
 
 N_LAYER, N_VOCAB = 4, 4000
@@ -286,6 +287,15 @@ def test_what_is_in_it(locked: Repository) -> None:
     text = locked.lock.read_text()
     assert str(locked.path) not in text
     assert len(text) < 12000, "a lock is small enough to be reviewed"
+
+
+def test_upstream_measures_the_same(locked: Repository) -> None:
+    model = locked.path / "models" / "dense.gguf"
+    row = upstream.fit_print(model, parse_gpus(["24GiB"]), ["-c", "4096", "-ub", "512"])["CUDA0"]
+    (memory,) = read_lock(locked.lock).cases["chat"].devices["CUDA0"].memory.values()
+    sizes = (memory.model, memory.context, memory.compute)
+    assert (row.model, row.context, row.compute) == tuple(size // 2**20 for size in sizes)
+    assert min(sizes) > 2**20
 
 
 # --- measuring
