@@ -132,9 +132,9 @@ def _check_names(
     if unlocked := [case.name for case in cases if case.name not in known]:
         options = " ".join(f"--update {name}" for name in unlocked[:_NAMED])
         more = f"'fitter lock {options}'" if len(unlocked) <= _NAMED else "'fitter lock'"
-        raise UsageError(f"{_count(unlocked)} of {show(cases_file)}, but not of {show(path)}: run {more}")
+        raise UsageError(f"{_count(unlocked)} in {show(cases_file)}, but not in {show(path)}: run {more}")
     if is_whole and (gone := sorted(known - frozenset(names))):
-        raise UsageError(f"{_count(gone)} of {show(path)}, but not of {show(cases_file)}: run 'fitter lock'")
+        raise UsageError(f"{_count(gone)} in {show(path)}, but not in {show(cases_file)}: run 'fitter lock'")
 
 
 def _count(names: Sequence[str]) -> str:

@@ -139,12 +139,12 @@ def _may_hold(case: Case, locked: Snapshot, version: str) -> bool:
     model = locked.model
     if (locked.fitter, locked.llama_cpp) != (fitter.__version__, version) or not locked.fits:
         return False
-    if dict(locked.settings) != dict(case.settings) or case.model.name != model.file:
+    files = model_files(case.model)
+    if dict(locked.settings) != dict(case.settings) or files[0].name != model.file:
         return False
     if locked.host.shared or any(device.shared for device in locked.devices.values()):
         # Of what else is there, nothing is known here.
         return False
-    files = model_files(case.model)
     sizes = tuple(file.stat().st_size for file in files)
     is_sound = len(model.header_bytes) == len(files) and all(0 < n <= _MOST_HEADER for n in model.header_bytes)
     # The headers are as long as they were, or they are others: a header says where it ends.

@@ -21,6 +21,7 @@ import pytest
 from fitter import api
 from fitter.llama.client import Worker
 from fitter.machine import bandwidth
+from fitter.machine.gpu import parse_gpus
 from fitter.machine.host import HostMemory
 from fitter.machine.speed import HostSpeed
 from fitter.regression import check
@@ -28,7 +29,7 @@ from fitter.regression.cases import read_cases
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import read_lock
 from fitter.regression.measuring import measure_case
-from tests import shapes
+from tests import shapes, upstream
 from tests.shapes import Q4_K, Q8_0, Shape, write_shape, write_split
 
 N_LAYER, N_VOCAB = 4, 4000
@@ -288,6 +289,15 @@ def test_what_is_in_it(locked: Repository) -> None:
     assert len(text) < 12000, "a lock is small enough to be reviewed"
 
 
+def test_upstream_measures_the_same(locked: Repository) -> None:
+    model = locked.path / "models" / "dense.gguf"
+    row = upstream.fit_print(model, parse_gpus(["24GiB"]), ["-c", "4096", "-ub", "512"])["CUDA0"]
+    (memory,) = read_lock(locked.lock).cases["chat"].devices["CUDA0"].memory.values()
+    sizes = (memory.model, memory.context, memory.compute)
+    assert (row.model, row.context, row.compute) == tuple(size // 2**20 for size in sizes)
+    assert min(sizes) > 2**20
+
+
 # --- measuring
 
 
@@ -359,6 +369,10 @@ def test_a_split_model(tmp_path: Path) -> None:
     assert len(lock.cases["q/gpt-oss-20b"].model.header_bytes) == 3
     assert repository.fitter("check").returncode == 0
     last = tmp_path / "q" / "gpt-oss-20b-00003-of-00003.gguf"
+    with Worker() as worker:
+        other = replace(read_cases(repository.cases)[0], model=last)
+        assert measure_case(other, lock.cases[other.name], worker) == lock.cases[other.name]
+        assert worker.dummy_loads == 1, "any file names the model"
     last.unlink()
     done = repository.fitter("check")
     assert done.returncode == 3
@@ -436,13 +450,13 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         append("fitter.toml", '[cases.more]\nmodel = "models/moe.gguf"\n'),
         ("check",),
         2,
-        "the case 'more' is of fitter.toml, but not of fitter.lock: run 'fitter lock --update more'",
+        "the case 'more' is in fitter.toml, but not in fitter.lock: run 'fitter lock --update more'",
     ),
     "a case that is only locked": (
         lambda repository: repository.cases.write_text(toml({name: CASES[name] for name in ("chat", "host")})),
         ("check",),
         2,
-        "the case 'fitted' is of fitter.lock, but not of fitter.toml: run 'fitter lock'",
+        "the case 'fitted' is in fitter.lock, but not in fitter.toml: run 'fitter lock'",
     ),
     "a lock in the place of the cases": (
         lambda repository: None,
