@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path as FilePath
@@ -52,8 +52,9 @@ from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import pinned_matches
 from fitter.planning.plan import ModelSummary, PlanData
 from fitter.planning.pricing import Price, Speeds, price_params
-from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, HostLimit, Progress, Request
+from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, DeviceLimit, HostLimit, Progress, Request
 from fitter.planning.work import facts_of
+from fitter.sharing import Asked, Drafts, check_mtp, choices, open_draft
 
 if TYPE_CHECKING:
     import llama_cpp
@@ -134,6 +135,14 @@ def fit(
     offload_kqv: bool = True,
     op_offload: bool | None = None,
     swa_full: bool = False,
+    reserve: Mapping[str, int | str] | Sequence[str] = (),
+    model_draft: Path | None = None,
+    devices_draft: Sequence[str] | None = None,
+    n_gpu_layers_draft: int | None = None,
+    type_k_draft: str | None = None,
+    type_v_draft: str | None = None,
+    mtp: bool = False,
+    draft_max: int | None = None,
     allow: Collection[str] = (),
     prompt: int | None = None,
     generate: int | None = None,
@@ -154,6 +163,13 @@ def fit(
     unless ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama-cpp-python's own
     CUDA backend about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``devices`` chooses
     among them by name.
+
+    What shares the memory is measured too, and the plan's ``shared`` says what it takes. ``model_draft`` is a draft
+    model, which follows the context; it goes to the device with which the plan is the best one, unless
+    ``devices_draft`` (``none`` for the host) and ``n_gpu_layers_draft`` say otherwise. With ``mtp`` the model's own
+    layers for multi-token prediction draft, ``draft_max`` tokens at a time. ``type_k_draft`` and ``type_v_draft`` are
+    the types of either's KV cache. ``reserve`` keeps memory for anything else: bytes, or ``2GiB``, by the name of a
+    device or ``host``.
 
     ``allow`` names what may be given up to fit, or to be 2 % faster: ``ubatch`` (a smaller ``n_ubatch``), ``kv-q8_0``
     and ``kv-q4_0`` (a KV cache of that type, with flash attention), ``no-op-offload``, ``context`` (less than
@@ -180,6 +196,8 @@ def fit(
     check_choices(objective, strategy)
     check_pins(n_gpu_layers, tensor_split)
     allowed = levers(allow)
+    asked = Asked(reserve, model_draft, devices_draft, n_gpu_layers_draft, type_k_draft, type_v_draft, mtp, draft_max)
+    asked.check()
     given = params_of(
         None,
         n_ctx=n_ctx or 0,
@@ -200,6 +218,7 @@ def fit(
         op_offload=Params.op_offload if op_offload is None else op_offload,
         swa_full=swa_full,
     )
+    given = replace(given, load_mtp=mtp, n_rs_seq=asked.n_rs_seq)
     overrides = given.tensor_buft_overrides
     host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
     # both take longer to parse than there is time for once the model is known
@@ -216,15 +235,24 @@ def fit(
         is_shared = library is None and bool(gpus)
         second = stack.enter_context(Worker(virtual, timeout=timeout, on_log=on_log)) if is_shared else None
         beside = _Beside(second, model_files(model)) if second else None
-        is_free = not overrides and n_gpu_layers is None and devices is None and split_mode == "layer"
+        is_free = not overrides and n_gpu_layers is None and devices is None and split_mode == "layer" and not mtp
         if beside and is_free and len(virtual) == 1:
             beside.load(virtual[0])
+        # the header that was read last is at hand for its skeleton
+        draft = open_draft(asked, worker)
         opened = open_model(model, worker.header)
+        check_mtp(asked, opened)
         machine = _machine(worker, virtual, host_memory) if virtual or not gpus else _machine_without_gpu(host_memory)
         chosen = _choose(machine, devices, split_mode, main_gpu)
         known = () if virtual else calibrated.read()
-        defaults = [default_margin(calibrated.outside_of(device, known)) for device in chosen]
-        limits = device_limits(chosen, margin, defaults)
+
+        def limits_of(infos: Sequence[DeviceInfo], given: int | Sequence[int] | None) -> tuple[DeviceLimit, ...]:
+            return device_limits(infos, given, [default_margin(calibrated.outside_of(info, known)) for info in infos])
+
+        limits = limits_of(chosen, margin)
+        named = _choose(machine, asked.names or ["none"], "layer", 0)
+        # a list has a margin for each device of the model's
+        others = limits_of([info for info in named if info not in chosen], margin if isinstance(margin, int) else None)
         if overrides:
             worker.check_patterns([override.pattern for override in overrides])
         fixed = {
@@ -262,15 +290,18 @@ def fit(
             model_bytes=opened.bytes,
             pinned=_pinned(worker, opened, overrides, limits),
             facts=facts_of(opened),
-            speeds=_speeds(virtual, chosen),
+            speeds=_speeds(virtual, machine.devices if draft else chosen),
             host_speed=host_speed or _host_speed(bool(gpus)),
             workload=workload,
             objective=objective,
             strategy=strategy,
             allow=allowed,
         )
-        llama = _llama(worker, beside, opened, skeleton)
-        data = planning.fit(request, _summary(opened), llama, on_progress or (lambda _: None), bool(gpus))
+        drafts = Drafts(worker, draft) if draft else None
+        llama = _llama(worker, beside, opened, skeleton, drafts)
+        shared = choices(asked, opened, draft, drafts, machine.devices, machine.host_total, limits, request.speeds)
+        report = on_progress or (lambda _: None)
+        data = planning.fit(request, _summary(opened), llama, report, bool(gpus), shared, others)
         for each in filter(None, (worker, second)):
             each.dismiss()
     return Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
@@ -306,19 +337,26 @@ class _Beside:
         return self._worker.finish_measure()
 
 
-def _llama(worker: Worker, beside: _Beside | None, model: Model, skeleton: bool) -> planning.Llama:
+def _llama(
+    worker: Worker, beside: _Beside | None, model: Model, skeleton: bool, drafts: Drafts | None
+) -> planning.Llama:
     """The ways to ask llama.cpp about ``model``."""
     path = str(model.path)
     copy = Skeleton(tuple(map(str, model.files)))
     if beside and beside.loading:
         beside.loading = replace(beside.loading, n_gpu_layers=model.n_layer + 1)
+
+    def shared_loads() -> int:
+        return drafts.loads if drafts else 0
+
     return planning.Llama(
         own=planning.Loads(lambda params: worker.measure(path, params), lambda params: worker.layout(path, params)),
-        dummy_loads=lambda: worker.dummy_loads + (beside.dummy_loads if beside else 0),
+        dummy_loads=lambda: worker.dummy_loads + (beside.dummy_loads if beside else 0) - shared_loads(),
         skeleton=planning.Loads(lambda params: worker.measure(copy, params), lambda params: worker.layout(copy, params))
         if skeleton
         else None,
         beside=beside,
+        shared_loads=shared_loads,
     )
 
 

@@ -192,6 +192,7 @@ def _split_commas(ctx: click.Context, param: click.Parameter, values: tuple[str,
 
 _CONTEXT = "Context and batch"
 _PLACEMENT = "Placement (kept as given; the rest is fitted around it)"
+_SHARED = "Beside the model, in the same memory (measured, and kept free)"
 _DEVICES = "Devices and limits"
 _SPEED = "Speed (estimated; it decides between what fits)"
 _OUTPUT = "Output"
@@ -354,6 +355,76 @@ placement_options = stacked(
         "--op-offload/--no-op-offload",
         is_flag=True,
         help="Let devices compute with host weights on large batches. [default: let them]",
+    ),
+)
+
+shared_options = stacked(
+    _option(
+        _SHARED,
+        "model_draft",
+        "-md",
+        "--model-draft",
+        "--spec-draft-model",
+        type=click.Path(),
+        metavar="FILE",
+        help="A draft model; it follows the context, and goes to the device with which the plan is best.",
+    ),
+    _option(
+        _SHARED,
+        "n_gpu_layers_draft",
+        "-ngld",
+        "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
+        "--spec-draft-ngl",
+        type=GpuLayers(),
+        help="Layers of the draft model on its devices: a number, auto or all. [default: auto]",
+    ),
+    _option(
+        _SHARED,
+        "devices_draft",
+        "-devd",
+        "--device-draft",
+        "--spec-draft-device",
+        type=Names(),
+        help="Devices of the draft model; none for the host. [default: chosen]",
+    ),
+    _option(
+        _SHARED,
+        "type_k_draft",
+        "-ctkd",
+        "--cache-type-k-draft",
+        "--spec-draft-type-k",
+        type=click.Choice(CACHE_TYPES),
+        metavar="TYPE",
+        help="Type of K in the KV cache that drafting uses. [default: f16]",
+    ),
+    _option(
+        _SHARED,
+        "type_v_draft",
+        "-ctvd",
+        "--cache-type-v-draft",
+        "--spec-draft-type-v",
+        type=click.Choice(CACHE_TYPES),
+        metavar="TYPE",
+        help="Type of V in the KV cache that drafting uses. [default: f16]",
+    ),
+    _flag(_SHARED, "mtp", "--mtp", help="The model's own layers for multi-token prediction draft."),
+    _option(
+        _SHARED,
+        "draft_max",
+        "--spec-draft-n-max",
+        type=AtLeast(1),
+        metavar="N",
+        help="Tokens that --mtp drafts at a time. [default: 3]",
+    ),
+    _option(
+        _SHARED,
+        "reserve",
+        "--reserve",
+        multiple=True,
+        callback=_repeated,
+        metavar="DEVICE=SIZE",
+        help="Memory for whatever else, such as CUDA0=2GiB or host=8GiB. Repeatable.",
     ),
 )
 

@@ -13,6 +13,7 @@ from fitter.llama.virtual import describe as describe
 
 FlashAttn = Literal["auto", "on", "off"]
 SplitMode = Literal["none", "layer", "row", "tensor"]
+ContextType = Literal["default", "mtp"]
 
 MAX_USED_DEVICES = 15
 """Devices that one model can be on: ggml's scheduler has room for 16 backends, and the CPU's is one of them."""
@@ -36,6 +37,9 @@ class Params:
     ``n_ctx`` 0 is the model's training context. ``n_gpu_layers`` counts the output layer; -1 is all.
     ``tensor_split`` has a proportion per device (``None``: by free memory). ``devices`` are device names in
     llama.cpp's order; ``None`` is llama.cpp's default choice, ``()`` is no device at all.
+    ``load_mtp`` loads the layers for multi-token prediction, and a context of ``ctx_type`` ``mtp`` runs on them alone.
+    ``n_rs_seq`` counts the snapshots of a recurrent state that drafted tokens can be taken back to, ``n_outputs_max``
+    the tokens of a batch that have an output (0: all).
     The defaults are those of llama.cpp's own tools (``common_params``), not of the library.
     """
 
@@ -56,6 +60,10 @@ class Params:
     split_mode: SplitMode = "layer"
     main_gpu: int = 0
     devices: tuple[str, ...] | None = None
+    load_mtp: bool = False
+    ctx_type: ContextType = "default"
+    n_rs_seq: int = 0
+    n_outputs_max: int = 0
 
 
 @dataclass(frozen=True)

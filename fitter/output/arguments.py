@@ -60,6 +60,8 @@ def arguments(plan: PlanData) -> list[str]:
     args += ["-np", str(params.n_seq_max)]
     if params.kv_unified and params.n_seq_max > 1:
         args += ["-kvu"]
+    for shared in plan.shared:
+        args += shared.arguments
     return [*args, "-fit", "off"]
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fitter.errors import LlamaCppError
-from fitter.llama.types import Breakdown, Layout, Params
+from fitter.llama.types import Breakdown, Layout, Params, Row
 from fitter.planning.explain import Choice
 from fitter.planning.levers import Found, changes, improve, pulled, used
 from fitter.planning.objective import objective_seconds
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search
+from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search, SharedUse
 from fitter.planning.pricing import bound_of, price_placement
-from fitter.planning.request import MIB, Measure, Progress, Record, Request
+from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record, Request
 from fitter.planning.search import Trial, search
+from fitter.planning.shared import Shared, beyond, draft_seconds, lacking, lowered, remembered, taken
 
 OnProgress = Callable[[Progress], None]
 OnCandidate = Callable[[Params], None]
@@ -52,89 +53,170 @@ class Llama:
     """The ways in which a fit may ask llama.cpp about one model.
 
     ``own`` loads the user's file, ``skeleton`` a copy of its header that loads faster, ``beside`` the user's file in a
-    second process. ``dummy_loads`` tells how many models were loaded in all.
+    second process. ``dummy_loads`` tells how often the model was loaded, ``shared_loads`` how often others were.
     """
 
     own: Loads
     dummy_loads: Callable[[], int]
     skeleton: Loads | None = None
     beside: Beside | None = None
+    shared_loads: Callable[[], int] = lambda: 0
 
 
-def fit(request: Request, summary: ModelSummary, llama: Llama, on_progress: OnProgress, virtual: bool) -> PlanData:
-    """The plan for ``request``, measured on the user's own file. Raises what asking llama.cpp raises."""
+def fit(
+    request: Request,
+    summary: ModelSummary,
+    llama: Llama,
+    on_progress: OnProgress,
+    virtual: bool,
+    shared: Sequence[Shared] = (),
+    others: Sequence[DeviceLimit] = (),
+) -> PlanData:
+    """The plan for ``request``, measured on the user's own file. Raises what asking llama.cpp raises.
+
+    ``shared`` is what shares the memory: of several choices the plan has the best one. ``others`` are devices for that
+    alone.
+    """
     started = time.monotonic()
-    found = _Fit(request, llama, on_progress).run()
+    found, chosen, breakdown, uses = _Fit(request, llama, on_progress, shared, others).run()
     trial = found.trial
     loads = llama.dummy_loads()
     on_progress(Progress(loads, "done"))
+    occupied = tuple(device for device in others if taken(uses, device.name))
+    devices = _device_uses((*request.devices, *occupied), breakdown, uses)
+    host = _host_use(request, breakdown, uses)
     return PlanData(
         model=summary,
         params=trial.params,
-        breakdown=trial.breakdown,
-        devices=_device_uses(request, trial.breakdown),
-        host=_host_use(request, trial.breakdown),
-        search=Search(loads, time.monotonic() - started),
-        problems=_problems(found.request, trial),
+        breakdown=breakdown,
+        devices=devices,
+        host=host,
+        search=Search(loads, time.monotonic() - started, llama.shared_loads()),
+        problems=_problems(found.request, trial, devices, host),
         n_layer=request.n_layer,
         virtual=virtual,
         estimate=found.price,
         choices=found.choices,
         bound=found.bound,
-        levers=used(request, found),
+        levers=used(chosen.request, found),
+        shared=uses,
     )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One choice of what shares the memory, what is ``known`` of it, and the ``request`` on what that leaves."""
+
+    shared: Shared
+    known: tuple[SharedUse, ...]
+    request: Request
+    seconds: float = 0.0
+
+    def rank(self, found: Found) -> tuple[bool, int, int, float]:
+        """What is larger is the better plan; the time is that of the request with the drafting of its tokens."""
+        trial, seconds = found.trial, found.seconds
+        worth = float(trial.weights) if seconds is None else -(seconds + self.seconds)
+        return trial.fits, -trial.deficit, trial.params.n_ctx, worth
 
 
 class _Fit:
     """One fit: the search on whatever loads fastest, and the confirmation on the user's own file."""
 
-    def __init__(self, request: Request, llama: Llama, on_progress: OnProgress) -> None:
+    def __init__(
+        self,
+        request: Request,
+        llama: Llama,
+        on_progress: OnProgress,
+        shared: Sequence[Shared],
+        others: Sequence[DeviceLimit],
+    ) -> None:
         self._request = request
         self._llama = llama
         self._on_progress = on_progress
+        self._shared = shared
+        self._others = others
         self._own: dict[Params, Breakdown] = {}
         self._begun: Params | None = None
 
-    def run(self) -> Found:
+    def run(self) -> tuple[Found, _Choice, Breakdown, tuple[SharedUse, ...]]:
+        """The best plan, what shares its memory and why so, and what both take on the user's own files."""
+        choices = self._choices()
         skeleton = self._llama.skeleton
         if skeleton is not None:
             try:
-                found = self._best(skeleton, self._begin)
-                if self._confirm(found.trial.params) == found.trial.breakdown:
-                    return found
+                found, choice = self._best_of(choices, skeleton, self._begin)
+                breakdown = self._confirm(found.trial.params)
+                uses = self._uses(choice, found.trial.params, breakdown, self._confirm)
+                if _joined(choice, breakdown, uses) == found.trial.breakdown:
+                    return found, choice, breakdown, uses
             except LlamaCppError:
                 # Whatever there is to say is to be said of the user's own file.
                 pass
-        return self._best(Loads(self._measure_own, self._llama.own.record), lambda params: None)
+        loads = Loads(self._measure_own, self._llama.own.record)
+        found, choice = self._best_of(choices, loads, lambda params: None)
+        breakdown = self._measure_own(found.trial.params)
+        return found, choice, breakdown, self._uses(choice, found.trial.params, breakdown, self._measure_own)
 
-    def _best(self, loads: Loads, on_candidate: OnCandidate) -> Found:
+    def _choices(self) -> list[_Choice]:
+        """What may share the memory, in one way or several; those are left out that lack memory by themselves."""
+        every = self._shared or (Shared(),)
+        devices = (*self._request.devices, *self._others)
+        choices = [self._choice(shared) for shared in every if not shared.is_last_resort]
+        lacks = [lacking(choice.known, devices, self._request.host) for choice in choices]
+        if not lacks or min(lacks):
+            for shared in (shared for shared in every if shared.is_last_resort):
+                choices.append(self._choice(shared))
+                lacks.append(lacking(choices[-1].known, devices, self._request.host))
+        return [choice for choice, lack in zip(choices, lacks, strict=True) if lack == min(lacks)]
+
+    def _choice(self, shared: Shared) -> _Choice:
+        request = self._request
+        if shared.draft is not None:
+            self._say(f"the draft model on {', '.join(shared.draft.devices) or 'the host'}")
+        known = shared.known(request)
+        seconds = draft_seconds(known, request.speeds, request.host_speed, request.workload.generate)
+        return _Choice(shared, known, lowered(request, known, self._others), seconds)
+
+    def _best_of(self, choices: Sequence[_Choice], loads: Loads, on_candidate: OnCandidate) -> tuple[Found, _Choice]:
+        """The best plan with any of ``choices``, or with what is left for when none of them fits."""
+        loads = replace(loads, measure=remembered(loads.measure))
+        tried = [choice.shared for choice in choices]
+        rest = [shared for shared in self._shared if shared.is_last_resort and shared not in tried]
+        if len(choices) == 1 and not rest:
+            return self._best(choices[0], loads, on_candidate), choices[0]
+        found = [(self._best(choice, loads, lambda params: None), choice) for choice in choices]
+        if not any(each.trial.fits for each, _ in found):
+            more = [self._choice(shared) for shared in rest]
+            found += [(self._best(choice, loads, lambda params: None), choice) for choice in more]
+        ranked = sorted(found, key=lambda pair: pair[1].rank(pair[0]), reverse=True)
+        best, choice = ranked[0]
+        on_candidate(best.trial.params)
+        return replace(best, choices=(*best.choices, *_between(ranked))), choice
+
+    def _best(self, choice: _Choice, loads: Loads, on_candidate: OnCandidate) -> Found:
         """The best plan, with what the user lets be given up where that makes it better."""
 
         def attempt(request: Request) -> Found | None:
             try:
-                return self._search(request, remembered, lambda params: None)
+                return self._search(request, choice, loads, lambda params: None)
             except LlamaCppError:
                 # nobody asked for these parameters
                 return None
 
-        known: dict[Params, Breakdown] = {}
-
-        def measure(params: Params) -> Breakdown:
-            if params not in known:
-                known[params] = loads.measure(params)
-            return known[params]
-
-        remembered = replace(loads, measure=measure)
-        first = self._search(self._request, remembered, on_candidate)
+        first = self._search(choice.request, choice, loads, on_candidate)
         return improve(first, attempt, lambda found: on_candidate(found.trial.params))
 
-    def _search(self, request: Request, loads: Loads, on_candidate: OnCandidate) -> Found:
+    def _uses(self, choice: _Choice, params: Params, own: Breakdown, measure: Measure) -> tuple[SharedUse, ...]:
+        return choice.shared.uses(replace(params, n_ctx=own.n_ctx), measure)
+
+    def _search(self, request: Request, choice: _Choice, loads: Loads, on_candidate: OnCandidate) -> Found:
         layouts: list[Layout] = []
         choices: list[Choice] = []
 
         def measure(params: Params) -> Breakdown:
             self._say(_attempt(params, self._request))
-            return loads.measure(params)
+            own = loads.measure(params)
+            return _joined(choice, own, self._uses(choice, params, own, loads.measure))
 
         def record(params: Params) -> Layout:
             self._say(f"sizes of all tensors at a context of {params.n_ctx}")
@@ -152,7 +234,7 @@ class _Fit:
             # the plan holds without a price
             return Found(request, trial)
         devices, placement = trial.used
-        price = price_placement(request, devices, placement, trial.params, trial.breakdown, layout)
+        price = price_placement(request, devices, placement, trial.params, loads.measure(trial.params), layout)
         if price is None:
             return Found(request, trial)
         bound = None
@@ -213,7 +295,30 @@ def placement_of(params: Params) -> Params:
         tensor_buft_overrides=params.tensor_buft_overrides,
         split_mode=params.split_mode,
         main_gpu=params.main_gpu,
+        load_mtp=params.load_mtp,
     )
+
+
+def _joined(choice: _Choice, own: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:
+    """What the search is told: the model's own rows, and in one for each device what ``uses`` take beyond the known."""
+    rows: tuple[Row, ...] = beyond(choice.known, uses)
+    return replace(own, rows=(*own.rows, *rows)) if rows else own
+
+
+def _between(ranked: Sequence[tuple[Found, _Choice]]) -> tuple[Choice, ...]:
+    """What is said of the choice of the draft model's place, where its time is estimated."""
+
+    def place(choice: _Choice) -> str:
+        draft = choice.shared.draft
+        return ", ".join(draft.devices) if draft is not None and draft.devices else "the host"
+
+    def seconds(found: Found, choice: _Choice) -> float | None:
+        return None if found.seconds is None else found.seconds + choice.seconds
+
+    times = [seconds(*pair) for pair in ranked[:2]]
+    if len(times) < 2 or times[0] is None:
+        return ()
+    return (Choice("where the draft model is", place(ranked[0][1]), times[0], place(ranked[1][1]), times[1]),)
 
 
 def _attempt(params: Params, request: Request) -> str:
@@ -224,9 +329,11 @@ def _attempt(params: Params, request: Request) -> str:
     return f"{context}, {n_gpu_layers} of {request.n_layer + 1} layers on {', '.join(params.devices)}"
 
 
-def _device_uses(request: Request, breakdown: Breakdown) -> tuple[DeviceUse, ...]:
+def _device_uses(
+    devices: Sequence[DeviceLimit], breakdown: Breakdown, shared: Sequence[SharedUse]
+) -> tuple[DeviceUse, ...]:
     uses = []
-    for device in request.devices:
+    for device in devices:
         row = breakdown.on(device.name)
         uses.append(
             DeviceUse(
@@ -238,17 +345,18 @@ def _device_uses(request: Request, breakdown: Breakdown) -> tuple[DeviceUse, ...
                 row.model,
                 row.context,
                 row.compute,
+                taken(shared, device.name),
             )
         )
     return tuple(uses)
 
 
-def _host_use(request: Request, breakdown: Breakdown) -> HostUse:
+def _host_use(request: Request, breakdown: Breakdown, shared: Sequence[SharedUse]) -> HostUse:
     host, row = request.host, breakdown.host
-    return HostUse(host.total, host.free, host.margin, row.model, row.context, row.compute)
+    return HostUse(host.total, host.free, host.margin, row.model, row.context, row.compute, taken(shared, None))
 
 
-def _problems(request: Request, trial: Trial) -> tuple[Problem, ...]:
+def _problems(request: Request, trial: Trial, devices: Sequence[DeviceUse], host: HostUse) -> tuple[Problem, ...]:
     problems = []
     for name, missing in trial.missing:
         if name == "host":
@@ -257,11 +365,11 @@ def _problems(request: Request, trial: Trial) -> tuple[Problem, ...]:
                 remedy = "ask for a smaller -c, " + remedy
             if not request.host.paging:
                 remedy += ", or let weights be paged from disk with --allow paging"
-            used, free, margin = trial.breakdown.host.used, request.host.free or 0, request.host.margin
+            used, shared, free, margin = host.used, host.shared, host.free or 0, host.margin
             where = "the host"
         else:
-            device = next(device for device in request.devices if device.name == name)
-            used, free, margin = trial.breakdown.on(name).used, device.free, device.margin
+            device = next(device for device in devices if device.name == name)
+            used, shared, free, margin = device.used, device.shared, device.free, device.margin
             where = name
             freed = [
                 f"{flag} free"
@@ -271,11 +379,14 @@ def _problems(request: Request, trial: Trial) -> tuple[Problem, ...]:
             if request.params.tensor_buft_overrides:
                 freed.append("fewer tensors to it with -ot")
             remedy = " or ".join([*(f"leave {flag}" for flag in freed), "use a smaller margin with --fit-target"])
+        needed = f"{_mib_up(used)} MiB are needed"
+        if shared:
+            needed += f", {_mib_up(shared)} MiB of them for what shares the memory,"
         problems.append(
             Problem(
                 name,
                 missing,
-                f"{where} lacks {_mib_up(missing)} MiB: {_mib_up(used)} MiB are needed beside a margin of "
+                f"{where} lacks {_mib_up(missing)} MiB: {needed} beside a margin of "
                 f"{margin // MIB} MiB, and {free // MIB} MiB are free; {remedy}",
             )
         )

@@ -75,6 +75,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         ("--gpu none", {"gpus": ("none",)}),
         ("--gpu rtx-4090 --profile library:/d", {"gpus": ("rtx-4090",), "profile": "library:/d"}),
         ("--host-memory 64GiB --host-margin 2048", {"host_memory": "64GiB", "host_margin": 2 * GIB}),
+        ("-md d.gguf -devd CUDA1 -ngld 9", {"model_draft": "d.gguf", "devices_draft": ("CUDA1",), "n_gpu_layers_draft": 9}),
+        ("--model-draft d.gguf -devd none -ngld all", {"model_draft": "d.gguf", "devices_draft": (), "n_gpu_layers_draft": -1}),
+        ("--spec-draft-model d -ctkd q8_0 -ctvd q4_0", {"model_draft": "d", "type_k_draft": "q8_0", "type_v_draft": "q4_0"}),
+        ("--mtp --spec-draft-n-max 5", {"mtp": True, "draft_max": 5}),
+        ("--reserve CUDA0=2GiB --reserve host=1GiB", {"reserve": ("CUDA0=2GiB", "host=1GiB")}),
         ("--allow paging", {"allow": ("paging",)}),
         ("--allow ubatch,kv-q8_0 --allow context", {"allow": ("ubatch", "kv-q8_0", "context")}),
     ],
@@ -118,7 +123,10 @@ def test_fit_is_the_default(calls: list[tuple[str, dict[str, Any]]], words: str,
         ("m.gguf --host-margin 1,2", "'1,2' is not a number of MiB such as 1024"),
         ("m.gguf -dev CUDA0,,CUDA1", "has an empty name in it"),
         ("m.gguf -c", "requires an argument"),
-        ("m.gguf -md draft.gguf", "No such option"),
+        ("m.gguf -hfd repo", "No such option"),
+        ("m.gguf -md", "requires an argument"),
+        ("m.gguf -ctkd q9", "'q9' is not one of 'f32'"),
+        ("m.gguf --spec-draft-n-max 0", "0 is too small; the smallest is 1"),
         ("m.gguf --mmproj x", "--mmproj"),
         ("m.gguf --lora=x", "--lora"),
         ("m.gguf --rpc x", "--rpc"),
@@ -148,8 +156,8 @@ def test_wrong_words_are_one_line(
 
 
 def test_an_unknown_option_is_named_in_full(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["m.gguf", "-md", "draft.gguf"])
-    assert re.search(r"No such option:? '?-md'? ", capsys.readouterr().err)
+    main(["m.gguf", "-hfd", "repo"])
+    assert re.search(r"No such option:? '?-hfd'? ", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["fit", "--help"], ["inspect", "-h"], ["devices", "-h"]])

@@ -89,7 +89,7 @@ def test_a_plan_by_the_schema() -> None:
         "levers": [],
         "shared": [],
         "rpc": [],
-        "search": {"dummy_loads": 5, "seconds": 1.25},
+        "search": {"dummy_loads": 5, "shared_loads": 0, "seconds": 1.25},
         "problems": [],
     }
     document = to_dict(plan)
