@@ -75,9 +75,18 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         ("--gpu none", {"gpus": ("none",)}),
         ("--gpu rtx-4090 --profile library:/d", {"gpus": ("rtx-4090",), "profile": "library:/d"}),
         ("--host-memory 64GiB --host-margin 2048", {"host_memory": "64GiB", "host_margin": 2 * GIB}),
-        ("-md d.gguf -devd CUDA1 -ngld 9", {"model_draft": "d.gguf", "devices_draft": ("CUDA1",), "n_gpu_layers_draft": 9}),
-        ("--model-draft d.gguf -devd none -ngld all", {"model_draft": "d.gguf", "devices_draft": (), "n_gpu_layers_draft": -1}),
-        ("--spec-draft-model d -ctkd q8_0 -ctvd q4_0", {"model_draft": "d", "type_k_draft": "q8_0", "type_v_draft": "q4_0"}),
+        (
+            "-md d.gguf -devd CUDA1 -ngld 9",
+            {"model_draft": "d.gguf", "devices_draft": ("CUDA1",), "n_gpu_layers_draft": 9},
+        ),
+        (
+            "--model-draft d.gguf -devd none -ngld all",
+            {"model_draft": "d.gguf", "devices_draft": (), "n_gpu_layers_draft": -1},
+        ),
+        (
+            "--spec-draft-model d -ctkd q8_0 -ctvd q4_0",
+            {"model_draft": "d", "type_k_draft": "q8_0", "type_v_draft": "q4_0"},
+        ),
         ("--mtp --spec-draft-n-max 5", {"mtp": True, "draft_max": 5}),
         ("--reserve CUDA0=2GiB --reserve host=1GiB", {"reserve": ("CUDA0=2GiB", "host=1GiB")}),
         ("--allow paging", {"allow": ("paging",)}),
