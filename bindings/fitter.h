@@ -120,6 +120,30 @@ typedef struct {
 // host, each by name. Writes at most n rows and returns how many there are, or -1.
 int32_t fitter_breakdown(const void * context, fitter_row_t * rows, int32_t n);
 
+// Reserves a context's graphs again after adapters were set, before anything is computed. False where libllama has no
+// function for it, or where that fails.
+bool fitter_context_reserve(void * context);
+
+// ---- libfitter: projectors, through libmtmd
+
+typedef struct {
+    const char * path;
+    void *       device;            // ggml_backend_dev_t, NULL for the host
+    int32_t      flash_attn;        // enum llama_flash_attn_type
+    int32_t      image_min_tokens;  // -1: the projector's own
+    int32_t      image_max_tokens;
+} fitter_projector_t;
+
+// Uses the libmtmd of this dlopen handle from now on. False if it is not the one of mtmd.h.
+bool fitter_projector_library(void * handle);
+
+// Asks libmtmd what the projector takes, in bytes. False if it cannot be loaded: the log does not say why.
+bool fitter_projector_measure(const fitter_projector_t * projector, uint64_t * out);
+
+// Loads the projector for a model, or for none (NULL). NULL if it cannot be loaded: the reason is in the log.
+void * fitter_projector_load(const fitter_projector_t * projector, const void * model);
+void   fitter_projector_free(void * projector);
+
 // ---- libfitter: GGUF headers
 
 // Opens the header of one GGUF file; tensor data is not read. NULL if it is malformed: the reason is in the log.
@@ -208,6 +232,19 @@ bool fitter_virtual_records(fitter_columns_t * out);
 
 // Alignment in bytes of the recorder device's buffer type.
 uint64_t fitter_virtual_alignment(void);
+
+// ---- libggml-fitter: what is allocated
+
+// Counts all buffers that are allocated through the default and host buffer types of ggml's devices until it ends, and
+// unless really, makes each of them a mere range of addresses. Those can still be freed later. False where it has begun
+// already.
+bool fitter_allocations_begin(bool really);
+void fitter_allocations_end(void);
+
+// The most that was allocated at once, a row per buffer type: model bytes, or compute where the buffer is for that. If
+// really, all that was allocated, as model bytes. The host has no device. Writes at most n rows and returns how many
+// there are.
+int32_t fitter_allocations_rows(fitter_row_t * rows, int32_t n);
 
 // cdef: end
 

@@ -1,7 +1,7 @@
 // The virtual-device backend: a ggml backend whose devices exist only as a description. llama.cpp plans on them as on
 // the real ones; nothing is computed, and a buffer is a reserved range of addresses.
 //
-// The only file that knows ggml-backend-impl.h, which upstream may change at any time.
+// Beside allocations.cpp the only file that knows ggml-backend-impl.h, which upstream may change at any time.
 
 #include <dlfcn.h>
 #include <sys/mman.h>

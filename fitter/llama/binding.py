@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama import library as native
 from fitter.llama.ahead import Ahead, identity
+from fitter.llama.allocations import counted
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     MAX_DEVICES,
@@ -27,6 +28,7 @@ from fitter.llama.types import (
     Header,
     Layout,
     LayoutEntry,
+    Lora,
     MetadataValue,
     ModelInfo,
     Params,
@@ -48,12 +50,14 @@ CACHE_TYPES = {
 }
 """ggml's numbers of the types that llama.cpp's tools accept for a KV cache."""
 
+FLASH_ATTN: dict[str, int] = {"auto": -1, "off": 0, "on": 1}
+"""llama.cpp's numbers of its choices about flash attention."""
+
 MAX_ARRAY_VALUES = 4096
 """Metadata arrays of numbers up to this length keep their values."""
 
 _DEVICE_TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
-_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _CONTEXT_TYPES = {"default": 0, "mtp": 1}
 _UINT32_MAX = 2**32 - 1
 _MAX_ROWS = 1024
@@ -185,7 +189,7 @@ def apply(params: Params, model_params: Any, context_params: Any, devices: Regis
 
 def _apply_model(params: Params, out: Any, known: Registry, leave_default: bool, keep: list[object]) -> None:
     llama_cpp = native.load().llama_cpp
-    selected = _select(params, known)
+    selected = known.default if params.devices is None else select(params.devices, known)
     _check_count(params, selected)
     if params.devices is not None or not leave_default:
         pointers = (ctypes.c_void_p * (len(selected) + 1))(*(d.address for d in selected), None)
@@ -229,7 +233,7 @@ def _apply_context(params: Params, out: Any) -> None:
     out.kv_unified = params.kv_unified
     out.type_k = _named("type_k", params.type_k, CACHE_TYPES)
     out.type_v = _named("type_v", params.type_v, CACHE_TYPES)
-    out.flash_attn_type = _named("flash_attn", params.flash_attn, _FLASH_ATTN)
+    out.flash_attn_type = _named("flash_attn", params.flash_attn, FLASH_ATTN)
     out.offload_kqv = params.offload_kqv
     out.op_offload = params.op_offload
     out.swa_full = params.swa_full
@@ -238,15 +242,13 @@ def _apply_context(params: Params, out: Any) -> None:
     out.n_outputs_max = _in_range("n_outputs_max", params.n_outputs_max, 0, _UINT32_MAX)
 
 
-def _select(params: Params, known: Registry) -> tuple[Device, ...]:
-    if params.devices is None:
-        return known.default
+def select(names: Sequence[str], known: Registry) -> tuple[Device, ...]:
+    """The devices of those names. Raises ``UsageError`` for an unknown one."""
     by_name = {d.info.name: d for d in reversed(known.devices) if d.info.type not in ("cpu", "accel")}
-    unknown = [name for name in params.devices if name not in by_name]
+    unknown = [name for name in names if name not in by_name]
     if unknown:
-        names = ", ".join(reversed(by_name)) or "none"
-        raise UsageError(f"unknown device '{unknown[0]}'; there are: {names}")
-    return tuple(by_name[name] for name in params.devices)
+        raise UsageError(f"unknown device '{unknown[0]}'; there are: {', '.join(reversed(by_name)) or 'none'}")
+    return tuple(by_name[name] for name in names)
 
 
 def _check_count(params: Params, selected: tuple[Device, ...]) -> None:
@@ -442,9 +444,10 @@ class Loader:
         """
         dummy = self._model(role, path, params, self.devices)
         with dummy.context(params) as context:
+            lora = dummy.apply(params.lora, context)
             found = breakdown_of(context)
             log = [line.text for line in captured_log()]
-        return Breakdown(found.rows, found.devices, found.n_ctx, flash_attn_from(log), n_splits_from(log))
+        return Breakdown(found.rows, found.devices, found.n_ctx, flash_attn_from(log), n_splits_from(log), lora)
 
     def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
         """Load ``path`` as ``measure`` would and describe the model. Raises ``LlamaCppError``."""
@@ -542,7 +545,9 @@ class _Dummy:
         self.model = model
         self._name = name
         self._pointers = pointers
+        self._library = library
         self._llama = library.llama_cpp
+        self._adapters: Adapters | None = None
         info = _model_info(library, self.model)
         self._all_layers = info.n_layer + info.n_layer_nextn + 1
         self._n_gpu_layers = self._layers(params.n_gpu_layers)
@@ -566,8 +571,77 @@ class _Dummy:
         finally:
             self._llama.llama_free(context)
 
+    def apply(self, lora: Sequence[Lora], context: Any) -> tuple[tuple[Row, ...], ...]:
+        """What the adapters take beside the model; ``context``'s compute is then with them."""
+        if not lora:
+            return ()
+        if self._adapters is None or self._adapters.key != Adapters.key_of(lora):
+            self._free_adapters()
+            self._adapters = Adapters(self._library, lora, self.model, really=False)
+        self._adapters.apply(lora, context)
+        if not self._library.fitter.fitter_context_reserve(self._library.pointer(context)):
+            raise LlamaCppError(f"libllama cannot plan with LoRA adapters: {self._library.last_error()}")
+        return self._adapters.rows
+
     def free(self) -> None:
+        self._free_adapters()
         self._llama.llama_model_free(self.model)
+
+    def _free_adapters(self) -> None:
+        adapters, self._adapters = self._adapters, None
+        if adapters is not None:
+            adapters.free()
+
+
+class Adapters:
+    """LoRA adapters loaded for a model (llama_cpp's pointer). ``rows`` are what each takes, by buffer type.
+
+    Unless ``really``, nothing is allocated for them. Raises ``ModelError`` for one that is not the model's. ``free``
+    them before the model.
+    """
+
+    def __init__(self, library: native.Library, lora: Sequence[Lora], model: Any, really: bool) -> None:
+        self.key = self.key_of(lora)
+        self.rows: tuple[tuple[Row, ...], ...] = ()
+        self._llama = library.llama_cpp
+        self._pointers: list[Any] = []
+        try:
+            for adapter in lora:
+                self._load(adapter.path, model, really)
+        except BaseException:
+            self.free()
+            raise
+
+    @staticmethod
+    def key_of(lora: Sequence[Lora]) -> tuple[object, ...]:
+        """Equal for the same files, whatever their scale."""
+        return tuple((os.path.abspath(adapter.path), identity(adapter.path)) for adapter in lora)
+
+    def apply(self, lora: Sequence[Lora], context: Any) -> None:
+        """Have ``context`` compute with the adapters, which are those of ``lora``."""
+        n = len(self._pointers)
+        pointers = (self._llama.llama_adapter_lora_p_ctypes * n)(*self._pointers)
+        scales = (ctypes.c_float * n)(*(adapter.scale for adapter in lora))
+        self._llama.llama_set_adapters_lora(context, pointers, n, scales)
+
+    def free(self) -> None:
+        """Free the adapters."""
+        while self._pointers:
+            self._llama.llama_adapter_lora_free(self._pointers.pop())
+
+    def _load(self, path: str, model: Any, really: bool) -> None:
+        if read_header(path).metadata.get("general.type") != "adapter":
+            raise ModelError(f"{path} is no LoRA adapter; convert one with llama.cpp's convert_lora_to_gguf.py")
+        with counted(really) as allocations:
+            adapter = self._llama.llama_adapter_lora_init(model, os.fsencode(path))
+        if not adapter:
+            why = reason(captured_log()) or "llama.cpp cannot load the adapter"
+            raise ModelError(f"{path}: {_ADAPTER_PREFIX.sub('', why)}")
+        self._pointers.append(adapter)
+        self.rows += (allocations.rows,)
+
+
+_ADAPTER_PREFIX = re.compile(r"^(\w+: )*(failed to apply lora adapter: )?(\w+: )*")
 
 
 def failure(path: str, what: str) -> LlamaCppError:
@@ -741,6 +815,22 @@ class Headers:
     def _forget(self) -> None:
         while self._parsed:
             self._library.fitter.fitter_gguf_close(self._parsed.popitem()[1][1])
+
+
+def read_header(path: str) -> Header:
+    """Header of a file that is loaded beside a model. Raises ``ModelError`` where it is no whole GGUF file."""
+    try:
+        size = os.path.getsize(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    headers = Headers()
+    try:
+        header = headers.read(path)
+    finally:
+        headers.close()
+    if missing := max(0, header.file_bytes - size):
+        raise ModelError(f"{path} is truncated: the last {missing} bytes of its tensors are missing; download it again")
+    return header
 
 
 def _read_header(library: native.Library, gguf: Any) -> Header:

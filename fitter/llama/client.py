@@ -20,11 +20,13 @@ from fitter.llama import process, wire
 from fitter.llama.types import (
     Breakdown,
     DeviceInfo,
+    FlashAttn,
     Header,
     Layout,
     Loaded,
     ModelInfo,
     Params,
+    Row,
     Skeleton,
     VirtualDevice,
     describe,
@@ -146,6 +148,33 @@ class Worker:
     def layout(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> Layout:
         """Size of every weight and cache tensor on a device. Only the context's side of ``params`` matters."""
         return self._ask(Layout, "layout", path=_model(path), params=params)
+
+    def projector(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        device: str | None,
+        flash_attn: FlashAttn = "auto",
+        image_min_tokens: int = -1,
+        image_max_tokens: int = -1,
+    ) -> tuple[Row, ...]:
+        """Memory that the multimodal projector at ``path`` takes, a row per buffer type, and nothing is allocated.
+
+        Weights are model bytes; compute is for the image that libmtmd warms up with, its worst case where the projector
+        does not limit it below that. ``device`` is where llama-server would put it: ``-mmdev``, else the first of
+        ``-dev``; ``None`` is the host. Rows of the host have no device. -1 tokens are the projector's own limit.
+        Raises ``ModelError`` where it is no projector or truncated, ``UsageError`` for an unknown device,
+        ``LibraryError`` where libmtmd is missing or another one.
+        """
+        return self._ask(
+            tuple[Row, ...],
+            "projector",
+            path=os.fspath(path),
+            device=device,
+            flash_attn=flash_attn,
+            image_min_tokens=image_min_tokens,
+            image_max_tokens=image_max_tokens,
+        )
 
     def compute_capabilities(self) -> dict[str, int]:
         """Compute capability (890 for 8.9) of the CUDA devices by name, where the driver tells."""

@@ -131,7 +131,7 @@ def _load() -> Library:
     _make_global(llama_cpp)
     ffi = _declarations()
     library = Library(llama_cpp, ffi, _open(ffi, _LIBFITTER))
-    check_versions(_loaded_versions(library), _built_versions(library))
+    check_versions(_loaded_versions(library), built_versions(library))
     llama_cpp.llama_backend_init()
     return library
 
@@ -145,7 +145,7 @@ def open_backend() -> Any:
     loaded = _loaded_versions(library)
     if api >= 0:
         loaded = Versions(loaded.llama, loaded.ggml, loaded.commit, api)
-    check_versions(loaded, _built_versions(library))
+    check_versions(loaded, built_versions(library))
     return backend
 
 
@@ -245,17 +245,26 @@ def _make_global(llama_cpp: Any) -> None:
     Wheels hold several copies of ggml under different names. Asking the linker which file a symbol of libllama's own
     dependencies came from names the right one; opening it again only changes its scope.
     """
-    dladdr = ctypes.CDLL(None).dladdr
-    dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_DlInfo)]
     for symbol in ("llama_backend_init", "ggml_backend_dev_count", "ggml_backend_buft_name"):
-        info = _DlInfo()
         try:
-            function = getattr(llama_cpp._lib, symbol)
-            if not dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(info)) or not info.dli_fname:
-                raise LibraryError(f"the dynamic linker does not know where {symbol} of libllama is")
-            ctypes.CDLL(os.fsdecode(info.dli_fname), mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_NOW)
+            ctypes.CDLL(_file_of(llama_cpp, symbol), mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_NOW)
         except (AttributeError, OSError) as error:
             raise LibraryError(f"libllama is no llama.cpp that fitter can use: {_one_line(error)}") from error
+
+
+def _file_of(llama_cpp: Any, symbol: str) -> str:
+    dladdr = ctypes.CDLL(None).dladdr
+    dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_DlInfo)]
+    info = _DlInfo()
+    function = getattr(llama_cpp._lib, symbol)
+    if not dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(info)) or not info.dli_fname:
+        raise LibraryError(f"the dynamic linker does not know where {symbol} of libllama is")
+    return os.fsdecode(info.dli_fname)
+
+
+def directory() -> Path:
+    """Where libllama is. Raises ``LibraryError``."""
+    return Path(_file_of(load().llama_cpp, "llama_backend_init")).parent
 
 
 def _declarations() -> Any:
@@ -294,7 +303,8 @@ def _loaded_versions(library: Library) -> Versions:
     )
 
 
-def _built_versions(library: Library) -> Versions:
+def built_versions(library: Library) -> Versions:
+    """What fitter's own libraries were compiled against."""
     built = library.fitter.fitter_versions()
     return Versions(
         library.text(built.llama_version) or "",

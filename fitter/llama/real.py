@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import replace
 from typing import Any
 
 from fitter.errors import LibraryError, LlamaCppError, UsageError
@@ -30,6 +31,7 @@ class RealLoad:
         self._keep = binding.apply(params, model_params, context_params, devices)
         model_params.load_mode = self._llama.LLAMA_LOAD_MODE_NONE
         self._context: Any = None
+        self._adapters: binding.Adapters | None = None
         self._model = self._llama.llama_model_load_from_file(os.fsencode(path), model_params)
         if not self._model:
             raise binding.failure(path, "llama.cpp cannot load the model")
@@ -37,6 +39,9 @@ class RealLoad:
             self._context = self._llama.llama_init_from_model(self._model, context_params)
             if not self._context:
                 raise binding.failure(path, "llama.cpp cannot make a context")
+            if params.lora:
+                self._adapters = binding.Adapters(native.load(), params.lora, self._model, really=True)
+                self._adapters.apply(params.lora, self._context)
             self._compute(path, params)
         except BaseException:
             self.close()
@@ -44,14 +49,18 @@ class RealLoad:
 
     def breakdown(self) -> Breakdown:
         """What llama.cpp counts for it."""
-        return binding.breakdown_of(self._context)
+        found = binding.breakdown_of(self._context)
+        return replace(found, lora=self._adapters.rows) if self._adapters else found
 
     def close(self) -> None:
         """Free the context and the model."""
         context, self._context = self._context, None
         model, self._model = self._model, None
+        adapters, self._adapters = self._adapters, None
         if context:
             self._llama.llama_free(context)
+        if adapters:
+            adapters.free()
         if model:
             self._llama.llama_model_free(model)
 

@@ -31,12 +31,21 @@ class TensorBuftOverride:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """A LoRA adapter, as llama.cpp's ``--lora-scaled`` takes it. One of scale 0 is loaded and not computed with."""
+
+    path: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
 class Params:
     """Parameters of one load, named as in llama.cpp.
 
     ``n_ctx`` 0 is the model's training context. ``n_gpu_layers`` counts the output layer; -1 is all.
     ``tensor_split`` has a proportion per device (``None``: by free memory). ``devices`` are device names in
-    llama.cpp's order; ``None`` is llama.cpp's default choice, ``()`` is no device at all.
+    llama.cpp's order; ``None`` is llama.cpp's default choice, ``()`` is no device at all. ``lora`` are adapters that
+    are loaded after the context and applied to it.
     ``load_mtp`` loads the layers for multi-token prediction, and a context of ``ctx_type`` ``mtp`` runs on them alone.
     ``n_rs_seq`` counts the snapshots of a recurrent state that drafted tokens can be taken back to, ``n_outputs_max``
     the tokens of a batch that have an output (0: all).
@@ -64,6 +73,7 @@ class Params:
     ctx_type: ContextType = "default"
     n_rs_seq: int = 0
     n_outputs_max: int = 0
+    lora: tuple[Lora, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,8 @@ class Breakdown:
     ``devices`` are the names of the model's devices in order. ``n_ctx``: context in tokens that llama.cpp settled on.
     ``flash_attn``: whether flash attention is on after ``auto`` was resolved, ``None`` where llama.cpp did not say.
     ``n_splits``: graph splits of prompt processing and of generation, where llama.cpp said.
+    ``lora``: for each adapter of the parameters what it takes, as model bytes, with no device on the host; that is in
+    none of ``rows``, whose compute is with the adapters.
     """
 
     rows: tuple[Row, ...]
@@ -129,6 +141,7 @@ class Breakdown:
     n_ctx: int
     flash_attn: bool | None = None
     n_splits: tuple[int, int] | None = None
+    lora: tuple[tuple[Row, ...], ...] = ()
 
     def on(self, device: str) -> Row:
         """Sum of all rows of ``device`` (not host rows), as one row."""
@@ -230,6 +243,14 @@ class Header:
     data_offset: int
     version: int
     alignment: int
+
+    @property
+    def file_bytes(self) -> int:
+        """Where the last tensor ends, 0 without any: a shorter file is truncated."""
+        if not self.tensors:
+            return 0
+        padded = sum(-(-tensor.bytes // self.alignment) * self.alignment for tensor in self.tensors[:-1])
+        return self.data_offset + padded + self.tensors[-1].bytes
 
 
 @dataclass(frozen=True)

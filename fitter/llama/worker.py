@@ -19,10 +19,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fitter.errors import FitterError, LibraryError, LlamaCppError
-from fitter.llama import binding, real, wire
+from fitter.llama import binding, projector, real, wire
 from fitter.llama import library as native
 from fitter.llama.ahead import Ahead
-from fitter.llama.types import Breakdown, DeviceInfo, Header, Layout, Loaded, ModelInfo, Params, Skeleton
+from fitter.llama.types import (
+    Breakdown,
+    DeviceInfo,
+    FlashAttn,
+    Header,
+    Layout,
+    Loaded,
+    ModelInfo,
+    Params,
+    Row,
+    Skeleton,
+)
 
 LOG_LINES = 60
 """Lines of llama.cpp's log that an error carries."""
@@ -90,6 +101,12 @@ class Session:
 
     def layout(self, path: str | Skeleton, params: Params) -> Layout:
         return self._open().layout(path, params)
+
+    def projector(
+        self, path: str, device: str | None, flash_attn: FlashAttn, image_min_tokens: int, image_max_tokens: int
+    ) -> tuple[Row, ...]:
+        devices = self._open().devices
+        return projector.measure(path, device, devices, flash_attn, image_min_tokens, image_max_tokens)
 
     def add_rpc_server(self, endpoint: str) -> None:
         real.add_rpc_server(endpoint)

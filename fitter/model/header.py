@@ -127,13 +127,7 @@ def _check_split(files: Sequence[Path], headers: Sequence[Header]) -> None:
 
 def _check_length(file: Path, header: Header) -> None:
     """Raise ``ModelError`` where the file ends before its tensors do."""
-    if not header.tensors:
-        return
-    end = header.data_offset
-    for tensor in header.tensors[:-1]:
-        end += -(-tensor.bytes // header.alignment) * header.alignment
-    end += header.tensors[-1].bytes
-    missing = end - file.stat().st_size
+    missing = header.file_bytes - file.stat().st_size
     if missing > 0:
         raise ModelError(
             f"{show(file)} is truncated: the last {missing} bytes of its tensors are missing; download it again"

@@ -1,0 +1,51 @@
+"""What llama.cpp's libraries allocate, counted while they do it, or in place of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fitter.errors import LlamaCppError
+from fitter.llama import library as native
+from fitter.llama.types import Row
+
+_MAX_ROWS = 1024
+
+
+class Allocations:
+    """``rows`` is what was allocated, by buffer type, complete when ``counted`` has ended. On the host without a device.
+
+    Of what is really allocated it is all, as model bytes; else the most at once, with compute apart.
+    """
+
+    rows: tuple[Row, ...] = ()
+
+
+@contextmanager
+def counted(really: bool = False) -> Iterator[Allocations]:
+    """Count the buffers that ggml's devices are asked for meanwhile.
+
+    Unless ``really``, none is allocated: each is a range of addresses that nothing is written to. What is loaded
+    meanwhile can be freed afterwards. Not for two at once.
+    """
+    library, backend = native.load(), native.open_backend()
+    found = Allocations()
+    if not backend.fitter_allocations_begin(really):
+        raise LlamaCppError("allocations are being counted already")
+    try:
+        yield found
+    finally:
+        backend.fitter_allocations_end()
+        rows = library.ffi.new("fitter_row_t[]", _MAX_ROWS)
+        count = min(backend.fitter_allocations_rows(rows, _MAX_ROWS), _MAX_ROWS)
+        found.rows = tuple(
+            Row(
+                buffer_type=library.text(row.buffer_type) or "",
+                device=library.text(row.device),
+                is_host=bool(row.is_host),
+                model=int(row.model),
+                context=int(row.context),
+                compute=int(row.compute),
+            )
+            for row in rows[0:count]
+        )
