@@ -25,6 +25,12 @@ struct library {
 
 library loaded_library;
 
+// What mtmd_context_params_default returns, where it may return more.
+struct any_params {
+    mtmd_context_params params;
+    char                room[1024];
+};
+
 template <typename Function> bool find(void * handle, const char * name, Function & out) {
     out = reinterpret_cast<Function>(dlsym(handle, name));
     if (out == nullptr) {
@@ -57,7 +63,7 @@ bool fitter_projector_library(void * handle) {
             return false;
         }
         // Passed by value: with another order of its fields it would be read as something else.
-        const mtmd_context_params params = found.params();
+        const mtmd_context_params params = reinterpret_cast<any_params (*)()>(found.params)().params;
         if (params.device != nullptr || params.image_marker != nullptr || params.media_marker != found.marker() ||
             !params.warmup || params.image_min_tokens != -1 || params.image_max_tokens != -1 ||
             params.cb_eval != nullptr || params.cb_eval_user_data != nullptr || params.progress_callback != nullptr) {

@@ -1,4 +1,4 @@
-"""A real projector of a few hundred kilobytes: gemma3's, a SigLIP tower with random weights, every tensor present."""
+"""Real projectors of a few hundred kilobytes: a SigLIP tower with random weights, every tensor present."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from gguf.quants import quantize
 class TinyProjector:
     """Dimensions. ``n_embd_text`` is the embedding length of the model that it belongs to, by default ``TINY_DENSE``'s.
 
-    An image of ``image_size`` pixels a side becomes ``(image_size / patch_size / scale_factor) ** 2`` tokens.
+    An image of ``image_size`` pixels a side becomes ``(image_size / patch_size / scale_factor) ** 2`` tokens for
+    ``gemma3``; ``lfm2`` takes images of 64 to 256 tokens, unless it is told otherwise.
     """
 
+    kind: str = "gemma3"
     n_layer: int = 2
     n_embd: int = 96
     n_head: int = 4
@@ -35,7 +37,7 @@ def write_projector(path: Path, projector: TinyProjector | None = None, seed: in
     writer.add_type("mmproj")
     writer.add_name("tiny projector")
     writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", "gemma3")
+    writer.add_string("clip.projector_type", p.kind)
     writer.add_uint32("clip.vision.image_size", p.image_size)
     writer.add_uint32("clip.vision.patch_size", p.patch_size)
     writer.add_uint32("clip.vision.embedding_length", p.n_embd)
@@ -74,8 +76,12 @@ def write_projector(path: Path, projector: TinyProjector | None = None, seed: in
         linear(f"v.blk.{i}.ffn_up", p.n_ff, p.n_embd)
         linear(f"v.blk.{i}.ffn_down", p.n_embd, p.n_ff)
     norm("v.post_ln")
-    add("mm.input_projection.weight", (p.n_embd, p.n_embd_text), f16)
-    add("mm.soft_emb_norm.weight", (p.n_embd,))
+    if p.kind == "gemma3":
+        add("mm.input_projection.weight", (p.n_embd, p.n_embd_text), f16)
+        add("mm.soft_emb_norm.weight", (p.n_embd,))
+    else:
+        linear("mm.1", p.n_ff, p.n_embd * p.scale_factor**2)
+        linear("mm.2", p.n_embd_text, p.n_ff)
 
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

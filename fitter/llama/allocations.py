@@ -13,7 +13,7 @@ _MAX_ROWS = 1024
 
 
 class Allocations:
-    """``rows`` is what was allocated, by buffer type, complete when ``counted`` has ended. On the host without a device.
+    """``rows`` is what was allocated, by buffer type, once ``counted`` has ended. Those of the host have no device.
 
     Of what is really allocated it is all, as model bytes; else the most at once, with compute apart.
     """

@@ -160,11 +160,11 @@ class Worker:
     ) -> tuple[Row, ...]:
         """Memory that the multimodal projector at ``path`` takes, a row per buffer type, and nothing is allocated.
 
-        Weights are model bytes; compute is for the image that libmtmd warms up with, its worst case where the projector
-        does not limit it below that. ``device`` is where llama-server would put it: ``-mmdev``, else the first of
-        ``-dev``; ``None`` is the host. Rows of the host have no device. -1 tokens are the projector's own limit.
-        Raises ``ModelError`` where it is no projector or truncated, ``UsageError`` for an unknown device,
-        ``LibraryError`` where libmtmd is missing or another one.
+        Weights are model bytes. Compute is for the image that libmtmd warms up with: the largest for a projector of
+        one size, less than that for some others, and one at a time. -1 tokens are the projector's own limit. ``device``
+        is where llama-server would put it: ``-mmdev``, else the first of ``-dev``; ``None`` is the host, whose rows
+        have no device. Raises ``ModelError`` where it is no projector or truncated, ``UsageError`` for an unknown
+        device, ``LibraryError`` where libmtmd is missing or another one.
         """
         return self._ask(
             tuple[Row, ...],
