@@ -23,6 +23,7 @@ from fitter.llama.types import (
     SplitMode,
     VirtualDevice,
 )
+from fitter.llama.virtual import is_surely_spilled
 from fitter.machine import calibrated, catalogue
 from fitter.machine.devices import Machine, real_machine, virtual_machine
 from fitter.machine.gpu import parse_gpus, parse_size, parse_twin
@@ -236,8 +237,8 @@ def fit(
         second = stack.enter_context(Worker(virtual, timeout=timeout, on_log=on_log)) if is_shared else None
         beside = _Beside(second, model_files(model)) if second else None
         is_free = not overrides and n_gpu_layers is None and devices is None and split_mode == "layer" and not mtp
-        if beside and is_free and len(virtual) == 1:
-            beside.load(virtual[0])
+        if beside and is_free:
+            beside.load(virtual)
         # the header that was read last is at hand for its skeleton
         draft = open_draft(asked, worker)
         opened = open_model(model, worker.header)
@@ -314,6 +315,9 @@ class _Beside:
         self._worker = worker
         self._path = str(files[0])
         self._bytes = sum(file.stat().st_size for file in files)
+        self._devices: tuple[str, ...] = ()
+        self._n_layers = 0
+        self._is_held = False
         self.loading: Params | None = None
 
     @property
@@ -324,13 +328,35 @@ class _Beside:
     def dummy_loads(self) -> int:
         return self._worker.dummy_loads
 
-    def load(self, device: VirtualDevice) -> None:
-        """Begin to load the model with all layers on ``device``, if it may well fit: most that do are fitted so."""
-        if self._bytes <= device.free:
-            self.loading = Params(devices=(device.name,))
+    def load(self, devices: Sequence[VirtualDevice]) -> None:
+        """Begin to load the model before anything is known of it but its size.
+
+        Where that is too much for ``devices``, with the placement left open; else with all layers on the only one.
+        """
+        if is_surely_spilled(self._bytes, devices):
+            self._devices = tuple(device.name for device in devices)
+            self._is_held = True
+            self._worker.begin_holding(self._path)
+        elif len(devices) == 1 and self._bytes <= devices[0].free:
+            self.loading = Params(devices=(devices[0].name,))
             self._worker.begin_loading(self._path, self.loading)
 
+    def know(self, n_layer: int) -> None:
+        """Be told how many layers the model has."""
+        self._n_layers = n_layer + 1
+        if self.loading:
+            self.loading = replace(self.loading, n_gpu_layers=n_layer + 1)
+
+    def awaits(self, params: Params) -> bool:
+        return (
+            self._is_held
+            and sorted(params.devices or ()) == sorted(self._devices)
+            and params.n_gpu_layers >= self._n_layers
+            and bool(params.tensor_buft_overrides)
+        )
+
     def begin(self, params: Params) -> None:
+        self._is_held = False
         self._worker.begin_measure(self._path, params)
 
     def finish(self) -> Breakdown:
@@ -343,8 +369,8 @@ def _llama(
     """The ways to ask llama.cpp about ``model``."""
     path = str(model.path)
     copy = Skeleton(tuple(map(str, model.files)))
-    if beside and beside.loading:
-        beside.loading = replace(beside.loading, n_gpu_layers=model.n_layer + 1)
+    if beside:
+        beside.know(model.n_layer)
 
     def shared_loads() -> int:
         return drafts.loads if drafts else 0
