@@ -144,6 +144,12 @@ def fit(
     type_v_draft: str | None = None,
     mtp: bool = False,
     draft_max: int | None = None,
+    mmproj: Path | None = None,
+    mmproj_device: str | None = None,
+    image_min_tokens: int | None = None,
+    image_max_tokens: int | None = None,
+    lora: Path | Sequence[Path] = (),
+    lora_scaled: str | Sequence[str] = (),
     allow: Collection[str] = (),
     prompt: int | None = None,
     generate: int | None = None,
@@ -169,8 +175,10 @@ def fit(
     model, which follows the context; it goes to the device with which the plan is the best one, unless
     ``devices_draft`` (``none`` for the host) and ``n_gpu_layers_draft`` say otherwise. With ``mtp`` the model's own
     layers for multi-token prediction draft, ``draft_max`` tokens at a time. ``type_k_draft`` and ``type_v_draft`` are
-    the types of either's KV cache. ``reserve`` keeps memory for anything else: bytes, or ``2GiB``, by the name of a
-    device or ``host``.
+    the types of either's KV cache. ``mmproj`` is a multimodal projector, on a device that is chosen likewise unless
+    ``mmproj_device`` names it, for images of ``image_min_tokens`` to ``image_max_tokens``. ``lora`` are adapters, and
+    ``lora_scaled`` some as ``FILE:SCALE``. ``reserve`` keeps memory for anything else: bytes, or ``2GiB``, by the name
+    of a device or ``host``.
 
     ``allow`` names what may be given up to fit, or to be 2 % faster: ``ubatch`` (a smaller ``n_ubatch``), ``kv-q8_0``
     and ``kv-q4_0`` (a KV cache of that type, with flash attention), ``no-op-offload``, ``context`` (less than
@@ -197,7 +205,22 @@ def fit(
     check_choices(objective, strategy)
     check_pins(n_gpu_layers, tensor_split)
     allowed = levers(allow)
-    asked = Asked(reserve, model_draft, devices_draft, n_gpu_layers_draft, type_k_draft, type_v_draft, mtp, draft_max)
+    asked = Asked(
+        reserve=reserve,
+        model_draft=model_draft,
+        devices_draft=devices_draft,
+        n_gpu_layers_draft=n_gpu_layers_draft,
+        type_k_draft=type_k_draft,
+        type_v_draft=type_v_draft,
+        mtp=mtp,
+        draft_max=draft_max,
+        mmproj=mmproj,
+        mmproj_device=mmproj_device,
+        image_min_tokens=image_min_tokens,
+        image_max_tokens=image_max_tokens,
+        lora=lora,
+        lora_scaled=lora_scaled,
+    )
     asked.check()
     given = params_of(
         None,
@@ -219,7 +242,7 @@ def fit(
         op_offload=Params.op_offload if op_offload is None else op_offload,
         swa_full=swa_full,
     )
-    given = replace(given, load_mtp=mtp, n_rs_seq=asked.n_rs_seq)
+    given = replace(given, load_mtp=mtp, n_rs_seq=asked.n_rs_seq, lora=asked.adapters)
     overrides = given.tensor_buft_overrides
     host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
     # both take longer to parse than there is time for once the model is known
@@ -291,7 +314,7 @@ def fit(
             model_bytes=opened.bytes,
             pinned=_pinned(worker, opened, overrides, limits),
             facts=facts_of(opened),
-            speeds=_speeds(virtual, machine.devices if draft else chosen),
+            speeds=_speeds(virtual, machine.devices if draft or mmproj else chosen),
             host_speed=host_speed or _host_speed(bool(gpus)),
             workload=workload,
             objective=objective,
@@ -300,7 +323,18 @@ def fit(
         )
         drafts = Drafts(worker, draft) if draft else None
         llama = _llama(worker, beside, opened, skeleton, drafts)
-        shared = choices(asked, opened, draft, drafts, machine.devices, machine.host_total, limits, request.speeds)
+        shared = choices(
+            asked,
+            worker,
+            opened,
+            draft,
+            drafts,
+            flash_attn,
+            machine.devices,
+            machine.host_total,
+            limits,
+            request.speeds,
+        )
         report = on_progress or (lambda _: None)
         data = planning.fit(request, _summary(opened), llama, report, bool(gpus), shared, others)
         for each in filter(None, (worker, second)):

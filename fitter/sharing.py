@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fitter.errors import ModelError, UsageError
 from fitter.llama.client import Worker
-from fitter.llama.types import Breakdown, DeviceInfo, Params
+from fitter.llama.types import Breakdown, DeviceInfo, FlashAttn, Lora, Params, Row
 from fitter.machine.speed import DeviceSpeed
 from fitter.model.header import Model, open_model
 from fitter.model.source import show
@@ -17,9 +19,10 @@ from fitter.planning.shared import (
     DRAFT_MAX,
     Draft,
     Mtp,
+    Projector,
     Shared,
-    draft_places,
     parse_reserve,
+    places,
     remembered,
     reservation,
 )
@@ -40,6 +43,12 @@ class Asked:
     type_v_draft: str | None = None
     mtp: bool = False
     draft_max: int | None = None
+    mmproj: str | os.PathLike[str] | None = None
+    mmproj_device: str | None = None
+    image_min_tokens: int | None = None
+    image_max_tokens: int | None = None
+    lora: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] = ()
+    lora_scaled: Sequence[str] | str = ()
 
     def check(self) -> None:
         """Raise ``UsageError`` for what makes no sense whatever the model and the machine."""
@@ -58,6 +67,14 @@ class Asked:
             raise UsageError("--spec-draft-n-max changes the memory with --mtp only: leave it out")
         if self.draft_max is not None and self.draft_max < 1:
             raise UsageError(f"--spec-draft-n-max is {self.draft_max}: it must be 1 or more")
+        images = (("--image-min-tokens", self.image_min_tokens), ("--image-max-tokens", self.image_max_tokens))
+        for option, value in (("-mmdev", self.mmproj_device), *images):
+            if value is not None and self.mmproj is None:
+                raise UsageError(f"{option} is about a projector: name one with --mmproj, or leave it out")
+        for option, tokens in images:
+            if tokens is not None and tokens < 1:
+                raise UsageError(f"{option} is {tokens}: it must be 1 or more")
+        _ = self.adapters
 
     @property
     def n_rs_seq(self) -> int:
@@ -67,7 +84,28 @@ class Asked:
     @property
     def names(self) -> tuple[str, ...]:
         """Devices that are named for something else than the model."""
-        return _devices(self.devices_draft) or ()
+        of_projector = _devices(None if self.mmproj_device is None else (self.mmproj_device,)) or ()
+        return tuple(dict.fromkeys((*(_devices(self.devices_draft) or ()), *of_projector)))
+
+    @property
+    def adapters(self) -> tuple[Lora, ...]:
+        """The LoRA adapters. Raises ``UsageError`` for what ``--lora`` and ``--lora-scaled`` cannot say."""
+        plain = (self.lora,) if isinstance(self.lora, (str, os.PathLike)) else self.lora
+        scaled = (self.lora_scaled,) if isinstance(self.lora_scaled, str) else self.lora_scaled
+        found = [Lora(os.fspath(path)) for path in plain]
+        for text in scaled:
+            path, _, scale = text.rpartition(":")
+            try:
+                found.append(Lora(path, float(scale)))
+            except ValueError:
+                path = ""
+            if not path or not math.isfinite(found[-1].scale):
+                raise UsageError(f"'{text}' is no scaled adapter: write FILE:SCALE, such as style.gguf:0.5")
+        for lora in found:
+            for char in ",:" if lora.scale != 1 else ",":
+                if char in lora.path:
+                    raise UsageError(f"the adapter '{lora.path}' has '{char}' in its name, where llama.cpp cuts it")
+        return tuple(found)
 
 
 class Drafts:
@@ -111,32 +149,68 @@ def check_mtp(asked: Asked, model: Model) -> None:
 
 def choices(
     asked: Asked,
+    worker: Worker,
     model: Model,
     draft: Model | None,
     drafts: Drafts | None,
+    flash_attn: FlashAttn,
     machine: Sequence[DeviceInfo],
     host_total: int | None,
     limits: Sequence[DeviceLimit],
     speeds: Mapping[str, DeviceSpeed],
 ) -> tuple[Shared, ...]:
-    """What shares the memory, once for each place that a draft model may have; nothing where nothing does."""
-    fixed = reservation(parse_reserve(asked.reserve), machine, host_total)
+    """What shares the memory, once for each choice of places; nothing where nothing but LoRA adapters does."""
+    reserved = reservation(parse_reserve(asked.reserve), machine, host_total)
     type_k, type_v = asked.type_k_draft or Params.type_k, asked.type_v_draft or Params.type_v
-    if draft is None or drafts is None:
-        mtp = Mtp(model.path.name, type_k, type_v, asked.n_rs_seq) if asked.mtp else None
-        return (Shared(fixed, mtp=mtp),) if fixed or mtp else ()
-    named = _devices(asked.devices_draft)
-    places = draft_places(limits, speeds) if named is None else (named,)
+    mtp = Mtp(model.path.name, type_k, type_v, asked.n_rs_seq) if asked.mtp else None
+    named_draft = _devices(asked.devices_draft)
+    named_projector = None if asked.mmproj_device is None else _devices((asked.mmproj_device,))
+    is_draft_free, is_projector_free = draft is not None and named_draft is None, False
+    projector = None
+    if asked.mmproj is not None:
+        is_projector_free = named_projector is None
+        projector = _projector(asked, worker, flash_attn)
+    free = places(limits, speeds, 2 if is_draft_free and is_projector_free else 4)
+    found = []
+    for at in [*((name,) for name in free), ()] if is_draft_free else [named_draft or ()]:
+        for on in [*free, None] if is_projector_free else [(named_projector or (None,))[0]]:
+            found.append(
+                Shared(
+                    reserved,
+                    _draft(asked, str(draft.path), at, type_k, type_v, drafts) if draft and drafts else None,
+                    projector(on) if projector else None,
+                    mtp,
+                    is_last_resort=(is_draft_free and not at) or (is_projector_free and on is None),
+                )
+            )
+    return tuple(found) if reserved or draft or projector or mtp else ()
 
-    def n_gpu_layers(place: tuple[str, ...]) -> int:
-        if asked.n_gpu_layers_draft is not None:
-            return asked.n_gpu_layers_draft
-        return -1 if place else 0
 
-    return tuple(
-        Shared(fixed, Draft(str(draft.path), place, n_gpu_layers(place), type_k, type_v, drafts.measure))
-        for place in places
-    )
+def _draft(asked: Asked, path: str, at: tuple[str, ...], type_k: str, type_v: str, drafts: Drafts) -> Draft:
+    layers = asked.n_gpu_layers_draft
+    if layers is None:
+        layers = -1 if at else 0
+    return Draft(path, at, layers, type_k, type_v, drafts.measure)
+
+
+def _projector(asked: Asked, worker: Worker, flash_attn: FlashAttn) -> Callable[[str | None], Projector]:
+    """The projector in the place that is asked for."""
+    path = os.fspath(asked.mmproj or "")
+    least, most = asked.image_min_tokens, asked.image_max_tokens
+    words = [] if least is None else ["--image-min-tokens", str(least)]
+    words += [] if most is None else ["--image-max-tokens", str(most)]
+
+    @functools.cache
+    def measure(device: str | None) -> tuple[Row, ...]:
+        return worker.projector(
+            path,
+            device=device,
+            flash_attn=flash_attn,
+            image_min_tokens=-1 if least is None else least,
+            image_max_tokens=-1 if most is None else most,
+        )
+
+    return lambda device: Projector(path, device, tuple(words), measure)
 
 
 def _devices(names: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -31,7 +31,7 @@ _KINDS = {
     "lora": "LoRA adapter",
     "reserve": "reserved",
 }
-_FOR_WHOM = "their arguments are for llama-server and llama-cli; llama-fit-params knows none of a draft model's"
+_FOR_SERVER = ("draft", "mtp", "projector")
 
 
 def print_to(stream: IO[str], renderable: RenderableType) -> None:
@@ -52,8 +52,8 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
         parts.append(rows_table(plan.breakdown.rows))
     if plan.shared:
         lines = [_shared(shared) for shared in plan.shared]
-        if any(shared.arguments for shared in plan.shared):
-            lines.append(_FOR_WHOM)
+        if any(shared.kind in _FOR_SERVER for shared in plan.shared):
+            lines.append("the arguments for this are for llama-server and llama-cli, which are the ones to know them")
         parts.append(Text("\n".join(lines), overflow="fold"))
     if plan.virtual and plan.host.free is None:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"

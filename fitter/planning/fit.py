@@ -174,8 +174,8 @@ class _Fit:
 
     def _choice(self, shared: Shared) -> _Choice:
         request = self._request
-        if shared.draft is not None:
-            self._say(f"the draft model on {', '.join(shared.draft.devices) or 'the host'}")
+        if shared.places:
+            self._say(", ".join(f"{what} on {place}" for what, place in shared.places))
         known = shared.known(request)
         seconds = draft_seconds(known, request.speeds, request.host_speed, request.workload.generate)
         return _Choice(shared, known, lowered(request, known, self._others), seconds)
@@ -210,7 +210,7 @@ class _Fit:
         return improve(first, attempt, lambda found: on_candidate(found.trial.params))
 
     def _uses(self, choice: _Choice, params: Params, own: Breakdown, measure: Measure) -> tuple[SharedUse, ...]:
-        return choice.shared.uses(replace(params, n_ctx=own.n_ctx), measure)
+        return choice.shared.uses(params, own, measure)
 
     def _search(self, request: Request, choice: _Choice, loads: Loads, on_candidate: OnCandidate) -> Found:
         layouts: list[Layout] = []
@@ -309,11 +309,10 @@ def _joined(choice: _Choice, own: Breakdown, uses: Sequence[SharedUse]) -> Break
 
 
 def _between(ranked: Sequence[tuple[Found, _Choice]]) -> tuple[Choice, ...]:
-    """What is said of the choice of the draft model's place, where its time is estimated."""
+    """What is said of the choice of places for what shares the memory, where its time is estimated."""
 
     def place(choice: _Choice) -> str:
-        draft = choice.shared.draft
-        return ", ".join(draft.devices) if draft is not None and draft.devices else "the host"
+        return ", ".join(dict.fromkeys(place for _, place in choice.shared.places))
 
     def seconds(found: Found, choice: _Choice) -> float | None:
         return None if found.seconds is None else found.seconds + choice.seconds
@@ -321,7 +320,9 @@ def _between(ranked: Sequence[tuple[Found, _Choice]]) -> tuple[Choice, ...]:
     times = [seconds(*pair) for pair in ranked[:2]]
     if len(times) < 2 or times[0] is None:
         return ()
-    return (Choice("where the draft model is", place(ranked[0][1]), times[0], place(ranked[1][1]), times[1]),)
+    what = " and ".join(what for what, _ in ranked[0][1].shared.places)
+    subject = f"where {what} {'are' if ' and ' in what else 'is'}"
+    return (Choice(subject, place(ranked[0][1]), times[0], place(ranked[1][1]), times[1]),)
 
 
 def _attempt(params: Params, request: Request) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fitter.errors import UsageError
-from fitter.llama.types import Breakdown, DeviceInfo, Params, Row
+from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row
 from fitter.machine.gpu import parse_size
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.plan import SharedUse
@@ -23,7 +23,6 @@ DRAFT_MAX = 3
 """``--spec-draft-n-max`` of llama.cpp: tokens drafted at a time."""
 
 _DEFAULT_TYPE = Params().type_k
-_MAX_PLACES = 4
 
 
 def by_device(breakdown: Breakdown) -> tuple[Row, ...]:
@@ -160,6 +159,7 @@ class Mtp:
         """What llama-server makes of the parameters of the model's first context for the second one."""
         return replace(
             main,
+            lora=(),
             ctx_type="mtp",
             type_k=self.type_k,
             type_v=self.type_v,
@@ -176,27 +176,56 @@ class Mtp:
 
 
 @dataclass(frozen=True)
-class Shared:
-    """Everything that shares the memory, with the draft model in one place.
+class Projector:
+    """A multimodal projector at ``path`` on a ``device``, or on the host (``None``).
 
-    ``fixed`` is known before anything is placed.
+    ``options`` are further arguments that it was measured with, ``measure`` says what it takes there.
     """
 
-    fixed: tuple[SharedUse, ...] = ()
+    path: str
+    device: str | None
+    options: tuple[str, ...]
+    measure: Callable[[str | None], Sequence[Row]] = field(compare=False)
+
+    def use(self) -> SharedUse:
+        """What it takes."""
+        words = ("--mmproj", self.path, "-mmdev", self.device or "none", *self.options)
+        return SharedUse("projector", self.path, _by_place(self.measure(self.device)), words)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Everything that shares the memory, each thing in one place.
+
+    ``reserved`` is for what llama.cpp knows nothing of. With ``is_last_resort`` something is on the host that would be
+    slow there, for where it has room on no device. LoRA adapters are among the parameters of the model.
+    """
+
+    reserved: tuple[SharedUse, ...] = ()
     draft: Draft | None = None
+    projector: Projector | None = None
     mtp: Mtp | None = None
+    is_last_resort: bool = False
 
     @property
-    def is_last_resort(self) -> bool:
-        """Whether the draft model is on the host, where it is slow: for where it has room on no device."""
-        return self.draft is not None and not self.draft.devices
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """What has a place of its own, each with that place."""
+        found = []
+        if self.draft is not None:
+            found.append(("the draft model", ", ".join(self.draft.devices) or "the host"))
+        if self.projector is not None:
+            found.append(("the projector", self.projector.device or "the host"))
+        return tuple(found)
 
-    def uses(self, params: Params, measure: Measure) -> tuple[SharedUse, ...]:
-        """What all of it takes beside the model with ``params``, whose ``n_ctx`` is what llama.cpp made of it.
+    def uses(self, params: Params, own: Breakdown, measure: Measure) -> tuple[SharedUse, ...]:
+        """What all of it takes beside the model with ``params``, for which llama.cpp measured ``own``.
 
         ``measure`` asks about the model itself. Raises what measuring raises.
         """
-        found = [*self.fixed]
+        params = replace(params, n_ctx=own.n_ctx)
+        found = [*self._fixed()]
+        for lora, taken_by in zip(params.lora, own.lora, strict=True):
+            found.append(SharedUse("lora", lora.path, _by_place(taken_by), _lora_arguments(lora)))
         if self.draft is not None:
             rows = by_device(self.draft.measure(self.draft.params(params)))
             found.append(SharedUse("draft", self.draft.path, rows, self.draft.arguments(params)))
@@ -209,12 +238,16 @@ class Shared:
 
     def known(self, request: Request) -> tuple[SharedUse, ...]:
         """What is known of it before anything is placed: at the smallest context of ``request``."""
-        found = [*self.fixed]
+        found = [*self._fixed()]
         if self.draft is not None:
             n_ctx = request.params.n_ctx if "n_ctx" in request.fixed else request.n_ctx_min
             rows = by_device(self.draft.measure(self.draft.params(replace(request.params, n_ctx=n_ctx))))
             found.append(SharedUse("draft", self.draft.path, rows))
         return tuple(found)
+
+    def _fixed(self) -> tuple[SharedUse, ...]:
+        """What follows neither the context nor the placement."""
+        return (*self.reserved, *([self.projector.use()] if self.projector is not None else []))
 
 
 def lowered(request: Request, known: Sequence[SharedUse], others: Sequence[DeviceLimit]) -> Request:
@@ -277,8 +310,8 @@ def draft_seconds(
     return seconds * tokens
 
 
-def draft_places(devices: Sequence[DeviceLimit], speeds: Mapping[str, DeviceSpeed]) -> tuple[tuple[str, ...], ...]:
-    """Where a draft model may go: on one device with all its layers, the fastest first, and the host last.
+def places(devices: Sequence[DeviceLimit], speeds: Mapping[str, DeviceSpeed], n_max: int) -> tuple[str, ...]:
+    """Devices that something may go to whole: at most ``n_max``, the fastest first.
 
     Of devices of a kind the first and the last are tried: the first has the buffers for weights that are streamed in.
     """
@@ -287,7 +320,7 @@ def draft_places(devices: Sequence[DeviceLimit], speeds: Mapping[str, DeviceSpee
         kinds.setdefault((device.description, device.total, device.margin), []).append(device)
     chosen = [each for kind in kinds.values() for each in dict.fromkeys((kind[0], kind[-1]))]
     chosen.sort(key=lambda device: -speeds[device.name].bandwidth if device.name in speeds else 0.0)
-    return (*((device.name,) for device in chosen[:_MAX_PLACES]), ())
+    return tuple(device.name for device in chosen[:n_max])
 
 
 def _less(device: DeviceLimit, size: int) -> DeviceLimit:
@@ -301,6 +334,22 @@ def _less(device: DeviceLimit, size: int) -> DeviceLimit:
 def _split(main: Params) -> tuple[float, ...] | None:
     """The tensor split that the arguments of the main model have."""
     return main.tensor_split if len(main.devices or ()) > 1 else None
+
+
+def _by_place(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """A row for each device, and one for the host."""
+    found: dict[str | None, Row] = {}
+    for row in rows:
+        place = None if row.is_host else row.device
+        old = found.get(place, Row(place or "Host", place, place is None, 0, 0, 0))
+        found[place] = replace(
+            old, model=old.model + row.model, context=old.context + row.context, compute=old.compute + row.compute
+        )
+    return tuple(found.values())
+
+
+def _lora_arguments(lora: Lora) -> tuple[str, ...]:
+    return ("--lora", lora.path) if lora.scale == 1 else ("--lora-scaled", f"{lora.path}:{lora.scale:.9g}")
 
 
 def _cache_types(type_k: str, type_v: str) -> list[str]:

@@ -19,6 +19,8 @@ from fitter.machine.gpu import parse_gpus
 from tests import shapes, upstream
 from tests.shapes import F32, Q4_K, Shape, Tensor
 from tests.tiny import TINY_DENSE, write_tiny
+from tests.tiny_lora import write_lora
+from tests.tiny_projector import TinyProjector, write_projector
 
 GPUS = ("1GiB", "1GiB")
 MIB = 1024 * 1024
@@ -267,6 +269,129 @@ def test_prediction_layers_take_what_their_context_takes(mtp_model: Path, slots:
     assert plan.search.shared_loads == 0
 
 
+# --- projectors and adapters
+
+
+@pytest.fixture(scope="module")
+def projector(directory: Path) -> Path:
+    return write_projector(directory / "mmproj.gguf")
+
+
+@pytest.fixture(scope="module")
+def adapters(directory: Path, main_model: Path) -> tuple[Path, Path]:
+    return (
+        write_lora(directory / "first.gguf", main_model),
+        write_lora(directory / "second.gguf", main_model, rank=64),
+    )
+
+
+@pytest.mark.parametrize("place", ["CUDA0", "CUDA1", "none"])
+def test_a_projector_adds_what_libmtmd_says(main_model: Path, projector: Path, place: str) -> None:
+    pins: dict[str, Any] = {"n_ctx": 4096, "tensor_split": (2, 3)}
+    without = fit(main_model, **pins)
+    plan = fit(main_model, mmproj=projector, mmproj_device=place, **pins)
+    with Worker(parse_gpus(GPUS)) as worker:
+        rows = worker.projector(projector, device=None if place == "none" else place)
+    said = {"CUDA0": 0, "CUDA1": 0, "host": 0}
+    for row in rows:
+        said[row.device or "host"] += row.used
+    assert more(plan, without) == said and any(said.values())
+    assert plan.breakdown == without.breakdown
+    assert f"--mmproj {projector} -mmdev {place} -fit off" in " ".join(plan.arguments())
+
+
+def test_limits_of_images_reach_the_plan(main_model: Path, directory: Path) -> None:
+    dynamic = write_projector(directory / "dynamic.gguf", TinyProjector("lfm2", scale_factor=2))
+    sizes = []
+    for most in (None, 1024):
+        plan = fit(main_model, n_ctx=4096, mmproj=dynamic, image_max_tokens=most)
+        sizes.append(plan.devices[0].shared)
+        assert ("--image-max-tokens 1024" in " ".join(plan.arguments())) == (most is not None)
+    assert 0 < sizes[0] < sizes[1]
+
+
+def test_adapters_add_what_they_take_where_the_layers_are(main_model: Path, adapters: tuple[Path, Path]) -> None:
+    first, second = adapters
+    pins: dict[str, Any] = {"n_ctx": 4096, "tensor_split": (2, 3)}
+    without = fit(main_model, **pins)
+    plan = fit(main_model, lora=[first], lora_scaled=f"{second}:0.5", **pins)
+    with Worker(parse_gpus(GPUS)) as worker:
+        alone = worker.measure(main_model, plan.params)
+    assert [use.name for use in plan.shared] == [str(first), str(second)] == [lora.path for lora in plan.params.lora]
+    for use, rows in zip(plan.shared, alone.lora, strict=True):
+        for name in ("CUDA0", "CUDA1"):
+            assert use.on(name) == sum(row.used for row in rows if row.device == name) > 0
+    assert plan.breakdown == alone
+    for device, before in zip(plan.devices, without.devices, strict=True):
+        assert (device.model, device.context) == (before.model, before.context)
+        assert device.used == device.model + device.context + device.compute + device.shared
+    assert f"--lora {first} --lora-scaled {second}:0.5" in " ".join(plan.arguments())
+    twice = fit(main_model, lora=adapters, **pins)
+    assert f"--lora {first},{second} -fit off" in " ".join(twice.arguments())
+
+
+def test_everything_at_once_is_the_sum(
+    main_model: Path, draft: Path, projector: Path, adapters: tuple[Path, Path]
+) -> None:
+    pins: dict[str, Any] = {"n_ctx": 4096, "tensor_split": (2, 3)}
+    things: list[dict[str, Any]] = [
+        {"model_draft": draft, "devices_draft": ["CUDA1"]},
+        {"mmproj": projector, "mmproj_device": "CUDA1"},
+        {"lora": adapters},
+        {"reserve": {"CUDA0": 7 * MIB, "host": 5 * MIB}},
+    ]
+    plan = fit(main_model, **{name: value for thing in things for name, value in thing.items()}, **pins)
+    alone = [fit(main_model, **thing, **pins) for thing in things]
+    assert sorted(use.kind for use in plan.shared) == ["draft", "lora", "lora", "projector", "reserve"]
+    for d in range(2):
+        assert plan.devices[d].shared == sum(each.devices[d].shared for each in alone)
+    assert plan.host.shared == sum(each.host.shared for each in alone)
+    assert [device.shared for device in plan.devices] == [
+        sum(use.on(device.name) for use in plan.shared) for device in plan.devices
+    ]
+
+
+@pytest.mark.parametrize("thing", ["draft", "projector"])
+def test_a_plan_is_the_one_of_a_device_with_that_much_less(
+    large: Path, draft: Path, projector: Path, thing: str
+) -> None:
+    cards = ("4GiB", "1GiB")
+    given: dict[str, dict[str, Any]] = {
+        "draft": {"model_draft": draft, "devices_draft": ["CUDA0"]},
+        "projector": {"mmproj": projector, "mmproj_device": "CUDA0"},
+    }
+    plan = fit(large, cards, n_ctx=8192, **given[thing])
+    first, second = parse_gpus(cards)
+    less = dataclasses.replace(first, free=first.free - plan.devices[0].shared)
+    other = fitter.fit(large, gpus=(less, second), n_ctx=8192, margin=0, host_bandwidth="60GB/s")
+    assert (plan.params, plan.breakdown) == (other.params, other.breakdown)
+    assert [device.left for device in plan.devices] == [device.left for device in other.devices]
+    assert plan.params.tensor_buft_overrides, "the model does not fit, so that every byte counts"
+
+
+def test_a_projector_goes_where_the_model_leaves_room(large: Path, directory: Path) -> None:
+    """The draft model and the projector each have their place chosen; the host is for where no device has room."""
+    wide = TinyProjector(n_embd=1024, n_ff=4096, n_layer=12, n_head=16)
+    projector = write_projector(directory / "wide.gguf", wide)
+    whole = fit(large, ["rtx-4090"], n_ctx=8192)
+    free = whole.devices[0].used + 8 * MIB
+    plan = fit(large, [f"rtx-4090:free={free // MIB}MiB", "gtx-1060-6gb"], n_ctx=8192, mmproj=projector)
+    assert [use.on("CUDA1") > 0 for use in plan.shared] == [True]
+    assert plan.breakdown == whole.breakdown
+    tight = fit(large, [f"rtx-4090:free={free // MIB}MiB"], n_ctx=8192, mmproj=projector, mmproj_device="none")
+    assert tight.breakdown == whole.breakdown and tight.shared[0].on(None) == tight.host.shared > 0
+
+
+def test_an_adapter_of_the_plan_is_no_surprise_for_llama(main_model: Path, adapters: tuple[Path, Path]) -> None:
+    first, second = adapters
+    plan = fitter.fit(main_model, devices=["none"], n_ctx=512, lora=first, host_margin=0)
+    llm = plan.load(lora_path=str(first), verbose=False)
+    assert llm.n_ctx() == 512
+    llm.close()
+    with pytest.raises(errors.UsageError, match="memory that the plan does not count"):
+        plan.load(lora_path=str(second), verbose=False)
+
+
 # --- reserved memory
 
 
@@ -320,11 +445,22 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "two drafts": (["-md", "{draft}", "--mtp"], "leave one of them out"),
     "unknown draft device": (["-md", "{draft}", "-devd", "CUDA3"], "unknown device 'CUDA3'"),
     "n-max for nothing": (["--spec-draft-n-max", "2"], "with --mtp only"),
+    "a device for no projector": (["-mmdev", "CUDA0"], "name one with --mmproj"),
+    "images for no projector": (["--image-max-tokens", "9"], "name one with --mmproj"),
+    "unknown projector device": (["--mmproj", "{projector}", "-mmdev", "CUDA5"], "unknown device 'CUDA5'"),
+    "no scale": (["--lora-scaled", "a.gguf"], "'a.gguf' is no scaled adapter"),
+    "a scale that is none": (["--lora-scaled", "a.gguf:nan"], "'a.gguf:nan' is no scaled adapter"),
+    "a colon in the name": (["--lora-scaled", "C:a.gguf:2"], "where llama.cpp cuts it"),
 }
 UNREADABLE: dict[str, tuple[list[str], str]] = {
     "no file": (["-md", "nowhere.gguf"], "nowhere.gguf"),
     "no model": (["-md", "{text}"], "notes.txt"),
     "no prediction layers": (["--mtp"], "has no layers for multi-token prediction"),
+    "no projector": (["--mmproj", "{draft}"], "is no multimodal projector"),
+    "no projector there": (["--mmproj", "nowhere.gguf"], "nowhere.gguf"),
+    "no adapter": (["--lora", "{draft}"], "is no LoRA adapter"),
+    "no adapter there": (["--lora", "nowhere.gguf"], "nowhere.gguf"),
+    "a projector to draft": (["-md", "{projector}"], "is a multimodal projector"),
     "a head of its own kind": (["-md", "{head}"], "drafts with the model's own context"),
 }
 
@@ -337,6 +473,7 @@ UNREADABLE: dict[str, tuple[list[str], str]] = {
 def test_what_makes_no_sense_is_one_line(
     main_model: Path,
     draft: Path,
+    projector: Path,
     directory: Path,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
@@ -348,7 +485,7 @@ def test_what_makes_no_sense_is_one_line(
     if not head.exists():
         shape = dataclasses.replace(shapes.SHAPES["llama-3.1-8b"], architecture="eagle3")
         shapes.write_shape(shape, head, vocab=False)
-    filled = [word.format(draft=draft, text=text, head=head) for word in words]
+    filled = [word.format(draft=draft, text=text, head=head, projector=projector) for word in words]
     assert main([str(main_model), "--gpu", "1GiB", *filled]) == status
     out, err = capsys.readouterr()
     assert out == "" and message in err and err.count("\n") == 1

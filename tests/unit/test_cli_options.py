@@ -88,6 +88,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
             {"model_draft": "d", "type_k_draft": "q8_0", "type_v_draft": "q4_0"},
         ),
         ("--mtp --spec-draft-n-max 5", {"mtp": True, "draft_max": 5}),
+        (
+            "--mmproj p.gguf -mmdev CUDA1 --image-min-tokens 64 --image-max-tokens 256",
+            {"mmproj": "p.gguf", "mmproj_device": "CUDA1", "image_min_tokens": 64, "image_max_tokens": 256},
+        ),
+        ("-mm p.gguf --mmproj-device none", {"mmproj": "p.gguf", "mmproj_device": "none"}),
+        ("--lora a,b --lora c --lora-scaled d:0.5", {"lora": ("a", "b", "c"), "lora_scaled": ("d:0.5",)}),
         ("--reserve CUDA0=2GiB --reserve host=1GiB", {"reserve": ("CUDA0=2GiB", "host=1GiB")}),
         ("--allow paging", {"allow": ("paging",)}),
         ("--allow ubatch,kv-q8_0 --allow context", {"allow": ("ubatch", "kv-q8_0", "context")}),
@@ -132,12 +138,12 @@ def test_fit_is_the_default(calls: list[tuple[str, dict[str, Any]]], words: str,
         ("m.gguf --host-margin 1,2", "'1,2' is not a number of MiB such as 1024"),
         ("m.gguf -dev CUDA0,,CUDA1", "has an empty name in it"),
         ("m.gguf -c", "requires an argument"),
-        ("m.gguf -hfd repo", "No such option"),
+        ("m.gguf -td 4", "No such option"),
         ("m.gguf -md", "requires an argument"),
         ("m.gguf -ctkd q9", "'q9' is not one of 'f32'"),
         ("m.gguf --spec-draft-n-max 0", "0 is too small; the smallest is 1"),
-        ("m.gguf --mmproj x", "--mmproj"),
-        ("m.gguf --lora=x", "--lora"),
+        ("m.gguf --mmproj", "requires an argument"),
+        ("m.gguf --image-max-tokens 0", "0 is too small; the smallest is 1"),
         ("m.gguf --rpc x", "--rpc"),
         ("m.gguf --prompt 0", "0 is too small; the smallest is 1"),
         ("m.gguf --generate -1", "-1 is too small; the smallest is 1"),
@@ -165,8 +171,8 @@ def test_wrong_words_are_one_line(
 
 
 def test_an_unknown_option_is_named_in_full(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["m.gguf", "-hfd", "repo"])
-    assert re.search(r"No such option:? '?-hfd'? ", capsys.readouterr().err)
+    main(["m.gguf", "-td", "4"])
+    assert re.search(r"No such option:? '?-td'? ", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["fit", "--help"], ["inspect", "-h"], ["devices", "-h"]])
