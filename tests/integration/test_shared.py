@@ -17,6 +17,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.gpu import parse_gpus
 from tests import shapes, upstream
+from tests.drafting import upstream as drafting
 from tests.shapes import F32, Q4_K, Shape, Tensor
 from tests.tiny import TINY_DENSE, write_tiny
 from tests.tiny_lora import write_lora
@@ -128,6 +129,45 @@ def test_upstream_measures_the_same(main_model: Path, draft: Path) -> None:
     whole = fitter.measure(draft, gpus=GPUS, devices=["CUDA0"], n_ctx=8192)
     assert whole.on("CUDA0").compute // MIB == rows["CUDA0"].compute
     assert found["CUDA0"].compute <= whole.on("CUDA0").compute
+
+
+@pytest.fixture(scope="module")
+def server(directory: Path) -> Path:
+    return drafting.build(directory)
+
+
+SERVED: dict[str, dict[str, Any]] = {
+    "its place chosen": {},
+    "four slots": {"n_seq_max": 4},
+    "four slots of one cache": {"n_seq_max": 4, "kv_unified": True},
+    "a cache of other types": {"type_k": "q8_0", "type_k_draft": "q8_0", "type_v_draft": "q4_0"},
+    "some of its layers": {"n_gpu_layers_draft": 9, "devices_draft": ["CUDA1"]},
+    "on two devices": {"devices_draft": ["CUDA1", "CUDA0"]},
+    "on two devices, split as the model": {"devices_draft": ["CUDA1", "CUDA0"], "tensor_split": (20, 10)},
+    "on the host": {"devices_draft": ["none"]},
+    "beside a model on one device": {"split_mode": "none", "main_gpu": 1},
+    "beside a model on the host": {"devices": ["none"], "devices_draft": ["CUDA0"]},
+    "small batches": {"n_batch": 256, "n_ubatch": 128, "flash_attn": "off", "op_offload": False},
+    "cache on the host": {"offload_kqv": False},
+}
+
+
+@pytest.mark.parametrize("given", SERVED.values(), ids=SERVED)
+def test_llama_servers_own_code_takes_the_same_bytes_with_the_arguments(
+    server: Path, large: Path, given: dict[str, Any]
+) -> None:
+    cards = ["24GiB", "16GiB"]
+    plan = fit(large, cards, n_ctx=8192, model_draft=large, **given)
+    main, draft = drafting.takes(server, large, parse_gpus(cards), plan.arguments())
+    assert plan.fits
+    own = {row.device or "host": (row.model, row.context, row.compute) for row in plan.shared[0].rows}
+    if own.keys() == {"host"}:
+        # upstream leaves CPU_REPACK out
+        assert own["host"][1:] == draft["host"][1:] and own["host"][0] > draft["host"][0]
+    else:
+        assert own == draft
+    for device in plan.devices:
+        assert main.get(device.name, (0, 0, 0)) == (device.model, device.context, device.compute)
 
 
 @pytest.mark.parametrize("split", [(1, 3), None], ids=["split as the main model", "split in equal parts"])
@@ -267,6 +307,25 @@ def test_prediction_layers_take_what_their_context_takes(mtp_model: Path, slots:
     assert "--spec-type draft-mtp -ctkd q8_0" in words
     assert ("--spec-draft-n-max 2" in words) == (n_max == 2)
     assert plan.search.shared_loads == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"n_seq_max": 4, "draft_max": 2}, {"type_k_draft": "q8_0", "type_k": "q8_0"}, {"n_gpu_layers": 20}],
+    ids=["as it is", "four slots", "types", "layers on the host"],
+)
+def test_llama_servers_own_code_predicts_with_the_same_bytes(
+    server: Path, mtp_model: Path, given: dict[str, Any]
+) -> None:
+    cards = ["rtx-5090", "24GiB"]
+    plan = fit(mtp_model, cards, n_ctx=8192, mtp=True, **given)
+    main, second = drafting.takes(server, mtp_model, parse_gpus(cards), plan.arguments())
+    assert plan.fits
+    for name in ("CUDA0", "CUDA1"):
+        (device,) = [device for device in plan.devices if device.name == name]
+        assert main.get(name, (0, 0, 0)) == (device.model, device.context, device.compute)
+        assert sum(second.get(name, (0, 0, 0))) == device.shared
+    assert sum(second["host"]) == plan.host.shared
 
 
 # --- projectors and adapters
