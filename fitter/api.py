@@ -276,7 +276,7 @@ def fit(
         limits = limits_of(chosen, margin)
         named = _choose(machine, asked.names or ["none"], "layer", 0)
         # a list has a margin for each device of the model's
-        others = limits_of([info for info in named if info not in chosen], margin if isinstance(margin, int) else None)
+        others = limits_of([info for info in named if info not in chosen], None if _is_each(margin) else margin)
         if overrides:
             worker.check_patterns([override.pattern for override in overrides])
         fixed = {
@@ -646,6 +646,11 @@ def _layer_size(model: Model, index: int | None, cache: int) -> LayerSize:
 def _roles(tensors: Sequence[tuple[Role, int]]) -> tuple[RoleSize, ...]:
     sizes = [[size for role, size in tensors if role is wanted] for wanted in Role]
     return tuple(RoleSize(role.value, len(own), sum(own)) for role, own in zip(Role, sizes, strict=True) if own)
+
+
+def _is_each(margin: int | Sequence[int] | None) -> bool:
+    """Whether it is a margin for each device, not one for all."""
+    return not isinstance(margin, int) and margin is not None and len(margin) > 1
 
 
 def _check_limits(fit_ctx: int, host_margin: int, timeout: float) -> None:

@@ -212,6 +212,9 @@ def _params(plan: PlanData) -> dict[str, Any]:
         "split_mode": params.split_mode,
         "main_gpu": params.main_gpu,
         "devices": list(plan.breakdown.devices if params.devices is None else params.devices),
+        "load_mtp": params.load_mtp,
+        "n_rs_seq": params.n_rs_seq,
+        "lora": [{"path": lora.path, "scale": lora.scale} for lora in params.lora],
     }
 
 

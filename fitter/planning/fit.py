@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import Breakdown, Layout, Params, Row
@@ -18,6 +18,8 @@ from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record,
 from fitter.planning.search import Trial, search
 from fitter.planning.shared import Shared, beyond, draft_seconds, lacking, lowered, remembered, taken
 
+_A = TypeVar("_A")
+_B = TypeVar("_B")
 OnProgress = Callable[[Progress], None]
 OnCandidate = Callable[[Params], None]
 
@@ -164,12 +166,15 @@ class _Fit:
         """What may share the memory, in one way or several; those are left out that lack memory by themselves."""
         every = self._shared or (Shared(),)
         devices = (*self._request.devices, *self._others)
-        choices = [self._choice(shared) for shared in every if not shared.is_last_resort]
-        lacks = [lacking(choice.known, devices, self._request.host) for choice in choices]
-        if not lacks or min(lacks):
-            for shared in (shared for shared in every if shared.is_last_resort):
-                choices.append(self._choice(shared))
-                lacks.append(lacking(choices[-1].known, devices, self._request.host))
+        last = [shared for shared in every if shared.is_last_resort]
+
+        def lacks_of(choices: Sequence[_Choice]) -> list[int]:
+            return [lacking(choice.known, devices, self._request.host) for choice in choices]
+
+        choices = _that_work(self._choice, [shared for shared in every if not shared.is_last_resort], needed=not last)
+        if last and all(lacks_of(choices)):
+            choices += _that_work(self._choice, last, needed=not choices)
+        lacks = lacks_of(choices)
         return [choice for choice, lack in zip(choices, lacks, strict=True) if lack == min(lacks)]
 
     def _choice(self, shared: Shared) -> _Choice:
@@ -187,14 +192,17 @@ class _Fit:
         rest = [shared for shared in self._shared if shared.is_last_resort and shared not in tried]
         if len(choices) == 1 and not rest:
             return self._best(choices[0], loads, on_candidate), choices[0]
-        found = [(self._best(choice, loads, lambda params: None), choice) for choice in choices]
+
+        def best(choice: _Choice) -> tuple[Found, _Choice]:
+            return self._best(choice, loads, lambda params: None), choice
+
+        found = _that_work(best, choices, needed=not rest)
         if not any(each.trial.fits for each, _ in found):
-            more = [self._choice(shared) for shared in rest]
-            found += [(self._best(choice, loads, lambda params: None), choice) for choice in more]
+            found += _that_work(lambda shared: best(self._choice(shared)), rest, needed=not found)
         ranked = sorted(found, key=lambda pair: pair[1].rank(pair[0]), reverse=True)
-        best, choice = ranked[0]
-        on_candidate(best.trial.params)
-        return replace(best, choices=(*best.choices, *_between(ranked))), choice
+        winner, choice = ranked[0]
+        on_candidate(winner.trial.params)
+        return replace(winner, choices=(*winner.choices, *_between(ranked))), choice
 
     def _best(self, choice: _Choice, loads: Loads, on_candidate: OnCandidate) -> Found:
         """The best plan, with what the user lets be given up where that makes it better."""
@@ -300,6 +308,20 @@ def placement_of(params: Params) -> Params:
         main_gpu=params.main_gpu,
         load_mtp=params.load_mtp,
     )
+
+
+def _that_work(attempt: Callable[[_A], _B], items: Sequence[_A], needed: bool) -> list[_B]:
+    """What comes of the attempts that llama.cpp can make; where none can be and one is needed, why not."""
+    found: list[_B] = []
+    failed: LlamaCppError | None = None
+    for item in items:
+        try:
+            found.append(attempt(item))
+        except LlamaCppError as error:
+            failed = failed or error
+    if needed and not found and failed is not None:
+        raise failed
+    return found
 
 
 def _joined(choice: _Choice, own: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
-from fitter.errors import UsageError
+from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Params, Row
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.fit import Llama, Loads, fit
@@ -371,3 +371,21 @@ def test_a_device_beside_answers_for_its_margin_whatever_is_on_it() -> None:
     assert missing_of(asked, empty, devices[:1]) == ()
     assert missing_of(replace(asked, beside=(low,)), empty, devices[:1]) == (("CUDA1", MIB),)
     assert missing_of(replace(asked, beside=(low,)), empty, (devices[0], low)) == (("CUDA1", MIB),)
+
+
+def test_a_place_that_llama_cpp_refuses_is_left_out() -> None:
+    draft, devices = SyntheticDraft(), limits(1500, 400)
+
+    def measure(params: Params) -> Breakdown:
+        if params.devices == ("CUDA0",):
+            raise LlamaCppError("no room for a tensor")
+        return draft.measure(params)
+
+    def shared(*names: str) -> Shared:
+        return Shared(draft=Draft("d.gguf", names, -1, "f16", "f16", remembered(measure)), is_last_resort=not names)
+
+    plan = plan_of(DENSE, devices, shared("CUDA0"), shared("CUDA1"), shared())
+    assert plan.fits and plan.shared[0].on("CUDA1") > 0
+    assert plan_of(DENSE, devices[:1], shared("CUDA0"), shared()).shared[0].on(None) > 0
+    with pytest.raises(LlamaCppError, match="no room for a tensor"):
+        plan_of(DENSE, devices[:1], shared("CUDA0"))
