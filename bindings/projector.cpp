@@ -14,22 +14,22 @@
 
 namespace {
 
-struct library {
-    decltype(&mtmd_context_params_default) params  = nullptr;
-    decltype(&mtmd_default_marker)         marker  = nullptr;
-    decltype(&mtmd_log_set)                log_set = nullptr;
-    decltype(&mtmd_init_from_file)         init    = nullptr;
-    decltype(&mtmd_free)                   free    = nullptr;
-    decltype(&mtmd_get_memory_usage)       usage   = nullptr;
-};
-
-library loaded_library;
-
-// What mtmd_context_params_default returns, where it may return more.
-struct any_params {
+// What mtmd_context_params_default returns; another libmtmd's may be larger.
+struct default_params {
     mtmd_context_params params;
     char                room[1024];
 };
+
+struct library {
+    default_params (*params)()               = nullptr;
+    decltype(&mtmd_default_marker)   marker  = nullptr;
+    decltype(&mtmd_log_set)          log_set = nullptr;
+    decltype(&mtmd_init_from_file)   init    = nullptr;
+    decltype(&mtmd_free)             free    = nullptr;
+    decltype(&mtmd_get_memory_usage) usage   = nullptr;
+};
+
+library loaded_library;
 
 template <typename Function> bool find(void * handle, const char * name, Function & out) {
     out = reinterpret_cast<Function>(dlsym(handle, name));
@@ -40,7 +40,7 @@ template <typename Function> bool find(void * handle, const char * name, Functio
 }
 
 mtmd_context_params params_of(const fitter_projector_t & projector) {
-    mtmd_context_params params = loaded_library.params();
+    mtmd_context_params params = loaded_library.params().params;
     params.use_gpu             = projector.device != nullptr;
     params.device              = static_cast<ggml_backend_dev_t>(projector.device);
     params.print_timings       = false;
@@ -63,7 +63,7 @@ bool fitter_projector_library(void * handle) {
             return false;
         }
         // Passed by value: with another order of its fields it would be read as something else.
-        const mtmd_context_params params = reinterpret_cast<any_params (*)()>(found.params)().params;
+        const mtmd_context_params params = found.params().params;
         if (params.device != nullptr || params.image_marker != nullptr || params.media_marker != found.marker() ||
             !params.warmup || params.image_min_tokens != -1 || params.image_max_tokens != -1 ||
             params.cb_eval != nullptr || params.cb_eval_user_data != nullptr || params.progress_callback != nullptr) {

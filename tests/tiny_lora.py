@@ -27,7 +27,7 @@ def write_lora(
     writer.add_float32("adapter.lora.alpha", 16.0)
     for tensor in reader.tensors:
         name, _, suffix = tensor.name.rpartition(".")
-        if suffix != "weight" or name.rpartition(".")[2] not in targets:
+        if suffix != "weight" or name.rpartition(".")[2] not in targets or len(tensor.shape) < 2:
             continue
         n_in, n_out, *experts = (int(n) for n in tensor.shape)
         # a row of A per token, where rows of the tensor are looked up

@@ -141,8 +141,9 @@ class Worker:
         return self._guarded(lambda: _decoded(Breakdown, self._finish()))
 
     def measure(self, path: str | os.PathLike[str] | Skeleton, params: Params, role: str = "measure") -> Breakdown:
-        """Memory that loading ``path`` with ``params`` takes, by a dummy load. Raises ``UsageError`` for bad names.
+        """Memory that loading ``path`` with ``params`` takes, by a dummy load.
 
+        Raises ``UsageError`` for bad names, ``ModelError`` for an adapter that cannot be read or is another model's.
         With a ``Skeleton``, what its model would take. ``LlamaCppError`` then may only mean that it has no skeleton.
         The last model of each ``role`` stays loaded, for other contexts of it.
         """

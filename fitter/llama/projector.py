@@ -150,7 +150,9 @@ def _path() -> Path:
         path = Path(directory) / name
         if path.is_file():
             return path
-    raise LibraryError(f"a projector needs libmtmd, and there is none in {directory}: {_FIX}")
+    raise LibraryError(
+        f"a projector needs libmtmd, and there is none in {directory}: {_FIX}, or set MTMD_CPP_LIB to where it is"
+    )
 
 
 def _address(library: Any, symbol: str) -> int | None:

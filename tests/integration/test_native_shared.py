@@ -199,6 +199,46 @@ def test_a_projector_really_takes_that_on_a_device(
     assert server.allocated() == list(predicted["RPC0"])
 
 
+ENCODE = """
+import ctypes, sys
+import llama_cpp
+from llama_cpp import mtmd_cpp
+from fitter.llama import binding, library, projector, real
+
+path, model_path, endpoint, side = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+native = library.load()
+real.add_rpc_server(endpoint)
+params = llama_cpp.llama_model_default_params()
+params.n_gpu_layers = 0
+model = llama_cpp.llama_model_load_from_file(model_path.encode(), params)
+with projector.loaded(path, "RPC0", binding.registry(), model) as pointer:
+    context = native.address(pointer)
+    images = (mtmd_cpp.mtmd_bitmap_p_ctypes * 1)(
+        mtmd_cpp.mtmd_bitmap_init(side, side, (ctypes.c_uint8 * (side * side * 3))())
+    )
+    text = mtmd_cpp.mtmd_input_text(text=b"<__media__>", text_len=11, add_special=False, parse_special=True)
+    chunks = mtmd_cpp.mtmd_input_chunks_init()
+    assert mtmd_cpp.mtmd_tokenize(context, chunks, ctypes.byref(text), images, 1) == 0
+    for i in range(mtmd_cpp.mtmd_input_chunks_size(chunks)):
+        chunk = mtmd_cpp.mtmd_input_chunks_get(chunks, i)
+        if mtmd_cpp.mtmd_input_chunk_get_type(chunk) == mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_IMAGE:
+            assert mtmd_cpp.mtmd_encode_chunk(context, chunk) == 0
+            print(mtmd_cpp.mtmd_input_chunk_get_n_tokens(chunk))
+"""
+
+
+@pytest.mark.parametrize("side", [50, 1000])
+def test_an_image_of_a_projector_of_one_size_takes_no_more(
+    remote: Worker, server: Server, files: Mapping[str, Path], side: int
+) -> None:
+    predicted = by_place(remote.projector(files["projector"], device="RPC0"))["RPC0"]
+    server.allocated()
+    command = [sys.executable, "-c", ENCODE, str(files["projector"]), str(files["dense"]), server.endpoint, str(side)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=upstream.ROOT)
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+    assert server.allocated() == list(predicted)
+
+
 # --- adapters
 
 
