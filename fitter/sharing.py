@@ -171,25 +171,32 @@ def choices(
         is_projector_free = named_projector is None
         projector = _projector(asked, worker, flash_attn)
     free = places(limits, speeds, 2 if is_draft_free and is_projector_free else 4)
+    # a place and which resort it is
+    drafting: list[tuple[tuple[str, ...] | None, int]] = [(named_draft or (), 0)]
+    if is_draft_free:
+        drafting = [*(((name,), 0) for name in free), *([(None, 1)] if len(limits) > 1 else []), ((), 2)]
+    projecting: list[tuple[str | None, int]] = [((named_projector or (None,))[0], 0)]
+    if is_projector_free:
+        projecting = [*((name, 0) for name in free), (None, 2)]
     found = []
-    for at in [*((name,) for name in free), ()] if is_draft_free else [named_draft or ()]:
-        for on in [*free, None] if is_projector_free else [(named_projector or (None,))[0]]:
+    for at, first in drafting:
+        for on, second in projecting:
             found.append(
                 Shared(
                     reserved,
                     _draft(asked, str(draft.path), at, type_k, type_v, drafts) if draft and drafts else None,
                     projector(on) if projector else None,
                     mtp,
-                    is_last_resort=(is_draft_free and not at) or (is_projector_free and on is None),
+                    resort=max(first, second),
                 )
             )
     return tuple(found) if reserved or draft or projector or mtp else ()
 
 
-def _draft(asked: Asked, path: str, at: tuple[str, ...], type_k: str, type_v: str, drafts: Drafts) -> Draft:
+def _draft(asked: Asked, path: str, at: tuple[str, ...] | None, type_k: str, type_v: str, drafts: Drafts) -> Draft:
     layers = asked.n_gpu_layers_draft
     if layers is None:
-        layers = -1 if at else 0
+        layers = 0 if at == () else -1
     return Draft(path, at, layers, type_k, type_v, drafts.measure)
 
 

@@ -53,7 +53,7 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
     if plan.shared:
         lines = [_shared(shared) for shared in plan.shared]
         if any(shared.kind in _FOR_SERVER for shared in plan.shared):
-            lines.append("the arguments for this are for llama-server and llama-cli, which are the ones to know them")
+            lines.append("the arguments for what drafts and for a projector are for llama-server and llama-cli")
         parts.append(Text("\n".join(lines), overflow="fold"))
     if plan.virtual and plan.host.free is None:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import Breakdown, Layout, Params, Row
@@ -18,8 +18,6 @@ from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record,
 from fitter.planning.search import Trial, search
 from fitter.planning.shared import Shared, beyond, draft_seconds, lacking, lowered, remembered, taken
 
-_A = TypeVar("_A")
-_B = TypeVar("_B")
 OnProgress = Callable[[Progress], None]
 OnCandidate = Callable[[Params], None]
 
@@ -110,11 +108,15 @@ def fit(
 
 @dataclass(frozen=True)
 class _Choice:
-    """One choice of what shares the memory, what is ``known`` of it, and the ``request`` on what that leaves."""
+    """One choice of what shares the memory, what is ``known`` of it, and the ``request`` on what that leaves.
+
+    ``lacks``: bytes that what is known lacks by itself. ``seconds``: what drafting takes of the request.
+    """
 
     shared: Shared
     known: tuple[SharedUse, ...]
     request: Request
+    lacks: int = 0
     seconds: float = 0.0
 
     def rank(self, found: Found) -> tuple[bool, int, int, float]:
@@ -145,11 +147,10 @@ class _Fit:
 
     def run(self) -> tuple[Found, _Choice, Breakdown, tuple[SharedUse, ...]]:
         """The best plan, what shares its memory and why so, and what both take on the user's own files."""
-        choices = self._choices()
         skeleton = self._llama.skeleton
         if skeleton is not None:
             try:
-                found, choice = self._best_of(choices, skeleton, self._begin)
+                found, choice = self._best_of(skeleton, self._begin)
                 breakdown = self._confirm(found.trial.params)
                 uses = self._uses(choice, found.trial.params, breakdown, self._confirm)
                 if _joined(choice, breakdown, uses) == found.trial.breakdown:
@@ -158,51 +159,67 @@ class _Fit:
                 # Whatever there is to say is to be said of the user's own file.
                 pass
         loads = Loads(self._measure_own, self._llama.own.record)
-        found, choice = self._best_of(choices, loads, lambda params: None)
+        found, choice = self._best_of(loads, lambda params: None)
         breakdown = self._measure_own(found.trial.params)
         return found, choice, breakdown, self._uses(choice, found.trial.params, breakdown, self._measure_own)
-
-    def _choices(self) -> list[_Choice]:
-        """What may share the memory, in one way or several; those are left out that lack memory by themselves."""
-        every = self._shared or (Shared(),)
-        devices = (*self._request.devices, *self._others)
-        last = [shared for shared in every if shared.is_last_resort]
-
-        def lacks_of(choices: Sequence[_Choice]) -> list[int]:
-            return [lacking(choice.known, devices, self._request.host) for choice in choices]
-
-        choices = _that_work(self._choice, [shared for shared in every if not shared.is_last_resort], needed=not last)
-        if last and all(lacks_of(choices)):
-            choices += _that_work(self._choice, last, needed=not choices)
-        lacks = lacks_of(choices)
-        return [choice for choice, lack in zip(choices, lacks, strict=True) if lack == min(lacks)]
 
     def _choice(self, shared: Shared) -> _Choice:
         request = self._request
         if shared.places:
             self._say(", ".join(f"{what} on {place}" for what, place in shared.places))
         known = shared.known(request)
-        seconds = draft_seconds(known, request.speeds, request.host_speed, request.workload.generate)
-        return _Choice(shared, known, lowered(request, known, self._others), seconds)
+        lacks = lacking(known, (*request.devices, *self._others), request.host)
+        return _Choice(shared, known, lowered(request, known, self._others), lacks)
 
-    def _best_of(self, choices: Sequence[_Choice], loads: Loads, on_candidate: OnCandidate) -> tuple[Found, _Choice]:
-        """The best plan with any of ``choices``, or with what is left for when none of them fits."""
+    def _best_of(self, loads: Loads, on_candidate: OnCandidate) -> tuple[Found, _Choice]:
+        """The best plan with what shares the memory in any of its places; a later resort is for where it is needed."""
         loads = replace(loads, measure=remembered(loads.measure))
-        tried = [choice.shared for choice in choices]
-        rest = [shared for shared in self._shared if shared.is_last_resort and shared not in tried]
-        if len(choices) == 1 and not rest:
-            return self._best(choices[0], loads, on_candidate), choices[0]
+        every = self._shared or (Shared(),)
+        if len(every) == 1:
+            choice = self._choice(every[0])
+            return self._best(choice, loads, on_candidate), choice
+        ranked: list[tuple[Found, _Choice]] = []
+        without_room: list[_Choice] = []
+        failed: list[LlamaCppError] = []
 
-        def best(choice: _Choice) -> tuple[Found, _Choice]:
-            return self._best(choice, loads, lambda params: None), choice
+        def attempt(choice: _Choice) -> None:
+            try:
+                found = self._best(choice, loads, lambda params: None)
+                uses = self._uses(choice, found.trial.params, loads.measure(found.trial.params), loads.measure)
+            except LlamaCppError as error:
+                failed.append(error)
+                return
+            ranked.append((found, replace(choice, seconds=self._draft_seconds(uses))))
+            ranked.sort(key=lambda pair: pair[1].rank(pair[0]), reverse=True)
 
-        found = _that_work(best, choices, needed=not rest)
-        if not any(each.trial.fits for each, _ in found):
-            found += _that_work(lambda shared: best(self._choice(shared)), rest, needed=not found)
-        ranked = sorted(found, key=lambda pair: pair[1].rank(pair[0]), reverse=True)
+        for shared in sorted(every, key=lambda shared: shared.resort):
+            if ranked and not self._is_wanted(shared.resort, ranked[0][0]):
+                break
+            try:
+                choice = self._choice(shared)
+            except LlamaCppError as error:
+                failed.append(error)
+                continue
+            if choice.lacks:
+                without_room.append(choice)
+            else:
+                attempt(choice)
+        if not ranked and without_room:
+            attempt(min(without_room, key=lambda choice: choice.lacks))
+        if not ranked:
+            raise failed[0]
         winner, choice = ranked[0]
         on_candidate(winner.trial.params)
         return replace(winner, choices=(*winner.choices, *_between(ranked))), choice
+
+    def _is_wanted(self, resort: int, best: Found) -> bool:
+        """Whether there may be more to gain from a later resort than from the ``best`` plan before it."""
+        is_widest = "n_ctx" in self._request.fixed or best.trial.params.n_ctx >= self._request.n_ctx_max
+        return resort == 0 or not best.trial.fits or (resort == 1 and not is_widest)
+
+    def _draft_seconds(self, uses: Sequence[SharedUse]) -> float:
+        request = self._request
+        return draft_seconds(uses, request.speeds, request.host_speed, request.workload.generate)
 
     def _best(self, choice: _Choice, loads: Loads, on_candidate: OnCandidate) -> Found:
         """The best plan, with what the user lets be given up where that makes it better."""
@@ -308,20 +325,6 @@ def placement_of(params: Params) -> Params:
         main_gpu=params.main_gpu,
         load_mtp=params.load_mtp,
     )
-
-
-def _that_work(attempt: Callable[[_A], _B], items: Sequence[_A], needed: bool) -> list[_B]:
-    """What comes of the attempts that llama.cpp can make; where none can be and one is needed, why not."""
-    found: list[_B] = []
-    failed: LlamaCppError | None = None
-    for item in items:
-        try:
-            found.append(attempt(item))
-        except LlamaCppError as error:
-            failed = failed or error
-    if needed and not found and failed is not None:
-        raise failed
-    return found
 
 
 def _joined(choice: _Choice, own: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:

@@ -83,11 +83,12 @@ def reservation(
 class Draft:
     """A draft model at ``path``, put where llama-server is told to put it.
 
-    ``devices`` with ``n_gpu_layers`` as in ``Params``. ``measure`` makes a dummy load of it.
+    ``devices`` with ``n_gpu_layers`` as in ``Params``; ``None`` are the devices of the main model. ``measure`` makes a
+    dummy load of it.
     """
 
     path: str
-    devices: tuple[str, ...]
+    devices: tuple[str, ...] | None
     n_gpu_layers: int
     type_k: str
     type_v: str
@@ -100,13 +101,16 @@ class Draft:
         output of one token per sequence (``common_base_params_to_speculative``). Raises ``UsageError`` where the
         split would leave the choice to whatever memory is free.
         """
-        is_alone = len(self.devices) == 1
-        split = self.split(main)
-        if split is not None and not any(split[: len(self.devices)]):
-            raise UsageError(
-                f"-ts has no share for the devices of the draft model ({', '.join(self.devices)}), which llama-server "
-                "takes from it by position: name one device with -devd"
-            )
+        devices = self.on(main)
+        is_alone = len(devices) == 1
+        split = None
+        if len(devices) > 1:
+            split = _split(main) or (1.0,) * len(devices)
+            if not any(split[: len(devices)]):
+                raise UsageError(
+                    f"-ts has no share for the devices of the draft model ({', '.join(devices)}), which llama-server "
+                    "takes from it by position: name one device with -devd"
+                )
         return Params(
             n_ctx=main.n_ctx,
             n_gpu_layers=self.n_gpu_layers,
@@ -123,23 +127,27 @@ class Draft:
             swa_full=main.swa_full,
             split_mode="layer" if is_alone else main.split_mode,
             main_gpu=0 if is_alone else main.main_gpu,
-            devices=self.devices,
+            devices=devices,
             n_outputs_max=main.n_seq_max,
         )
 
-    def split(self, main: Params) -> tuple[float, ...] | None:
-        """How the layers are shared among several devices: as those of the main model, in equal parts without."""
-        if len(self.devices) < 2:
-            return None
-        return _split(main) or (1.0,) * len(self.devices)
+    def on(self, main: Params) -> tuple[str, ...]:
+        """Its devices beside a main model with these parameters."""
+        return (main.devices or ()) if self.devices is None else self.devices
+
+    @property
+    def is_in_one_place(self) -> bool:
+        """Whether it takes the same however the main model is placed."""
+        return self.devices is not None and len(self.devices) < 2
 
     def arguments(self, main: Params) -> tuple[str, ...]:
         """llama-server's arguments (llama-cli has them too) for a draft model that takes what was measured."""
         layers = "all" if self.n_gpu_layers < 0 else str(self.n_gpu_layers)
-        words = ["-md", self.path, "-devd", ",".join(self.devices) or "none", "-ngld", layers]
+        devices = self.on(main)
+        words = ["-md", self.path, "-devd", ",".join(devices) or "none", "-ngld", layers]
         words += [*_cache_types(self.type_k, self.type_v), "--spec-type", "draft-simple"]
-        if len(self.devices) > 1 and _split(main) is None:
-            words += ["-ts", ",".join("1" for _ in self.devices)]
+        if len(devices) > 1 and _split(main) is None:
+            words += ["-ts", ",".join("1" for _ in devices)]
         return tuple(words)
 
 
@@ -197,22 +205,24 @@ class Projector:
 class Shared:
     """Everything that shares the memory, each thing in one place.
 
-    ``reserved`` is for what llama.cpp knows nothing of. With ``is_last_resort`` something is on the host that would be
-    slow there, for where it has room on no device. LoRA adapters are among the parameters of the model.
+    ``reserved`` is for what llama.cpp knows nothing of. LoRA adapters are among the parameters of the model.
+    ``resort`` orders choices of places: 1 is for where no 0 leaves the widest context, 2 for where none before it fits.
     """
 
     reserved: tuple[SharedUse, ...] = ()
     draft: Draft | None = None
     projector: Projector | None = None
     mtp: Mtp | None = None
-    is_last_resort: bool = False
+    resort: int = 0
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:
         """What has a place of its own, each with that place."""
         found = []
         if self.draft is not None:
-            found.append(("the draft model", ", ".join(self.draft.devices) or "the host"))
+            devices = self.draft.devices
+            place = "the model's devices" if devices is None else ", ".join(devices) or "the host"
+            found.append(("the draft model", place))
         if self.projector is not None:
             found.append(("the projector", self.projector.device or "the host"))
         return tuple(found)
@@ -239,7 +249,7 @@ class Shared:
     def known(self, request: Request) -> tuple[SharedUse, ...]:
         """What is known of it before anything is placed: at the smallest context of ``request``."""
         found = [*self._fixed()]
-        if self.draft is not None:
+        if self.draft is not None and self.draft.is_in_one_place:
             n_ctx = request.params.n_ctx if "n_ctx" in request.fixed else request.n_ctx_min
             rows = by_device(self.draft.measure(self.draft.params(replace(request.params, n_ctx=n_ctx))))
             found.append(SharedUse("draft", self.draft.path, rows))

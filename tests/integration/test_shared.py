@@ -224,6 +224,20 @@ def test_a_draft_model_without_room_on_a_device_goes_to_the_host(large: Path, dr
     assert f"-md {large} -devd none -ngld 0" in " ".join(plan.arguments())
 
 
+def test_a_draft_model_whose_cache_fills_a_device_is_spread(large: Path, server: Path) -> None:
+    cards = ["3x 8GiB"]
+    given: dict[str, Any] = {"model_draft": large, "n_gpu_layers_draft": 99}
+    pinned = [fit(large, cards, devices_draft=[name], **given) for name in ("CUDA0", "CUDA2")]
+    plan = fit(large, cards, **given)
+    assert plan.fits and plan.params.n_ctx > max(each.params.n_ctx for each in pinned)
+    assert all(device.shared > 0 for device in plan.devices)
+    assert plan.search.dummy_loads < 40
+    main, draft = drafting.takes(server, large, parse_gpus(cards), plan.arguments())
+    assert {row.device or "host": (row.model, row.context, row.compute) for row in plan.shared[0].rows} == draft
+    for device in plan.devices:
+        assert main[device.name] == (device.model, device.context, device.compute)
+
+
 def test_a_device_for_the_draft_model_alone(main_model: Path, draft: Path) -> None:
     pins: dict[str, Any] = {"n_ctx": 4096, "devices": ["CUDA1"]}
     plan = fit(main_model, model_draft=draft, devices_draft=["CUDA0"], **pins)

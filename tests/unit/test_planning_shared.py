@@ -59,9 +59,14 @@ class SyntheticDraft:
     def measure(self, params: Params) -> Breakdown:
         assert params not in self.asked, "the same parameters were measured twice"
         self.asked.append(params)
-        place = params.devices[0] if params.devices else None
-        row = Row(place or "CPU", place, place is None, self.weights, self.cache * params.n_ctx, 5 * MIB)
-        return Breakdown((row,), params.devices or (), params.n_ctx)
+        names = params.devices or (None,)
+        shares = params.tensor_split or (1.0,)
+        rows = []
+        for name, share in zip(names, shares, strict=True):
+            part = share / sum(shares)
+            weights, cache = int(part * self.weights), int(part * self.cache * params.n_ctx)
+            rows.append(Row(name or "CPU", name, name is None, weights, cache, 5 * MIB))
+        return Breakdown(tuple(rows), params.devices or (), params.n_ctx)
 
     def shared(self, *devices: str, **more: Any) -> Shared:
         draft = Draft("draft.gguf", devices, -1, "f16", "f16", remembered(self.measure))
@@ -135,12 +140,38 @@ def test_the_best_of_several_places_is_taken() -> None:
     choices = [
         draft.shared("CUDA0"),
         draft.shared("CUDA1"),
-        draft.shared(is_last_resort=True),
+        draft.shared(resort=2),
     ]
     alone = [plan_of(DENSE, devices, SyntheticDraft().shared(name)).params.n_ctx for name in ("CUDA0", "CUDA1")]
     plan = plan_of(DENSE, devices, *choices)
     assert plan.params.n_ctx == max(alone) and alone[0] != alone[1]
     assert {params.devices for params in draft.asked} == {("CUDA0",), ("CUDA1",)}, "the host was not asked about"
+
+
+def spread(draft: SyntheticDraft) -> Shared:
+    """As the main model."""
+    return Shared(draft=Draft("draft.gguf", None, -1, "f16", "f16", remembered(draft.measure)), resort=1)
+
+
+def test_a_draft_model_too_large_for_one_device_is_spread_as_the_model_is() -> None:
+    """Its cache fills any one of the devices before the model has all of its context."""
+    devices = limits(1000, 1000, 1000)
+    draft = SyntheticDraft(cache=32 * 1024)
+    alone = [plan_of(DENSE, devices, SyntheticDraft(cache=32 * 1024).shared(each.name)) for each in devices]
+    plan = plan_of(DENSE, devices, draft.shared("CUDA0"), draft.shared("CUDA2"), spread(draft))
+    assert plan.params.n_ctx > max(each.params.n_ctx for each in alone)
+    assert all(device.shared and device.left >= 0 for device in plan.devices)
+    (shared,) = plan.shared
+    words = shared.arguments
+    assert words[words.index("-devd") + 1] == ",".join(plan.params.devices or ())
+    assert "-ts" not in words and plan.params.tensor_split, "it has the model's"
+
+
+def test_a_later_resort_is_not_asked_about_where_it_is_not_needed() -> None:
+    draft, devices = SyntheticDraft(), limits(4000, 4000)
+    plan = plan_of(DENSE, devices, draft.shared("CUDA0"), draft.shared("CUDA1"), spread(draft), draft.shared(resort=2))
+    assert plan.params.n_ctx == DENSE.n_ctx_train
+    assert all(params.devices in (("CUDA0",), ("CUDA1",)) for params in draft.asked)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +182,7 @@ def test_the_best_of_several_places_is_taken() -> None:
 def test_the_host_is_the_last_resort(weights: int, place: str | None) -> None:
     draft = SyntheticDraft(weights * MIB)
     devices = limits(1500)
-    plan = plan_of(DENSE, devices, draft.shared("CUDA0"), draft.shared(is_last_resort=True))
+    plan = plan_of(DENSE, devices, draft.shared("CUDA0"), draft.shared(resort=2))
     assert plan.fits and plan.shared[0].on(place) > 0
     assert [device.shared for device in plan.devices] == [plan.shared[0].on("CUDA0")]
 
@@ -166,7 +197,7 @@ def test_the_host_is_tried_where_the_model_leaves_no_device_room() -> None:
     room = own.measure(replace(asked.params, devices=("CUDA0",))).on("CUDA0").used
     devices = (replace(devices[0], free=room + 200 * MIB),)
     own = SyntheticLlama(DENSE, devices)
-    shared = (draft.shared("CUDA0"), draft.shared(is_last_resort=True))
+    shared = (draft.shared("CUDA0"), draft.shared(resort=2))
     llama = Llama(Loads(own.measure, own.record), lambda: 0)
     plan = fit(replace(asked, devices=devices), SUMMARY, llama, lambda step: None, True, shared)
     assert plan.fits and plan.host.shared > 0 == plan.devices[0].shared
@@ -248,6 +279,25 @@ def test_the_split_of_a_draft_model_is_what_the_arguments_say(
     assert found.params(main).tensor_split == split
     told = ("-md", "d.gguf", "-devd", ",".join(devices) or "none", "-ngld", "all", "--spec-type", "draft-simple")
     assert found.arguments(main) == (*told, *words)
+
+
+@pytest.mark.parametrize(
+    ("main", "devices", "split", "words"),
+    [
+        (MAIN, ("CUDA0", "CUDA1"), (3.0, 1.0), ()),
+        (replace(MAIN, tensor_split=None), ("CUDA0", "CUDA1"), (1.0, 1.0), ("-ts", "1,1")),
+        (replace(MAIN, devices=("CUDA1",)), ("CUDA1",), None, ()),
+        (replace(MAIN, devices=()), (), None, ()),
+    ],
+)
+def test_a_draft_model_on_the_models_devices(
+    main: Params, devices: tuple[str, ...], split: tuple[float, ...] | None, words: tuple[str, ...]
+) -> None:
+    found = Draft("d.gguf", None, -1, "f16", "f16", SyntheticDraft().measure)
+    assert (found.params(main).devices, found.params(main).tensor_split) == (devices, split)
+    told = ("-devd", ",".join(devices) or "none", "-ngld", "all", "--spec-type", "draft-simple", *words)
+    assert found.arguments(main)[2:] == told
+    assert not found.is_in_one_place
 
 
 def test_a_split_that_leaves_a_draft_models_devices_out() -> None:
@@ -382,7 +432,7 @@ def test_a_place_that_llama_cpp_refuses_is_left_out() -> None:
         return draft.measure(params)
 
     def shared(*names: str) -> Shared:
-        return Shared(draft=Draft("d.gguf", names, -1, "f16", "f16", remembered(measure)), is_last_resort=not names)
+        return Shared(draft=Draft("d.gguf", names, -1, "f16", "f16", remembered(measure)), resort=0 if names else 2)
 
     plan = plan_of(DENSE, devices, shared("CUDA0"), shared("CUDA1"), shared())
     assert plan.fits and plan.shared[0].on("CUDA1") > 0
