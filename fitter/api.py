@@ -86,6 +86,15 @@ class Plan(PlanData):
 
         return to_dict(self)
 
+    def format(self, name: str) -> str:
+        """The plan as one of ``fitter fit --format``: ``args``, ``json``, ``ini``, ``env``, ``python`` or ``ik_llama``.
+
+        Raises ``PlanError`` where that format has no word for what the plan needs.
+        """
+        from fitter.output.formats import render
+
+        return render(self, name)
+
     def explain(self) -> str:
         """Why the plan is as it is: what takes its time, each choice's runner-up, the proven distance to the best."""
         from fitter.output.explanation import explanation
