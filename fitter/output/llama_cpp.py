@@ -27,6 +27,7 @@ def llama_kwargs(plan: PlanData) -> dict[str, Any]:
         "tensor overrides": bool(params.tensor_buft_overrides),
         "the list of devices": params.devices is not None and not _are_default(plan),
         "more than one sequence": params.n_seq_max > 1,
+        "the layers for multi-token prediction": params.load_mtp,
     }
     for need, is_needed in needs.items():
         if is_needed:

@@ -16,6 +16,7 @@ from fitter.cli import main
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.gpu import parse_gpus
+from fitter.output.formats.python import fit_kwargs
 from tests import shapes, upstream
 from tests.drafting import upstream as drafting
 from tests.shapes import F32, Q4_K, Shape, Tensor
@@ -597,3 +598,42 @@ def test_nothing_is_shared_without_a_word_of_it(main_model: Path) -> None:
     assert plan.shared == () and plan.search.shared_loads == 0
     assert not plan.params.load_mtp and plan.params == dataclasses.replace(plan.params, n_rs_seq=0, n_outputs_max=0)
     assert Params() == dataclasses.replace(Params(), load_mtp=False, ctx_type="default")
+
+
+# --- for other programs
+
+
+def test_the_python_script_plans_the_same_again(
+    main_model: Path, draft: Path, projector: Path, adapters: tuple[Path, Path]
+) -> None:
+    plan = fit(
+        main_model,
+        n_ctx=4096,
+        model_draft=draft,
+        type_k_draft="q8_0",
+        mmproj=projector,
+        lora=adapters[0],
+        lora_scaled=f"{adapters[1]}:0.5",
+        reserve={"CUDA0": 5 * MIB, "host": 7},
+        n_seq_max=2,
+    )
+    again = fitter.fit(main_model, gpus=GPUS, host_bandwidth="60GB/s", **fit_kwargs(plan))
+    assert (again.params, again.breakdown) == (plan.params, plan.breakdown)
+    assert again.shared == plan.shared
+    assert f'model_draft="{draft}"' in plan.format("python")
+
+
+def test_the_python_script_of_prediction_layers(mtp_model: Path) -> None:
+    gpus = ["rtx-5090", "24GiB"]
+    plan = fit(mtp_model, gpus, n_ctx=4096, mtp=True, draft_max=2)
+    again = fitter.fit(mtp_model, gpus=gpus, host_bandwidth="60GB/s", **fit_kwargs(plan))
+    assert (again.params, again.shared) == (plan.params, plan.shared)
+    alone = dataclasses.replace(plan, params=Params(n_ctx=4096, load_mtp=True))
+    with pytest.raises(errors.PlanError, match="no parameter for the layers for multi-token prediction"):
+        alone.llama_kwargs()
+
+
+def test_llama_server_reads_the_preset(main_model: Path, draft: Path, projector: Path) -> None:
+    plan = fit(main_model, n_ctx=4096, model_draft=draft, mmproj=projector)
+    preset = plan.format("ini").splitlines()
+    assert f"model-draft = {draft}" in preset and f"mmproj = {projector}" in preset
