@@ -60,6 +60,8 @@ class Asked:
         for option, value in (("-devd", self.devices_draft), ("-ngld", self.n_gpu_layers_draft)):
             if value is not None and self.model_draft is None:
                 raise UsageError(f"{option} is about a draft model: name one with -md, or leave it out")
+        if len(set(named := _devices(self.devices_draft) or ())) != len(named):
+            raise UsageError("a device of the draft model is named twice")
         for option, value in (("-ctkd", self.type_k_draft), ("-ctvd", self.type_v_draft)):
             if value is not None and self.model_draft is None and not self.mtp:
                 raise UsageError(f"{option} is about drafting: use it with -md or --mtp, or leave it out")

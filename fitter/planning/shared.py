@@ -250,7 +250,8 @@ class Shared:
         """What is known of it before anything is placed: at the smallest context of ``request``."""
         found = [*self._fixed()]
         if self.draft is not None and self.draft.is_in_one_place:
-            n_ctx = request.params.n_ctx if "n_ctx" in request.fixed else request.n_ctx_min
+            is_fixed = "n_ctx" in request.fixed and "context" not in request.allow
+            n_ctx = request.params.n_ctx if is_fixed else min(request.n_ctx_min, request.params.n_ctx)
             rows = by_device(self.draft.measure(self.draft.params(replace(request.params, n_ctx=n_ctx))))
             found.append(SharedUse("draft", self.draft.path, rows))
         return tuple(found)

@@ -239,6 +239,15 @@ def test_a_draft_model_whose_cache_fills_a_device_is_spread(large: Path, server:
         assert main[device.name] == (device.model, device.context, device.compute)
 
 
+def test_a_context_that_may_shrink_shrinks_for_the_draft_model_too(large: Path, draft: Path) -> None:
+    given: dict[str, Any] = {"n_ctx": 65536, "model_draft": draft}
+    plan = fit(large, ["6GiB"], allow=["context"], **given)
+    assert plan.fits and plan.devices[0].shared > 0
+    assert 2560 <= plan.params.n_ctx < 65536 and not plan.params.tensor_buft_overrides
+    at = fitter.measure(draft, gpus=["6GiB"], devices=["CUDA0"], n_ctx=plan.params.n_ctx, n_outputs_max=1)
+    assert plan.devices[0].shared == at.on("CUDA0").used
+
+
 def test_a_device_for_the_draft_model_alone(main_model: Path, draft: Path) -> None:
     pins: dict[str, Any] = {"n_ctx": 4096, "devices": ["CUDA1"]}
     plan = fit(main_model, model_draft=draft, devices_draft=["CUDA0"], **pins)
@@ -518,6 +527,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a type for nothing": (["-ctkd", "q8_0"], "use it with -md or --mtp"),
     "two drafts": (["-md", "{draft}", "--mtp"], "leave one of them out"),
     "unknown draft device": (["-md", "{draft}", "-devd", "CUDA3"], "unknown device 'CUDA3'"),
+    "a draft device twice": (["-md", "{draft}", "-devd", "CUDA0,CUDA0"], "is named twice"),
     "n-max for nothing": (["--spec-draft-n-max", "2"], "with --mtp only"),
     "a device for no projector": (["-mmdev", "CUDA0"], "name one with --mmproj"),
     "images for no projector": (["--image-max-tokens", "9"], "name one with --mmproj"),
