@@ -443,7 +443,7 @@ def measure(
     """Memory that llama.cpp would take with exactly these parameters: one dummy load, rows per buffer type in bytes.
 
     ``parameters`` are those of ``fit`` that llama.cpp has too, none of them fitted, each with llama.cpp's own default
-    (``n_ctx`` 0, the model's own; ``n_gpu_layers`` -1, all). A ``worker`` that is given is used and stays open, for
+    (``n_ctx`` 0, the model's own; ``n_gpu_layers`` -1, all), and ``load_mtp``, ``n_rs_seq`` and ``n_outputs_max``. A ``worker`` that is given is used and stays open, for
     many measurements in a row; it is told of ``gpus`` anew.
 
     Raises what ``fit`` raises.
