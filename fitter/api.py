@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path as FilePath
@@ -54,8 +54,9 @@ from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import pinned_matches
 from fitter.planning.plan import ModelSummary, PlanData
 from fitter.planning.pricing import Price, Speeds, price_params
-from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, HostLimit, Progress, Request
+from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, DeviceLimit, HostLimit, Progress, Request
 from fitter.planning.work import facts_of
+from fitter.sharing import Asked, Drafts, check_mtp, choices, open_draft
 
 if TYPE_CHECKING:
     import llama_cpp
@@ -146,6 +147,20 @@ def fit(
     offload_kqv: bool = True,
     op_offload: bool | None = None,
     swa_full: bool = False,
+    reserve: Mapping[str, int | str] | Sequence[str] = (),
+    model_draft: Path | None = None,
+    devices_draft: Sequence[str] | None = None,
+    n_gpu_layers_draft: int | None = None,
+    type_k_draft: str | None = None,
+    type_v_draft: str | None = None,
+    mtp: bool = False,
+    draft_max: int | None = None,
+    mmproj: Path | None = None,
+    mmproj_device: str | None = None,
+    image_min_tokens: int | None = None,
+    image_max_tokens: int | None = None,
+    lora: Path | Sequence[Path] = (),
+    lora_scaled: str | Sequence[str] = (),
     allow: Collection[str] = (),
     prompt: int | None = None,
     generate: int | None = None,
@@ -169,6 +184,15 @@ def fit(
     CUDA backend about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``rpc`` names
     rpc-servers (``host:port``, or several with commas), whose devices stand before all others. ``devices`` chooses
     among them by name.
+
+    What shares the memory is measured too, and the plan's ``shared`` says what it takes. ``model_draft`` is a draft
+    model, which follows the context; it goes to the device with which the plan is the best one, unless
+    ``devices_draft`` (``none`` for the host) and ``n_gpu_layers_draft`` say otherwise. With ``mtp`` the model's own
+    layers for multi-token prediction draft, ``draft_max`` tokens at a time. ``type_k_draft`` and ``type_v_draft`` are
+    the types of either's KV cache. ``mmproj`` is a multimodal projector, on a device that is chosen likewise unless
+    ``mmproj_device`` names it, for images of ``image_min_tokens`` to ``image_max_tokens``. ``lora`` are adapters, and
+    ``lora_scaled`` some as ``FILE:SCALE``. ``reserve`` keeps memory for anything else: bytes, or ``2GiB``, by the name
+    of a device or ``host``.
 
     ``allow`` names what may be given up to fit, or to be 2 % faster: ``ubatch`` (a smaller ``n_ubatch``), ``kv-q8_0``
     and ``kv-q4_0`` (a KV cache of that type, with flash attention), ``no-op-offload``, ``context`` (less than
@@ -198,6 +222,23 @@ def fit(
     check_choices(objective, strategy)
     check_pins(n_gpu_layers, tensor_split)
     allowed = levers(allow)
+    asked = Asked(
+        reserve=reserve,
+        model_draft=model_draft,
+        devices_draft=devices_draft,
+        n_gpu_layers_draft=n_gpu_layers_draft,
+        type_k_draft=type_k_draft,
+        type_v_draft=type_v_draft,
+        mtp=mtp,
+        draft_max=draft_max,
+        mmproj=mmproj,
+        mmproj_device=mmproj_device,
+        image_min_tokens=image_min_tokens,
+        image_max_tokens=image_max_tokens,
+        lora=lora,
+        lora_scaled=lora_scaled,
+    )
+    asked.check()
     given = params_of(
         None,
         n_ctx=n_ctx or 0,
@@ -218,6 +259,7 @@ def fit(
         op_offload=Params.op_offload if op_offload is None else op_offload,
         swa_full=swa_full,
     )
+    given = replace(given, load_mtp=mtp, n_rs_seq=asked.n_rs_seq, lora=asked.adapters)
     overrides = given.tensor_buft_overrides
     host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
     remote_bandwidths = _given_bandwidths(rpc, rpc_bandwidth)
@@ -240,17 +282,26 @@ def fit(
         is_shared = is_own and library is None and bool(gpus) and not rpc
         second = stack.enter_context(Worker(virtual, timeout=timeout, on_log=on_log)) if is_shared else None
         beside = _Beside(second, model_files(model)) if second else None
-        is_free = not overrides and n_gpu_layers is None and devices is None and split_mode == "layer"
+        is_free = not overrides and n_gpu_layers is None and devices is None and split_mode == "layer" and not mtp
         if beside and is_free:
             beside.load(virtual)
+        # the header that was read last is at hand for its skeleton
+        draft = open_draft(asked, worker)
         opened = open_model(model, worker.header)
+        check_mtp(asked, opened)
         machine = _machine(worker, virtual, host_memory, bool(gpus), bool(rpc))
         if gpus and not virtual and devices is None:
             devices = [device.name for device in machine.devices]
         chosen = _choose(machine, devices, split_mode, main_gpu)
         known = () if virtual else calibrated.read()
-        defaults = [default_margin(calibrated.outside_of(device, known)) for device in chosen]
-        limits = device_limits(chosen, margin, defaults)
+
+        def limits_of(infos: Sequence[DeviceInfo], given: int | Sequence[int] | None) -> tuple[DeviceLimit, ...]:
+            return device_limits(infos, given, [default_margin(calibrated.outside_of(info, known)) for info in infos])
+
+        limits = limits_of(chosen, margin)
+        named = _choose(machine, asked.names or ["none"], "layer", 0)
+        # a list has a margin for each device of the model's
+        others = limits_of([info for info in named if info not in chosen], None if _is_each(margin) else margin)
         if overrides:
             worker.check_patterns([override.pattern for override in overrides])
         fixed = {
@@ -288,15 +339,31 @@ def fit(
             model_bytes=opened.bytes,
             pinned=_pinned(worker, opened, overrides, limits),
             facts=facts_of(opened),
-            speeds=_speeds(virtual, chosen, machine.devices, worker, remote_bandwidths),
+            speeds=_speeds(
+                virtual, machine.devices if draft or mmproj else chosen, machine.devices, worker, remote_bandwidths
+            ),
             host_speed=host_speed or _host_speed(bool(gpus)),
             workload=workload,
             objective=objective,
             strategy=strategy,
             allow=allowed,
         )
-        llama = _llama(worker, beside, opened, skeleton)
-        data = planning.fit(request, _summary(opened), llama, on_progress or (lambda _: None), bool(gpus))
+        drafts = Drafts(worker, draft) if draft else None
+        llama = _llama(worker, beside, opened, skeleton, drafts)
+        shared = choices(
+            asked,
+            worker,
+            opened,
+            draft,
+            drafts,
+            flash_attn,
+            machine.devices,
+            machine.host_total,
+            limits,
+            request.speeds,
+        )
+        report = on_progress or (lambda _: None)
+        data = planning.fit(request, _summary(opened), llama, report, bool(gpus), shared, others)
         for each in filter(None, (worker if is_own else None, second)):
             each.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}
@@ -359,19 +426,26 @@ class _Beside:
         return self._worker.finish_measure()
 
 
-def _llama(worker: Worker, beside: _Beside | None, model: Model, skeleton: bool) -> planning.Llama:
+def _llama(
+    worker: Worker, beside: _Beside | None, model: Model, skeleton: bool, drafts: Drafts | None
+) -> planning.Llama:
     """The ways to ask llama.cpp about ``model``."""
     path, loads = str(model.path), worker.dummy_loads
     copy = Skeleton(tuple(map(str, model.files)))
     if beside:
         beside.know(model.n_layer)
+
+    def shared_loads() -> int:
+        return drafts.loads if drafts else 0
+
     return planning.Llama(
         own=planning.Loads(lambda params: worker.measure(path, params), lambda params: worker.layout(path, params)),
-        dummy_loads=lambda: worker.dummy_loads - loads + (beside.dummy_loads if beside else 0),
+        dummy_loads=lambda: worker.dummy_loads - loads + (beside.dummy_loads if beside else 0) - shared_loads(),
         skeleton=planning.Loads(lambda params: worker.measure(copy, params), lambda params: worker.layout(copy, params))
         if skeleton
         else None,
         beside=beside,
+        shared_loads=shared_loads,
     )
 
 
@@ -390,8 +464,9 @@ def measure(
     """Memory that llama.cpp would take with exactly these parameters: one dummy load, rows per buffer type in bytes.
 
     ``parameters`` are those of ``fit`` that llama.cpp has too, none of them fitted, each with llama.cpp's own default
-    (``n_ctx`` 0, the model's own; ``n_gpu_layers`` -1, all). A ``worker`` that is given is used and stays open, for
-    many measurements in a row; it is told of ``gpus`` and ``rpc`` anew.
+    (``n_ctx`` 0, the model's own; ``n_gpu_layers`` -1, all), and ``load_mtp``, ``n_rs_seq`` and ``n_outputs_max``. A
+    ``worker`` that is given is used and stays open, for many measurements in a row; it is told of ``gpus`` and ``rpc``
+    anew.
 
     Raises what ``fit`` raises.
     """
@@ -616,6 +691,11 @@ def _layer_size(model: Model, index: int | None, cache: int) -> LayerSize:
 def _roles(tensors: Sequence[tuple[Role, int]]) -> tuple[RoleSize, ...]:
     sizes = [[size for role, size in tensors if role is wanted] for wanted in Role]
     return tuple(RoleSize(role.value, len(own), sum(own)) for role, own in zip(Role, sizes, strict=True) if own)
+
+
+def _is_each(margin: int | Sequence[int] | None) -> bool:
+    """Whether it is a margin for each device, not one for all."""
+    return not isinstance(margin, int) and margin is not None and len(margin) > 1
 
 
 def _check_limits(fit_ctx: int, host_margin: int, timeout: float) -> None:

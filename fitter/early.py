@@ -26,9 +26,11 @@ _HELD = "held "
 _QUICK = frozenset({"-h", "--help", "--version", "--catalogue"})
 _PLACEMENT = (
     *("-ngl", "--gpu-layers", "--n-gpu-layers", "-ts", "--tensor-split", "-sm", "--split-mode", "-mg", "--main-gpu"),
-    *("-dev", "--device", "-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe"),
+    *("-dev", "--device", "-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "--mtp"),
 )
 """Options that change how a model is loaded, or the beginning of their names."""
+_FILES = frozenset({"-md", "--model-draft", "--spec-draft-model", "-mm", "--mmproj", "--lora"})
+"""Options whose value is a file beside the model's."""
 
 
 def begin(args: Sequence[str]) -> bool:
@@ -40,7 +42,14 @@ def begin(args: Sequence[str]) -> bool:
         for _ in range(min(process.processors(), _MOST_WORKERS)):
             process.prestart(lambda word: None)
         return False
-    model = next((word for word in args if word.endswith(".gguf") and os.path.isfile(word)), None)
+    model = next(
+        (
+            word
+            for before, word in pairwise(("", *args))
+            if before not in _FILES and word.endswith(".gguf") and os.path.isfile(word)
+        ),
+        None,
+    )
 
     def read(_: object) -> Then:
         return lambda session: session.header(model) if model else None

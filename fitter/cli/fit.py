@@ -24,6 +24,7 @@ Exit status: 0 fits, 1 does not fit, 2 usage, 3 the model cannot be read or llam
 @options.model_argument
 @options.context_options
 @options.placement_options
+@options.shared_options
 @options.limit_options
 @options.speed_options
 @options.search_options

@@ -59,6 +59,7 @@ MAX_ARRAY_VALUES = 4096
 
 _DEVICE_TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+_CONTEXT_TYPES = {"default": 0, "mtp": 1}
 _UINT32_MAX = 2**32 - 1
 _MAX_ROWS = 1024
 _LOG_ERROR = 4
@@ -206,6 +207,7 @@ def _apply_model(params: Params, out: Any, known: Registry, leave_default: bool,
     out.n_gpu_layers = _in_range("n_gpu_layers", params.n_gpu_layers, -(2**31), 2**31 - 1)
     out.split_mode = _named("split_mode", params.split_mode, _SPLIT_MODES)
     out.main_gpu = _in_range("main_gpu", params.main_gpu, -1, MAX_DEVICES)
+    out.load_mtp = params.load_mtp
 
     if params.tensor_split is not None:
         limit = int(llama_cpp.llama_max_devices())
@@ -249,6 +251,9 @@ def _apply_context(params: Params, out: Any) -> None:
     out.offload_kqv = params.offload_kqv
     out.op_offload = params.op_offload
     out.swa_full = params.swa_full
+    out.ctx_type = _named("ctx_type", params.ctx_type, _CONTEXT_TYPES)
+    out.n_rs_seq = _in_range("n_rs_seq", params.n_rs_seq, 0, _UINT32_MAX)
+    out.n_outputs_max = _in_range("n_outputs_max", params.n_outputs_max, 0, _UINT32_MAX)
 
 
 def select(names: Sequence[str], known: Registry) -> tuple[Device, ...]:
@@ -454,9 +459,12 @@ class Loader:
         self.loads += 1
         self._models["measure"] = _Dummy(self._library, key, ahead.path, params, model, ahead.pointers)
 
-    def measure(self, path: str | Skeleton, params: Params) -> Breakdown:
-        """Load ``path`` with ``params`` without allocating, and say what it would take. Raises ``LlamaCppError``."""
-        dummy = self._model("measure", path, params, self.devices)
+    def measure(self, path: str | Skeleton, params: Params, role: str = "measure") -> Breakdown:
+        """Load ``path`` with ``params`` without allocating, and say what it would take. Raises ``LlamaCppError``.
+
+        The last model of each ``role`` is kept.
+        """
+        dummy = self._model(role, path, params, self.devices)
         with dummy.context(params) as context:
             lora = dummy.apply(params.lora, context)
             found = breakdown_of(context)
@@ -483,6 +491,8 @@ class Loader:
             flash_attn=params.flash_attn,
             op_offload=params.op_offload,
             swa_full=params.swa_full,
+            load_mtp=params.load_mtp,
+            n_rs_seq=params.n_rs_seq,
         )
         dummy = self._model("layout", path, everything, Registry((recorder,), (recorder,)))
         backend.fitter_virtual_record_clear()
@@ -574,6 +584,7 @@ def _model_key(path: str | Skeleton, params: Params) -> tuple[object, ...]:
         params.tensor_buft_overrides,
         params.split_mode,
         params.main_gpu,
+        params.load_mtp,
     )
 
 

@@ -136,7 +136,7 @@ class Worker:
 
     def begin_measure(self, path: str | os.PathLike[str], params: Params) -> None:
         """Begin what ``measure`` does, after what was begun before, and do not wait for it: ``finish_measure`` does."""
-        self._begin("measure", path=os.fspath(path), params=params)
+        self._begin("measure", path=os.fspath(path), params=params, role="measure")
 
     def begin_loading(self, path: str | os.PathLike[str], params: Params) -> None:
         """Begin to load the model for a ``begin_measure`` with the same placement that may follow."""
@@ -160,13 +160,14 @@ class Worker:
         """The answer to ``begin_measure``. Raises what ``measure`` raises."""
         return self._guarded(lambda: _decoded(Breakdown, self._finish()))
 
-    def measure(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> Breakdown:
+    def measure(self, path: str | os.PathLike[str] | Skeleton, params: Params, role: str = "measure") -> Breakdown:
         """Memory that loading ``path`` with ``params`` takes, by a dummy load.
 
         Raises ``UsageError`` for bad names, ``ModelError`` for an adapter that cannot be read or is another model's.
         With a ``Skeleton``, what its model would take. ``LlamaCppError`` then may only mean that it has no skeleton.
+        The last model of each ``role`` stays loaded, for other contexts of it.
         """
-        return self._ask(Breakdown, "measure", path=_model(path), params=params)
+        return self._ask(Breakdown, "measure", path=_model(path), params=params, role=role)
 
     def model_info(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> ModelInfo:
         """What llama.cpp says about the model; ``measure`` with the same ``params`` does not load it again."""

@@ -13,6 +13,7 @@ from fitter.llama.virtual import describe as describe
 
 FlashAttn = Literal["auto", "on", "off"]
 SplitMode = Literal["none", "layer", "row", "tensor"]
+ContextType = Literal["default", "mtp"]
 
 RPC = "RPC"
 """The backend of remote devices, those of rpc-servers; they are named ``RPC0``, ``RPC1`` and so on."""
@@ -48,6 +49,9 @@ class Params:
     ``tensor_split`` has a proportion per device (``None``: by free memory). ``devices`` are device names in
     llama.cpp's order; ``None`` is llama.cpp's default choice, ``()`` is no device at all. ``lora`` are adapters that
     are loaded after the context and applied to it.
+    ``load_mtp`` loads the layers for multi-token prediction, and a context of ``ctx_type`` ``mtp`` runs on them alone.
+    ``n_rs_seq`` counts the snapshots of a recurrent state that drafted tokens can be taken back to, ``n_outputs_max``
+    the tokens of a batch that have an output (0: all).
     The defaults are those of llama.cpp's own tools (``common_params``), not of the library.
     """
 
@@ -68,6 +72,10 @@ class Params:
     split_mode: SplitMode = "layer"
     main_gpu: int = 0
     devices: tuple[str, ...] | None = None
+    load_mtp: bool = False
+    ctx_type: ContextType = "default"
+    n_rs_seq: int = 0
+    n_outputs_max: int = 0
     lora: tuple[Lora, ...] = ()
 
 

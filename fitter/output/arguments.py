@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import MAX_DEVICES, Params, TensorBuftOverride
-from fitter.planning.plan import PlanData
+from fitter.planning.plan import PlanData, SharedUse
 
 _DEFAULT = Params()
 _WITHOUT_BACKSLASH = {
@@ -63,7 +63,19 @@ def arguments(plan: PlanData) -> list[str]:
     args += ["-np", str(params.n_seq_max)]
     if params.kv_unified and params.n_seq_max > 1:
         args += ["-kvu"]
-    return [*args, "-fit", "off"]
+    return [*args, *_shared(plan.shared), "-fit", "off"]
+
+
+def _shared(shared: Sequence[SharedUse]) -> list[str]:
+    """The arguments of what shares the memory; of several adapters llama.cpp takes the files with commas."""
+    args: list[str] = []
+    for use in shared:
+        if use.kind == "lora" and (option := use.arguments[0]) in args:
+            place = args.index(option) + 1
+            args[place] += f",{use.arguments[1]}"
+        else:
+            args += use.arguments
+    return args
 
 
 def command_line(args: Sequence[str], *, quoted: bool) -> str:

@@ -35,7 +35,11 @@ def to_dict(plan: PlanData) -> dict[str, Any]:
         "levers": list(plan.levers),
         "shared": [_shared(shared) for shared in plan.shared],
         "rpc": list(plan.rpc),
-        "search": {"dummy_loads": plan.search.dummy_loads, "seconds": round(plan.search.seconds, 3)},
+        "search": {
+            "dummy_loads": plan.search.dummy_loads,
+            "shared_loads": plan.search.shared_loads,
+            "seconds": round(plan.search.seconds, 3),
+        },
         "problems": [
             {"device": problem.device, "missing": problem.missing, "message": problem.message}
             for problem in plan.problems
@@ -208,6 +212,9 @@ def _params(plan: PlanData) -> dict[str, Any]:
         "split_mode": params.split_mode,
         "main_gpu": params.main_gpu,
         "devices": list(plan.breakdown.devices if params.devices is None else params.devices),
+        "load_mtp": params.load_mtp,
+        "n_rs_seq": params.n_rs_seq,
+        "lora": [{"path": lora.path, "scale": lora.scale} for lora in params.lora],
     }
 
 
@@ -248,6 +255,7 @@ def _shared(shared: SharedUse) -> dict[str, Any]:
             {"device": row.device, "model": row.model, "context": row.context, "compute": row.compute}
             for row in shared.rows
         ],
+        "arguments": list(shared.arguments),
     }
 
 

@@ -27,6 +27,7 @@ def llama_kwargs(plan: PlanData) -> dict[str, Any]:
         "tensor overrides": bool(params.tensor_buft_overrides),
         "the list of devices": params.devices is not None and not _are_default(plan),
         "more than one sequence": params.n_seq_max > 1,
+        "the layers for multi-token prediction": params.load_mtp,
     }
     for need, is_needed in needs.items():
         if is_needed:
@@ -45,6 +46,9 @@ def load(plan: PlanData, model_path: str, **kwargs: Any) -> llama_cpp.Llama:
     ``kwargs`` go to ``llama_cpp.Llama``. ``use_mmap`` is its default, true: host weights are mapped from the file
     rather than allocated; with ``use_mmap=False`` every buffer type takes exactly the predicted bytes.
 
+    What shares the memory has its place in the plan, and loading it is the caller's business: a draft model and a chat
+    handler's projector are given to ``Llama``, and so is an adapter of the plan as ``lora_path``.
+
     Raises :class:`PlanError` where the plan does not fit or is for devices that are not here, :class:`UsageError` for
     ``kwargs`` that contradict the plan, :class:`LlamaCppError` where llama.cpp cannot load the model.
     """
@@ -54,7 +58,7 @@ def load(plan: PlanData, model_path: str, **kwargs: Any) -> llama_cpp.Llama:
     for name, value in kwargs.items():
         if name in fixed and value != fixed[name]:
             raise UsageError(f"{name}={value!r} contradicts the plan, which has {fixed[name]!r}: fit again with it")
-        if name in _UNMEASURED and value:
+        if name in _UNMEASURED and value and not (name == "lora_path" and _is_counted(plan, value)):
             raise UsageError(f"{name}={value!r} takes memory that the plan does not count: leave it out")
     registry = binding.registry()
     wanted = plan.breakdown.devices if plan.params.devices is None else plan.params.devices
@@ -69,6 +73,11 @@ def load(plan: PlanData, model_path: str, **kwargs: Any) -> llama_cpp.Llama:
         return PlannedLlama(model_path, params=plan.params, registry=registry, kwargs={**fixed, **kwargs})
     except (ValueError, RuntimeError) as error:
         raise LlamaCppError(f"{error}; load with verbose=True to see llama.cpp's log") from error
+
+
+def _is_counted(plan: PlanData, path: object) -> bool:
+    """Whether the adapter is one that the plan was made with."""
+    return any(use.kind == "lora" and use.name == str(path) for use in plan.shared)
 
 
 class PlannedLlama(llama_cpp.Llama):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from pathlib import PurePath
 from typing import IO, TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -14,7 +15,7 @@ from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
 from fitter.machine.catalogue import capability_text
 from fitter.output.explanation import default_speeds, explain_lines
 from fitter.output.units import dummy_loads, human, mib, scaled, speed
-from fitter.planning.plan import DeviceUse, HostUse, PlanData
+from fitter.planning.plan import DeviceUse, HostUse, PlanData, SharedUse
 from fitter.planning.pricing import Price
 
 if TYPE_CHECKING:
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
     from fitter.planning.inspection import Inspection
 
 _FILE_WIDTH = 120
+_KINDS = {
+    "draft": "draft model",
+    "mtp": "multi-token prediction of",
+    "projector": "projector",
+    "lora": "LoRA adapter",
+    "reserve": "reserved",
+}
+_FOR_SERVER = ("draft", "mtp", "projector")
 
 
 def print_to(stream: IO[str], renderable: RenderableType) -> None:
@@ -41,6 +50,11 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
     parts: list[RenderableType] = [_title(plan), _use_table(plan)]
     if verbose:
         parts.append(rows_table(plan.breakdown.rows))
+    if plan.shared:
+        lines = [_shared(shared) for shared in plan.shared]
+        if any(shared.kind in _FOR_SERVER for shared in plan.shared):
+            lines.append("the arguments for what drafts and for a projector are for llama-server and llama-cli")
+        parts.append(Text("\n".join(lines), overflow="fold"))
     if plan.virtual and plan.host.free is None:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"
         parts.append(Text(need))
@@ -52,6 +66,8 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
         lines += explain_lines(plan.estimate, plan.choices, plan.bound) if verbose else default_speeds(plan.estimate)
         parts.append(Text("\n".join(lines), overflow="fold"))
     loads = dummy_loads(plan.search.dummy_loads)
+    if plan.search.shared_loads:
+        loads += f" and {plan.search.shared_loads} of what shares the memory"
     parts.append(Text(f"measured with {loads} in {plan.search.seconds:.1f} s", style="dim"))
     return Group(*parts)
 
@@ -212,19 +228,28 @@ def _title(plan: PlanData) -> Text:
 
 
 def _use_table(plan: PlanData) -> Table:
-    table = _table("MiB", "total", "free", "model", "context", "compute", "used", "left", "margin")
+    shares = ("shared",) if plan.shared else ()
+    table = _table("MiB", "total", "free", "model", "context", "compute", *shares, "used", "left", "margin")
     table.add_column("", overflow="fold", style="dim")
     for device in plan.devices:
-        _add_use(table, device.name, device, device.description)
-    _add_use(table, "host", plan.host, "")
+        _add_use(table, device.name, device, device.description, bool(plan.shared))
+    _add_use(table, "host", plan.host, "", bool(plan.shared))
     return table
 
 
-def _add_use(table: Table, name: str, use: DeviceUse | HostUse, note: str) -> None:
+def _add_use(table: Table, name: str, use: DeviceUse | HostUse, note: str, is_shared: bool) -> None:
     margin = "-" if use.free is None else mib(use.margin)
     left = Text(mib(use.left), style="" if use.fits else "bold red")
-    used = (mib(use.model), mib(use.context), mib(use.compute), mib(use.used))
+    shared = (mib(use.shared),) if is_shared else ()
+    used = (mib(use.model), mib(use.context), mib(use.compute), *shared, mib(use.used))
     table.add_row(name, mib(use.total), mib(use.free), *used, left, margin, note)
+
+
+def _shared(shared: SharedUse) -> str:
+    """One line: what it is, and where it takes how much."""
+    places = ", ".join(f"{human(row.used)} on {row.device or 'the host'}" for row in shared.rows if row.used)
+    name = "" if shared.kind == "reserve" else f" {PurePath(shared.name).name}"
+    return f"{_KINDS.get(shared.kind, shared.kind)}{name}: {places or 'nothing'}"
 
 
 def _parameters(plan: PlanData) -> list[str]:

@@ -51,6 +51,9 @@ class Parameters(TypedDict, total=False):
     offload_kqv: bool
     op_offload: bool
     swa_full: bool
+    load_mtp: bool
+    n_rs_seq: int
+    n_outputs_max: int
 
 
 def params_of(
@@ -74,6 +77,9 @@ def params_of(
     offload_kqv: bool = True,
     op_offload: bool = True,
     swa_full: bool = False,
+    load_mtp: bool = False,
+    n_rs_seq: int = 0,
+    n_outputs_max: int = 0,
 ) -> Params:
     """Parameters of one load. Raises ``UsageError`` where one makes no sense."""
     if n_ctx < 0:
@@ -81,6 +87,9 @@ def params_of(
     for name, value in (("n_seq_max", n_seq_max), ("n_ubatch", n_ubatch), ("n_batch", n_batch)):
         if value is not None and value < 1:
             raise UsageError(f"{name} is {value}: it must be 1 or more")
+    for name, value in (("n_rs_seq", n_rs_seq), ("n_outputs_max", n_outputs_max)):
+        if value < 0:
+            raise UsageError(f"{name} is {value}: it must be 0 or more")
     if tensor_split and any(not share >= 0 for share in tensor_split):
         raise UsageError("tensor_split has a share below 0: give each device a share of 0 or more")
     # llama.cpp cuts n_ubatch to n_batch; a larger micro batch alone means a larger batch too
@@ -103,6 +112,9 @@ def params_of(
         split_mode=split_mode,
         main_gpu=main_gpu,
         devices=None if devices is None else tuple(devices),
+        load_mtp=load_mtp,
+        n_rs_seq=n_rs_seq,
+        n_outputs_max=n_outputs_max,
     )
 
 

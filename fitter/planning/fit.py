@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fitter.errors import LlamaCppError
-from fitter.llama.types import Breakdown, Layout, Params
+from fitter.llama.types import Breakdown, Layout, Params, Row
 from fitter.planning.explain import Choice
 from fitter.planning.levers import Found, changes, improve, pulled, used
 from fitter.planning.objective import objective_seconds
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search
+from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search, SharedUse
 from fitter.planning.pricing import bound_of, price_placement
-from fitter.planning.request import MIB, Measure, Progress, Record, Request
+from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record, Request
 from fitter.planning.search import Trial, search
+from fitter.planning.shared import Shared, beyond, draft_seconds, lacking, lowered, remembered, taken
 
 OnProgress = Callable[[Progress], None]
 OnCandidate = Callable[[Params], None]
@@ -55,89 +56,195 @@ class Llama:
     """The ways in which a fit may ask llama.cpp about one model.
 
     ``own`` loads the user's file, ``skeleton`` a copy of its header that loads faster, ``beside`` the user's file in a
-    second process. ``dummy_loads`` tells how many models were loaded in all.
+    second process. ``dummy_loads`` tells how often the model was loaded, ``shared_loads`` how often others were.
     """
 
     own: Loads
     dummy_loads: Callable[[], int]
     skeleton: Loads | None = None
     beside: Beside | None = None
+    shared_loads: Callable[[], int] = lambda: 0
 
 
-def fit(request: Request, summary: ModelSummary, llama: Llama, on_progress: OnProgress, virtual: bool) -> PlanData:
-    """The plan for ``request``, measured on the user's own file. Raises what asking llama.cpp raises."""
+def fit(
+    request: Request,
+    summary: ModelSummary,
+    llama: Llama,
+    on_progress: OnProgress,
+    virtual: bool,
+    shared: Sequence[Shared] = (),
+    others: Sequence[DeviceLimit] = (),
+) -> PlanData:
+    """The plan for ``request``, measured on the user's own file. Raises what asking llama.cpp raises.
+
+    ``shared`` is what shares the memory: of several choices the plan has the best one. ``others`` are devices for that
+    alone.
+    """
     started = time.monotonic()
-    found = _Fit(request, llama, on_progress).run()
+    found, chosen, breakdown, uses = _Fit(request, llama, on_progress, shared, others).run()
     trial = found.trial
     loads = llama.dummy_loads()
     on_progress(Progress(loads, "done"))
+    occupied = tuple(device for device in others if taken(uses, device.name))
+    devices = _device_uses((*request.devices, *occupied), breakdown, uses)
+    host = _host_use(request, breakdown, uses)
     return PlanData(
         model=summary,
         params=trial.params,
-        breakdown=trial.breakdown,
-        devices=_device_uses(request, trial.breakdown),
-        host=_host_use(request, trial.breakdown),
-        search=Search(loads, time.monotonic() - started),
-        problems=_problems(found.request, trial),
+        breakdown=breakdown,
+        devices=devices,
+        host=host,
+        search=Search(loads, time.monotonic() - started, llama.shared_loads()),
+        problems=_problems(found.request, trial, devices, host),
         n_layer=request.n_layer,
         virtual=virtual,
         estimate=found.price,
         choices=found.choices,
         bound=found.bound,
-        levers=used(request, found),
+        levers=used(chosen.request, found),
+        shared=uses,
     )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One choice of what shares the memory, what is ``known`` of it, and the ``request`` on what that leaves.
+
+    ``lacks``: bytes that what is known lacks by itself. ``seconds``: what drafting takes of the request.
+    """
+
+    shared: Shared
+    known: tuple[SharedUse, ...]
+    request: Request
+    lacks: int = 0
+    seconds: float = 0.0
+
+    def rank(self, found: Found) -> tuple[bool, int, int, float]:
+        """What is larger is the better plan; the time is that of the request with the drafting of its tokens."""
+        trial, seconds = found.trial, found.seconds
+        worth = float(trial.weights) if seconds is None else -(seconds + self.seconds)
+        return trial.fits, -trial.deficit, trial.params.n_ctx, worth
 
 
 class _Fit:
     """One fit: the search on whatever loads fastest, and the confirmation on the user's own file."""
 
-    def __init__(self, request: Request, llama: Llama, on_progress: OnProgress) -> None:
+    def __init__(
+        self,
+        request: Request,
+        llama: Llama,
+        on_progress: OnProgress,
+        shared: Sequence[Shared],
+        others: Sequence[DeviceLimit],
+    ) -> None:
         self._request = request
         self._llama = llama
         self._on_progress = on_progress
+        self._shared = shared
+        self._others = others
         self._own: dict[Params, Breakdown] = {}
         self._begun: Params | None = None
 
-    def run(self) -> Found:
+    def run(self) -> tuple[Found, _Choice, Breakdown, tuple[SharedUse, ...]]:
+        """The best plan, what shares its memory and why so, and what both take on the user's own files."""
         skeleton = self._llama.skeleton
         if skeleton is not None:
             try:
-                found = self._best(skeleton, self._begin)
-                if self._confirm(found.trial.params) == found.trial.breakdown:
-                    return found
+                found, choice = self._best_of(skeleton, self._begin)
+                breakdown = self._confirm(found.trial.params)
+                uses = self._uses(choice, found.trial.params, breakdown, self._confirm)
+                if _joined(choice, breakdown, uses) == found.trial.breakdown:
+                    return found, choice, breakdown, uses
             except LlamaCppError:
                 # Whatever there is to say is to be said of the user's own file.
                 pass
-        return self._best(Loads(self._measure_own, self._llama.own.record), lambda params: None)
+        loads = Loads(self._measure_own, self._llama.own.record)
+        found, choice = self._best_of(loads, lambda params: None)
+        breakdown = self._measure_own(found.trial.params)
+        return found, choice, breakdown, self._uses(choice, found.trial.params, breakdown, self._measure_own)
 
-    def _best(self, loads: Loads, on_candidate: OnCandidate) -> Found:
+    def _choice(self, shared: Shared) -> _Choice:
+        request = self._request
+        if shared.places:
+            self._say(", ".join(f"{what} on {place}" for what, place in shared.places))
+        known = shared.known(request)
+        lacks = lacking(known, (*request.devices, *self._others), request.host)
+        return _Choice(shared, known, lowered(request, known, self._others), lacks)
+
+    def _best_of(self, loads: Loads, on_candidate: OnCandidate) -> tuple[Found, _Choice]:
+        """The best plan with what shares the memory in any of its places; a later resort is for where it is needed."""
+        loads = replace(loads, measure=remembered(loads.measure))
+        every = self._shared or (Shared(),)
+        if len(every) == 1:
+            choice = self._choice(every[0])
+            return self._best(choice, loads, on_candidate), choice
+        ranked: list[tuple[Found, _Choice]] = []
+        without_room: list[_Choice] = []
+        failed: list[LlamaCppError] = []
+
+        def attempt(choice: _Choice) -> None:
+            try:
+                found = self._best(choice, loads, lambda params: None)
+                uses = self._uses(choice, found.trial.params, loads.measure(found.trial.params), loads.measure)
+            except LlamaCppError as error:
+                failed.append(error)
+                return
+            ranked.append((found, replace(choice, seconds=self._draft_seconds(uses))))
+            ranked.sort(key=lambda pair: pair[1].rank(pair[0]), reverse=True)
+
+        for shared in sorted(every, key=lambda shared: shared.resort):
+            if ranked and not self._is_wanted(shared.resort, ranked[0][0]):
+                break
+            try:
+                choice = self._choice(shared)
+            except LlamaCppError as error:
+                failed.append(error)
+                continue
+            if choice.lacks:
+                without_room.append(choice)
+            else:
+                attempt(choice)
+        if not ranked and without_room:
+            attempt(min(without_room, key=lambda choice: choice.lacks))
+        if not ranked:
+            raise failed[0]
+        winner, choice = ranked[0]
+        on_candidate(winner.trial.params)
+        return replace(winner, choices=(*winner.choices, *_between(ranked))), choice
+
+    def _is_wanted(self, resort: int, best: Found) -> bool:
+        """Whether there may be more to gain from a later resort than from the ``best`` plan before it."""
+        is_widest = "n_ctx" in self._request.fixed or best.trial.params.n_ctx >= self._request.n_ctx_max
+        return resort == 0 or not best.trial.fits or (resort == 1 and not is_widest)
+
+    def _draft_seconds(self, uses: Sequence[SharedUse]) -> float:
+        request = self._request
+        return draft_seconds(uses, request.speeds, request.host_speed, request.workload.generate)
+
+    def _best(self, choice: _Choice, loads: Loads, on_candidate: OnCandidate) -> Found:
         """The best plan, with what the user lets be given up where that makes it better."""
 
         def attempt(request: Request) -> Found | None:
             try:
-                return self._search(request, remembered, lambda params: None)
+                return self._search(request, choice, loads, lambda params: None)
             except LlamaCppError:
                 # nobody asked for these parameters
                 return None
 
-        known: dict[Params, Breakdown] = {}
-
-        def measure(params: Params) -> Breakdown:
-            if params not in known:
-                known[params] = loads.measure(params)
-            return known[params]
-
-        remembered = replace(loads, measure=measure)
-        first = self._search(self._request, remembered, on_candidate)
+        first = self._search(choice.request, choice, loads, on_candidate)
         return improve(first, attempt, lambda found: on_candidate(found.trial.params))
 
-    def _search(self, request: Request, loads: Loads, on_candidate: OnCandidate) -> Found:
+    def _uses(self, choice: _Choice, params: Params, own: Breakdown, measure: Measure) -> tuple[SharedUse, ...]:
+        return choice.shared.uses(params, own, measure)
+
+    def _search(self, request: Request, choice: _Choice, loads: Loads, on_candidate: OnCandidate) -> Found:
         layouts: list[Layout] = []
         choices: list[Choice] = []
 
         def measure(params: Params) -> Breakdown:
             self._say(_attempt(params, self._request))
-            return loads.measure(params)
+            own = loads.measure(params)
+            return _joined(choice, own, self._uses(choice, params, own, loads.measure))
 
         def record(params: Params) -> Layout:
             self._say(f"sizes of all tensors at a context of {params.n_ctx}")
@@ -155,7 +262,7 @@ class _Fit:
             # the plan holds without a price
             return Found(request, trial)
         devices, placement = trial.used
-        price = price_placement(request, devices, placement, trial.params, trial.breakdown, layout)
+        price = price_placement(request, devices, placement, trial.params, loads.measure(trial.params), layout)
         if price is None:
             return Found(request, trial)
         bound = None
@@ -216,7 +323,31 @@ def placement_of(params: Params) -> Params:
         tensor_buft_overrides=params.tensor_buft_overrides,
         split_mode=params.split_mode,
         main_gpu=params.main_gpu,
+        load_mtp=params.load_mtp,
     )
+
+
+def _joined(choice: _Choice, own: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:
+    """What the search is told: the model's own rows, and in one for each device what ``uses`` take beyond the known."""
+    rows: tuple[Row, ...] = beyond(choice.known, uses)
+    return replace(own, rows=(*own.rows, *rows)) if rows else own
+
+
+def _between(ranked: Sequence[tuple[Found, _Choice]]) -> tuple[Choice, ...]:
+    """What is said of the choice of places for what shares the memory, where its time is estimated."""
+
+    def place(choice: _Choice) -> str:
+        return ", ".join(dict.fromkeys(place for _, place in choice.shared.places))
+
+    def seconds(found: Found, choice: _Choice) -> float | None:
+        return None if found.seconds is None else found.seconds + choice.seconds
+
+    times = [seconds(*pair) for pair in ranked[:2]]
+    if len(times) < 2 or times[0] is None:
+        return ()
+    what = " and ".join(what for what, _ in ranked[0][1].shared.places)
+    subject = f"where {what} {'are' if ' and ' in what else 'is'}"
+    return (Choice(subject, place(ranked[0][1]), times[0], place(ranked[1][1]), times[1]),)
 
 
 def _attempt(params: Params, request: Request) -> str:
@@ -227,9 +358,11 @@ def _attempt(params: Params, request: Request) -> str:
     return f"{context}, {n_gpu_layers} of {request.n_layer + 1} layers on {', '.join(params.devices)}"
 
 
-def _device_uses(request: Request, breakdown: Breakdown) -> tuple[DeviceUse, ...]:
+def _device_uses(
+    devices: Sequence[DeviceLimit], breakdown: Breakdown, shared: Sequence[SharedUse]
+) -> tuple[DeviceUse, ...]:
     uses = []
-    for device in request.devices:
+    for device in devices:
         row = breakdown.on(device.name)
         uses.append(
             DeviceUse(
@@ -241,17 +374,18 @@ def _device_uses(request: Request, breakdown: Breakdown) -> tuple[DeviceUse, ...
                 row.model,
                 row.context,
                 row.compute,
+                taken(shared, device.name),
             )
         )
     return tuple(uses)
 
 
-def _host_use(request: Request, breakdown: Breakdown) -> HostUse:
+def _host_use(request: Request, breakdown: Breakdown, shared: Sequence[SharedUse]) -> HostUse:
     host, row = request.host, breakdown.host
-    return HostUse(host.total, host.free, host.margin, row.model, row.context, row.compute)
+    return HostUse(host.total, host.free, host.margin, row.model, row.context, row.compute, taken(shared, None))
 
 
-def _problems(request: Request, trial: Trial) -> tuple[Problem, ...]:
+def _problems(request: Request, trial: Trial, devices: Sequence[DeviceUse], host: HostUse) -> tuple[Problem, ...]:
     problems = []
     for name, missing in trial.missing:
         if name == "host":
@@ -260,11 +394,11 @@ def _problems(request: Request, trial: Trial) -> tuple[Problem, ...]:
                 remedy = "ask for a smaller -c, " + remedy
             if not request.host.paging:
                 remedy += ", or let weights be paged from disk with --allow paging"
-            used, free, margin = trial.breakdown.host.used, request.host.free or 0, request.host.margin
+            used, shared, free, margin = host.used, host.shared, host.free or 0, host.margin
             where = "the host"
         else:
-            device = next(device for device in request.devices if device.name == name)
-            used, free, margin = trial.breakdown.on(name).used, device.free, device.margin
+            device = next(device for device in devices if device.name == name)
+            used, shared, free, margin = device.used, device.shared, device.free, device.margin
             where = name
             freed = [
                 f"{flag} free"
@@ -274,11 +408,14 @@ def _problems(request: Request, trial: Trial) -> tuple[Problem, ...]:
             if request.params.tensor_buft_overrides:
                 freed.append("fewer tensors to it with -ot")
             remedy = " or ".join([*(f"leave {flag}" for flag in freed), "use a smaller margin with --fit-target"])
+        needed = f"{_mib_up(used)} MiB are needed"
+        if shared:
+            needed += f", {_mib_up(shared)} MiB of them for what shares the memory,"
         problems.append(
             Problem(
                 name,
                 missing,
-                f"{where} lacks {_mib_up(missing)} MiB: {_mib_up(used)} MiB are needed beside a margin of "
+                f"{where} lacks {_mib_up(missing)} MiB: {needed} beside a margin of "
                 f"{margin // MIB} MiB, and {free // MIB} MiB are free; {remedy}",
             )
         )

@@ -24,12 +24,14 @@ class SharedUse:
     """What something beside the model takes of the same memory, in a plan.
 
     ``kind``: ``projector``, ``draft``, ``mtp``, ``lora`` or ``reserve``. ``name``: its file, or what it is reserved
-    for. ``rows``: by device or host, ``device`` being ``None`` on the host.
+    for. ``rows``: by device or host, ``device`` being ``None`` on the host. ``arguments`` are llama-server's for it,
+    which take what was measured.
     """
 
     kind: str
     name: str
     rows: tuple[Row, ...]
+    arguments: tuple[str, ...] = ()
 
     def on(self, device: str | None) -> int:
         """Bytes on a device, or on the host (``None``)."""
@@ -108,10 +110,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Search:
-    """What finding the plan took: dummy loads (another context of a loaded model is none) and seconds."""
+    """What finding the plan took: dummy loads (another context of a loaded model is none) and seconds.
+
+    ``shared_loads`` are those of what shares the memory, counted apart.
+    """
 
     dummy_loads: int
     seconds: float
+    shared_loads: int = 0
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ class Request:
 
     ``objective`` (of ``OBJECTIVES``) and ``strategy`` (of ``STRATEGIES``) say which plan is the best. ``workload`` is
     the request that is priced, which every context from ``n_ctx_min`` up holds; ``speeds`` has every device's by name.
-    What is to be priced has ``facts`` and ``host_speed``; without them there is no estimate.
+    What is to be priced has ``facts`` and ``host_speed``; without them there is no estimate. ``beside`` are devices
+    that keep their margin even where nothing of the model is on them, since something else is.
     """
 
     params: Params
@@ -91,6 +92,7 @@ class Request:
     objective: str = "request"
     strategy: str = "fastest"
     allow: frozenset[str] = frozenset()
+    beside: tuple[DeviceLimit, ...] = ()
 
     @property
     def n_streams(self) -> int:
@@ -112,6 +114,9 @@ class Request:
         """The smallest context worth having, never above the largest."""
         return min(self.fit_ctx * self.n_streams, self.n_ctx_max)
 
+
+SHARED_ROW = "shared"
+"""Buffer type of the rows in which a measurement has what shares the memory, beyond what was known before it."""
 
 Measure = Callable[[Params], Breakdown]
 """What a dummy load takes; raises ``LlamaCppError`` where llama.cpp cannot make it."""

@@ -17,7 +17,7 @@ from fitter.planning.memory import HOST, Unit, between, units_of
 from fitter.planning.objective import Prices
 from fitter.planning.packing import pack, pack_fastest, pack_whole
 from fitter.planning.placement import Placement, caches_on, counts_for_split, merged, overrides_of, weights_on
-from fitter.planning.request import DeviceLimit, Measure, Record, Request
+from fitter.planning.request import SHARED_ROW, DeviceLimit, Measure, Record, Request
 
 _MAX_CORRECTIONS = 12
 _MAX_CONTEXTS = 40
@@ -153,12 +153,14 @@ def _rank(trial: Trial) -> tuple[bool, int, int, float]:
 
 def missing_of(request: Request, breakdown: Breakdown, devices: Sequence[DeviceLimit]) -> tuple[tuple[str, int], ...]:
     """What each device and the host lack of their margin, those that lack nothing left out."""
-    lacks = [(device.name, breakdown.on(device.name).used - device.target) for device in devices]
+    occupied = {device.name for device in request.beside}
+    every = (*devices, *(device for device in request.beside if device not in devices))
+    lacks = [(device.name, breakdown.on(device.name).used - device.target) for device in every]
     host, target = breakdown.host, request.host.target
     if target is not None:
         lacks.append(("host", host.used - (host.model if request.host.paging else 0) - target))
     # a device that nothing was put on has nothing to answer for, however little of it is free
-    used = {row.device for row in breakdown.rows if row.used and not row.is_host}
+    used = occupied | {row.device for row in breakdown.rows if row.used and not row.is_host}
     return tuple((name, lack) for name, lack in lacks if lack > 0 and (name == "host" or name in used))
 
 
@@ -183,6 +185,8 @@ class _Attempt:
         self._on_choice = on_choice
         self._best: Trial | None = before._best if before else None
         self._compute: dict[bool, LearnedCompute] = {True: LearnedCompute(), False: LearnedCompute()}
+        # what is not the model's own, which is there whatever of the model is
+        self._shared: LearnedCompute = before._shared if before else LearnedCompute()
         self._trials: dict[Params, Trial] = {}
         self._last: Trial | None = None
         self._least: Trial | None = None
@@ -233,6 +237,8 @@ class _Attempt:
             known = self._compute[whole].at(device.name, n_ctx)
             if known is None:
                 known = None if optimistic else self._compute[not whole].at(device.name, n_ctx)
+            if known is None:
+                known = self._shared.at(device.name, n_ctx)
             budgets.append(device.target - (known or 0) - off[d])
         return budgets
 
@@ -269,6 +275,9 @@ class _Attempt:
                 if d not in placement.idle:
                     self._compute[whole].learn(device.name, n_ctx, breakdown.on(device.name).compute)
             self._compute[whole].learn("host", n_ctx, breakdown.host.used)
+            for row in breakdown.rows:
+                if row.buffer_type == SHARED_ROW and row.device is not None:
+                    self._shared.learn(row.device, n_ctx, row.used)
             if self._least is None or self._least_is_guess or trial.deficit < self._least.deficit:
                 self._least, self._least_is_guess = trial, is_guess
             if trial.fits and (self._best is None or _rank(trial) > _rank(self._best)):
@@ -711,6 +720,8 @@ class _Attempt:
 
     def _promises_host(self, n_ctx: int) -> bool:
         target, used = self.request.host.target, self._compute[True].at("host", n_ctx)
+        if any((self._shared.at(device.name, n_ctx) or 0) > device.target for device in self.request.beside):
+            return False
         return target is None or used is None or self.request.host.paging or used <= target
 
     def _largest_context(

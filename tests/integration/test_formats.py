@@ -24,7 +24,7 @@ import fitter
 from fitter.api import Plan
 from fitter.errors import PlanError
 from fitter.llama import wire
-from fitter.llama.types import Breakdown, Params, Row, TensorBuftOverride
+from fitter.llama.types import Breakdown, Lora, Params, Row, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.output import formats
 from fitter.output.arguments import plain_pattern
@@ -164,7 +164,8 @@ def test_the_plans_here_have_every_parameter() -> None:
     same = {
         field.name for field in fields(Params) if getattr(SPILLED.params, field.name) == getattr(default, field.name)
     }
-    assert same == {"op_offload"}
+    # what shares the memory has tests of its own
+    assert same == {"op_offload", "load_mtp", "ctx_type", "n_rs_seq", "n_outputs_max", "lora"}
 
 
 @QUICK
@@ -214,6 +215,7 @@ def test_json_has_every_parameter(plan: Plan) -> None:
     overrides = tuple(TensorBuftOverride(**each) for each in document.pop("tensor_buft_overrides"))
     split = document.pop("tensor_split")
     devices = tuple(document.pop("devices"))
+    document["lora"] = tuple(Lora(**each) for each in document["lora"])
     read = Params(
         tensor_buft_overrides=overrides,
         tensor_split=None if split is None else tuple(split),

@@ -163,6 +163,7 @@ GUESSES = {
     "another context": (["--gpu", "24GiB", "-c", "4096"], "CUDA0,"),
     "fewer layers": (["--gpu", "24GiB", "-ngl", "4"], ""),
     "a tensor elsewhere": (["--gpu", "2GiB", "-ot", "ffn_up=CPU"], ""),
+    "its prediction layers too": (["--gpu", "24GiB", "--mtp"], ""),
     "no such GPU": (["--gpu", "nonsense"], ""),
 }
 
@@ -175,6 +176,15 @@ def test_a_model_is_loaded_at_once_where_it_is_clear_how(
     monkeypatch.setattr(process, "prestart", lambda first: Woken(words))
     early.begin([str(model), *args])
     assert [said.partition(",")[0] for said in words if said] == [part for part in [word.rstrip(",")] if part]
+
+
+def test_a_draft_model_is_not_taken_for_the_model(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    words: list[str] = []
+    monkeypatch.setattr(process, "prestart", lambda first: Woken(words))
+    early.begin(["--gpu", "24GiB", "-md", str(model), "nowhere.gguf"])
+    assert words == []
+    early.begin(["--gpu", "24GiB", "-md", "nowhere.gguf", str(model)])
+    assert [said.partition(",")[0] for said in words] == ["CUDA0"]
 
 
 class Woken:

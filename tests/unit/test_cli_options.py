@@ -78,6 +78,26 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         ("--rpc a:1,b:2 --rpc c:3", {"rpc": ("a:1", "b:2", "c:3")}),
         ("--rpc a:1 --rpc-bandwidth 900GB/s,1TB/s", {"rpc": ("a:1",), "rpc_bandwidth": "900GB/s,1TB/s"}),
         ("--timeout 2.5", {"timeout": 2.5}),
+        (
+            "-md d.gguf -devd CUDA1 -ngld 9",
+            {"model_draft": "d.gguf", "devices_draft": ("CUDA1",), "n_gpu_layers_draft": 9},
+        ),
+        (
+            "--model-draft d.gguf -devd none -ngld all",
+            {"model_draft": "d.gguf", "devices_draft": (), "n_gpu_layers_draft": -1},
+        ),
+        (
+            "--spec-draft-model d -ctkd q8_0 -ctvd q4_0",
+            {"model_draft": "d", "type_k_draft": "q8_0", "type_v_draft": "q4_0"},
+        ),
+        ("--mtp --spec-draft-n-max 5", {"mtp": True, "draft_max": 5}),
+        (
+            "--mmproj p.gguf -mmdev CUDA1 --image-min-tokens 64 --image-max-tokens 256",
+            {"mmproj": "p.gguf", "mmproj_device": "CUDA1", "image_min_tokens": 64, "image_max_tokens": 256},
+        ),
+        ("-mm p.gguf --mmproj-device none", {"mmproj": "p.gguf", "mmproj_device": "none"}),
+        ("--lora a,b --lora c --lora-scaled d:0.5", {"lora": ("a", "b", "c"), "lora_scaled": ("d:0.5",)}),
+        ("--reserve CUDA0=2GiB --reserve host=1GiB", {"reserve": ("CUDA0=2GiB", "host=1GiB")}),
         ("--allow paging", {"allow": ("paging",)}),
         ("--allow ubatch,kv-q8_0 --allow context", {"allow": ("ubatch", "kv-q8_0", "context")}),
     ],
@@ -126,6 +146,13 @@ def test_fit_is_the_default(calls: list[tuple[str, dict[str, Any]]], words: str,
         ("m.gguf --lora=x", "--lora"),
         ("m.gguf --rpc", "requires an argument"),
         ("m.gguf --timeout soon", "'soon' is not a valid float"),
+        ("m.gguf -td 4", "No such option"),
+        ("m.gguf -md", "requires an argument"),
+        ("m.gguf -ctkd q9", "'q9' is not one of 'f32'"),
+        ("m.gguf --spec-draft-n-max 0", "0 is too small; the smallest is 1"),
+        ("m.gguf --mmproj", "requires an argument"),
+        ("m.gguf --image-max-tokens 0", "0 is too small; the smallest is 1"),
+        ("m.gguf --rpc x", "--rpc"),
         ("m.gguf --prompt 0", "0 is too small; the smallest is 1"),
         ("m.gguf --generate -1", "-1 is too small; the smallest is 1"),
         ("m.gguf --generate some", "'some' is not a whole number"),
@@ -152,8 +179,8 @@ def test_wrong_words_are_one_line(
 
 
 def test_an_unknown_option_is_named_in_full(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["m.gguf", "-md", "draft.gguf"])
-    assert re.search(r"No such option:? '?-md'? ", capsys.readouterr().err)
+    main(["m.gguf", "-td", "4"])
+    assert re.search(r"No such option:? '?-td'? ", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["fit", "--help"], ["inspect", "-h"], ["devices", "-h"]])

@@ -68,6 +68,9 @@ def test_a_plan_by_the_schema() -> None:
             "split_mode": "layer",
             "main_gpu": 0,
             "devices": ["CUDA0", "CUDA1"],
+            "load_mtp": False,
+            "n_rs_seq": 0,
+            "lora": [],
         },
         "arguments": arguments(plan),
         "devices": [
@@ -89,7 +92,7 @@ def test_a_plan_by_the_schema() -> None:
         "levers": [],
         "shared": [],
         "rpc": [],
-        "search": {"dummy_loads": 5, "seconds": 1.25},
+        "search": {"dummy_loads": 5, "shared_loads": 0, "seconds": 1.25},
         "problems": [],
     }
     document = to_dict(plan)

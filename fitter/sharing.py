@@ -1,0 +1,228 @@
+"""What ``fit`` is asked to leave memory for: from the user's words to what planning counts."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fitter.errors import ModelError, UsageError
+from fitter.llama.client import Worker
+from fitter.llama.types import Breakdown, DeviceInfo, FlashAttn, Lora, Params, Row
+from fitter.machine.speed import DeviceSpeed
+from fitter.model.header import Model, open_model
+from fitter.model.source import show
+from fitter.planning.request import DeviceLimit
+from fitter.planning.shared import (
+    DRAFT_MAX,
+    Draft,
+    Mtp,
+    Projector,
+    Shared,
+    parse_reserve,
+    places,
+    remembered,
+    reservation,
+)
+
+_HEADS = ("eagle3", "dflash", "gemma4-assistant")
+"""Architectures of draft models that only run beside a context of the main one."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The parameters of ``fit`` that are about what shares the memory, as they were given."""
+
+    reserve: Mapping[str, int | str] | Sequence[str] = ()
+    model_draft: str | os.PathLike[str] | None = None
+    devices_draft: Sequence[str] | None = None
+    n_gpu_layers_draft: int | None = None
+    type_k_draft: str | None = None
+    type_v_draft: str | None = None
+    mtp: bool = False
+    draft_max: int | None = None
+    mmproj: str | os.PathLike[str] | None = None
+    mmproj_device: str | None = None
+    image_min_tokens: int | None = None
+    image_max_tokens: int | None = None
+    lora: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] = ()
+    lora_scaled: Sequence[str] | str = ()
+
+    def check(self) -> None:
+        """Raise ``UsageError`` for what makes no sense whatever the model and the machine."""
+        parse_reserve(self.reserve)
+        if self.model_draft is not None and self.mtp:
+            raise UsageError(
+                "a draft model and the model's own layers (--mtp) cannot draft both: leave one of them out"
+            )
+        for option, value in (("-devd", self.devices_draft), ("-ngld", self.n_gpu_layers_draft)):
+            if value is not None and self.model_draft is None:
+                raise UsageError(f"{option} is about a draft model: name one with -md, or leave it out")
+        if len(set(named := _devices(self.devices_draft) or ())) != len(named):
+            raise UsageError("a device of the draft model is named twice")
+        for option, value in (("-ctkd", self.type_k_draft), ("-ctvd", self.type_v_draft)):
+            if value is not None and self.model_draft is None and not self.mtp:
+                raise UsageError(f"{option} is about drafting: use it with -md or --mtp, or leave it out")
+        if self.draft_max is not None and not self.mtp:
+            raise UsageError("--spec-draft-n-max changes the memory with --mtp only: leave it out")
+        if self.draft_max is not None and self.draft_max < 1:
+            raise UsageError(f"--spec-draft-n-max is {self.draft_max}: it must be 1 or more")
+        images = (("--image-min-tokens", self.image_min_tokens), ("--image-max-tokens", self.image_max_tokens))
+        for option, value in (("-mmdev", self.mmproj_device), *images):
+            if value is not None and self.mmproj is None:
+                raise UsageError(f"{option} is about a projector: name one with --mmproj, or leave it out")
+        for option, tokens in images:
+            if tokens is not None and tokens < 1:
+                raise UsageError(f"{option} is {tokens}: it must be 1 or more")
+        _ = self.adapters
+
+    @property
+    def n_rs_seq(self) -> int:
+        """States of a recurrent model that llama-server keeps for tokens that are taken back."""
+        return (self.draft_max or DRAFT_MAX) if self.mtp else 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Devices that are named for something else than the model."""
+        of_projector = _devices(None if self.mmproj_device is None else (self.mmproj_device,)) or ()
+        return tuple(dict.fromkeys((*(_devices(self.devices_draft) or ()), *of_projector)))
+
+    @property
+    def adapters(self) -> tuple[Lora, ...]:
+        """The LoRA adapters. Raises ``UsageError`` for what ``--lora`` and ``--lora-scaled`` cannot say."""
+        plain = (self.lora,) if isinstance(self.lora, (str, os.PathLike)) else self.lora
+        scaled = (self.lora_scaled,) if isinstance(self.lora_scaled, str) else self.lora_scaled
+        found = [Lora(os.fspath(path)) for path in plain]
+        for text in scaled:
+            path, _, scale = text.rpartition(":")
+            try:
+                found.append(Lora(path, float(scale)))
+            except ValueError:
+                path = ""
+            if not path or not math.isfinite(found[-1].scale):
+                raise UsageError(f"'{text}' is no scaled adapter: write FILE:SCALE, such as style.gguf:0.5")
+        for lora in found:
+            for char in ",:" if lora.scale != 1 else ",":
+                if char in lora.path:
+                    raise UsageError(f"the adapter '{lora.path}' has '{char}' in its name, where llama.cpp cuts it")
+        return tuple(found)
+
+
+class Drafts:
+    """Dummy loads of a draft model, counted apart from those of the model: each placement and context once."""
+
+    def __init__(self, worker: Worker, model: Model) -> None:
+        self._worker = worker
+        self._path = str(model.path)
+        self.loads = 0
+        self.measure = remembered(self._measure)
+
+    def _measure(self, params: Params) -> Breakdown:
+        before = self._worker.dummy_loads
+        try:
+            # one model is kept for each place
+            return self._worker.measure(self._path, params, role=f"draft on {','.join(params.devices or ())}")
+        finally:
+            self.loads += self._worker.dummy_loads - before
+
+
+def open_draft(asked: Asked, worker: Worker) -> Model | None:
+    """The draft model, ``None`` without one. Raises ``ModelError`` where llama-server would not draft with it alone."""
+    if asked.model_draft is None:
+        return None
+    model = open_model(asked.model_draft, worker.header)
+    names = {tensor.name for tensor in model.tensors}
+    has_heads_alone = any(".nextn." in name for name in names) and "blk.0.attn_norm.weight" not in names
+    if model.architecture in _HEADS or has_heads_alone:
+        raise ModelError(
+            f"{show(model.path)} ({model.architecture}) drafts with the model's own context, so it cannot be measured "
+            "alone: give its memory with --reserve"
+        )
+    return model
+
+
+def check_mtp(asked: Asked, model: Model) -> None:
+    """Raise ``ModelError`` where layers for multi-token prediction are asked for and the model has none."""
+    if asked.mtp and not (model.n_layer_nextn and any(".nextn." in tensor.name for tensor in model.tensors)):
+        raise ModelError(f"{show(model.path)} has no layers for multi-token prediction: leave --mtp out")
+
+
+def choices(
+    asked: Asked,
+    worker: Worker,
+    model: Model,
+    draft: Model | None,
+    drafts: Drafts | None,
+    flash_attn: FlashAttn,
+    machine: Sequence[DeviceInfo],
+    host_total: int | None,
+    limits: Sequence[DeviceLimit],
+    speeds: Mapping[str, DeviceSpeed],
+) -> tuple[Shared, ...]:
+    """What shares the memory, once for each choice of places; nothing where nothing but LoRA adapters does."""
+    reserved = reservation(parse_reserve(asked.reserve), machine, host_total)
+    type_k, type_v = asked.type_k_draft or Params.type_k, asked.type_v_draft or Params.type_v
+    mtp = Mtp(model.path.name, type_k, type_v, asked.n_rs_seq) if asked.mtp else None
+    named_draft = _devices(asked.devices_draft)
+    named_projector = None if asked.mmproj_device is None else _devices((asked.mmproj_device,))
+    is_draft_free, is_projector_free = draft is not None and named_draft is None, False
+    projector = None
+    if asked.mmproj is not None:
+        is_projector_free = named_projector is None
+        projector = _projector(asked, worker, flash_attn)
+    free = places(limits, speeds, 2 if is_draft_free and is_projector_free else 4)
+    # a place and which resort it is
+    drafting: list[tuple[tuple[str, ...] | None, int]] = [(named_draft or (), 0)]
+    if is_draft_free:
+        drafting = [*(((name,), 0) for name in free), *([(None, 1)] if len(limits) > 1 else []), ((), 2)]
+    projecting: list[tuple[str | None, int]] = [((named_projector or (None,))[0], 0)]
+    if is_projector_free:
+        projecting = [*((name, 0) for name in free), (None, 2)]
+    found = []
+    for at, first in drafting:
+        for on, second in projecting:
+            found.append(
+                Shared(
+                    reserved,
+                    _draft(asked, str(draft.path), at, type_k, type_v, drafts) if draft and drafts else None,
+                    projector(on) if projector else None,
+                    mtp,
+                    resort=max(first, second),
+                )
+            )
+    return tuple(found) if reserved or draft or projector or mtp else ()
+
+
+def _draft(asked: Asked, path: str, at: tuple[str, ...] | None, type_k: str, type_v: str, drafts: Drafts) -> Draft:
+    layers = asked.n_gpu_layers_draft
+    if layers is None:
+        layers = 0 if at == () else -1
+    return Draft(path, at, layers, type_k, type_v, drafts.measure)
+
+
+def _projector(asked: Asked, worker: Worker, flash_attn: FlashAttn) -> Callable[[str | None], Projector]:
+    """The projector in the place that is asked for."""
+    path = os.fspath(asked.mmproj or "")
+    least, most = asked.image_min_tokens, asked.image_max_tokens
+    words = [] if least is None else ["--image-min-tokens", str(least)]
+    words += [] if most is None else ["--image-max-tokens", str(most)]
+
+    @functools.cache
+    def measure(device: str | None) -> tuple[Row, ...]:
+        return worker.projector(
+            path,
+            device=device,
+            flash_attn=flash_attn,
+            image_min_tokens=-1 if least is None else least,
+            image_max_tokens=-1 if most is None else most,
+        )
+
+    return lambda device: Projector(path, device, tuple(words), measure)
+
+
+def _devices(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    return () if [name.lower() for name in names] == ["none"] else tuple(names)
