@@ -18,6 +18,7 @@ _COMMANDS = {
     "devices": "What there is to plan with.",
     "inspect": "What a model is made of.",
     "backend": "Virtual GPUs for any llama.cpp program.",
+    "verify": "A plan loaded for real.",
     "calibrate": "Real devices against their virtual twins.",
 }
 """What ``--help`` says about each. A command is a file and a function of its name, imported when it is called."""

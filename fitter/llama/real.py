@@ -67,7 +67,8 @@ class RealLoad:
         llama = self._llama
         n_seq_max = int(llama.llama_n_seq_max(self._context))
         # Positions that a model has learned end with its training context, and llama.cpp ends the process there.
-        length = min(int(llama.llama_n_ctx_seq(self._context)), int(llama.llama_model_n_ctx_train(self._model)) or 2**31)
+        n_ctx_train = int(llama.llama_model_n_ctx_train(self._model)) or 2**31
+        length = min(int(llama.llama_n_ctx_seq(self._context)), n_ctx_train)
         room = int(llama.llama_n_ubatch(self._context))
         for n_seqs in sorted({1, min(n_seq_max, room)}):
             if n_seqs > 1 and (memory := llama.llama_get_memory(self._context)):
