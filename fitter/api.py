@@ -556,9 +556,9 @@ def verify(
     """Load a plan for real, compute with it, and compare every number of bytes with the predicted one.
 
     The plan is one that ``fit`` finds for ``model`` with ``options``, its keywords, or the given ``plan``: one of
-    ``fit``'s, or a file that ``fitter --json`` wrote; it is then of ``model``, or of the model at its own path. The load
-    is in a worker process, without mmap as the plan was measured, with prompts of a micro batch and single tokens. The
-    result's ``exceeding`` has the numbers that are more than ``tolerance`` (bytes, or ``1MiB``) beyond their
+    ``fit``'s, or a file that ``fitter --json`` wrote; it is then of ``model``, or of the model at its own path. The
+    load is in a worker process, without mmap as the plan was measured, with prompts of a micro batch and single tokens.
+    The result's ``exceeding`` has the numbers that are more than ``tolerance`` (bytes, or ``1MiB``) beyond their
     prediction; ``holds`` says that there are none. A plan that does not fit, now or ever, is not loaded: ``problems``.
 
     ``timeout``: seconds for one dummy load; the real one has as much and a second more for each 20 MB.

@@ -15,8 +15,8 @@ Examples:
   fitter verify model.gguf -c 32768
   fitter model.gguf --json > plan.json && fitter verify --plan plan.json
 
-Exit status: 0 it takes what was predicted, or less; 1 it does not fit and was not loaded, 2 usage, 3 the model cannot be
-read or llama.cpp failed, 4 it takes more than was predicted.
+Exit status: 0 it takes what was predicted, or less; 1 it does not fit and was not loaded, 2 usage, 3 the model cannot
+be read or llama.cpp failed, 4 it takes more than was predicted.
 """
 
 _WITH_PLAN = ("timeout",)
@@ -45,7 +45,9 @@ def verify(
     if model is None and plan is None:
         raise UsageError("there is nothing to verify: give a model, or a plan with --plan")
     if plan is not None and (others := sorted(words.keys() - _WITH_PLAN)):
-        raise UsageError(f"--plan has all parameters: leave {', '.join(others)} out, or fit again")
+        names = {param.name: param.opts[-1] for param in click.get_current_context().command.params}
+        listed = ", ".join(names[other] for other in others)
+        raise UsageError(f"--plan has all parameters: leave {listed} out, or fit again")
     from fitter import api
     from fitter.output import json, progress, table
 

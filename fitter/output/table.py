@@ -198,14 +198,16 @@ def verification_table(verification: Verification) -> RenderableType:
 
 def _verdict(verification: Verification) -> Text:
     exceeding, differences = verification.exceeding, verification.differences
-    if exceeding:
-        text, style = "more than predicted: ", "bold red"
-    elif differences:
-        text, style = "within its prediction: ", "bold green"
-    else:
+    if not differences:
         return Text("every byte as predicted", style="bold green")
+    if exceeding:
+        text, style = "more than predicted", "bold red"
+    elif any(each.more > 0 for each in differences):
+        text, style = f"within the tolerance of {human(verification.tolerance)}", "bold green"
+    else:
+        text, style = "less than predicted", "bold green"
     words = (f"{each.buffer_type} {each.kind} {each.more:+,} bytes" for each in exceeding or differences)
-    return Text.assemble((text, style), ", ".join(words), overflow="fold")
+    return Text.assemble((text, style), ": ", ", ".join(words), overflow="fold")
 
 
 def inspection_table(inspection: Inspection) -> RenderableType:
