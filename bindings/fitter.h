@@ -120,6 +120,10 @@ typedef struct {
 // host, each by name. Writes at most n rows and returns how many there are, or -1.
 int32_t fitter_breakdown(const void * context, fitter_row_t * rows, int32_t n);
 
+// Reserves the graphs of a context of a model without memory (no_alloc) as llama.cpp does for one with memory, in buffers
+// that are none. fitter_breakdown has their sizes from then on. False where llama.cpp fails.
+bool fitter_reserve(void * context);
+
 // ---- libfitter: GGUF headers
 
 // Opens the header of one GGUF file; tensor data is not read. NULL if it is malformed: the reason is in the log.

@@ -318,7 +318,7 @@ class _Beside:
             self._worker.begin_loading(self._path, self.loading)
 
     def begin(self, params: Params) -> None:
-        self._worker.begin_measure(self._path, params)
+        self._worker.begin_measure(self._path, params, reserve=True)
 
     def finish(self) -> Breakdown:
         return self._worker.finish_measure()
@@ -331,9 +331,13 @@ def _llama(worker: Worker, beside: _Beside | None, model: Model, skeleton: bool)
     if beside and beside.loading:
         beside.loading = replace(beside.loading, n_gpu_layers=model.n_layer + 1)
     return planning.Llama(
-        own=planning.Loads(lambda params: worker.measure(path, params), lambda params: worker.layout(path, params)),
+        own=planning.Loads(
+            lambda params: worker.measure(path, params, reserve=True), lambda params: worker.layout(path, params)
+        ),
         dummy_loads=lambda: worker.dummy_loads + (beside.dummy_loads if beside else 0),
-        skeleton=planning.Loads(lambda params: worker.measure(copy, params), lambda params: worker.layout(copy, params))
+        skeleton=planning.Loads(
+            lambda params: worker.measure(copy, params, reserve=True), lambda params: worker.layout(copy, params)
+        )
         if skeleton
         else None,
         beside=beside,

@@ -82,8 +82,8 @@ class Session:
     def header(self, path: str) -> Header:
         return self._known_headers().read(path)
 
-    def measure(self, path: str | Skeleton, params: Params) -> Breakdown:
-        return self._open().measure(path, params)
+    def measure(self, path: str | Skeleton, params: Params, reserve: bool) -> Breakdown:
+        return self._open().measure(path, params, reserve)
 
     def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
         return self._open().model_info(path, params)

@@ -81,7 +81,7 @@ def check(worker: Worker, path: Path, configurations: dict[str, Params]) -> Resu
     how, loads = "", 0
     for name, params in configurations.items():
         try:
-            dummy = worker.measure(path, params)
+            dummy = worker.measure(path, params, reserve=True)
             how = how or _how(worker.model_info(path, params), bool(sum(row.context for row in dummy.rows)))
             real = worker.load(path, params).breakdown
             worker.unload()
