@@ -1,7 +1,7 @@
 """Load a model of every architecture for real, and compare what it takes with what a dummy load of it says.
 
-``make test-real`` runs this on the tiny models that upstream's test-llama-archs writes, on the CPU alone and with an
-rpc-server as a second device. Model and context must agree, byte for byte; compute must never be more than was said.
+``make test-real`` runs this on the tiny models that upstream's test-llama-archs writes, on the CPU alone and with
+one and two rpc-servers as devices. Model and context must agree, byte for byte; compute must never be more than was said.
 Where it is less, the table names the architecture and the bytes.
 """
 
@@ -45,6 +45,11 @@ DEVICE: dict[str, Params] = {
     "weights on the host": Params(n_ctx=N_CTX, n_gpu_layers=0),
     "caches on the host": Params(n_ctx=N_CTX, offload_kqv=False),
     "4 sequences": Params(n_ctx=4 * N_CTX, n_seq_max=4, n_gpu_layers=2),
+}
+TWO_DEVICES: dict[str, Params] = {
+    "two devices": Params(n_ctx=N_CTX),
+    "two devices, FFN on the host": Params(n_ctx=N_CTX, tensor_buft_overrides=(TensorBuftOverride(r"ffn_", "CPU"),)),
+    "two devices and the host": Params(n_ctx=N_CTX, n_gpu_layers=2),
 }
 
 
@@ -135,12 +140,14 @@ def main(arguments: Sequence[str]) -> int:
 def _check_all(files: Sequence[Path]) -> Iterator[Result]:
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fitter-real-")))
-        server = stack.enter_context(RpcServer())
+        servers = [stack.enter_context(RpcServer()).address for _ in range(3)]
         on_cpu = stack.enter_context(Worker(timeout=TIMEOUT))
-        on_device = stack.enter_context(Worker(timeout=TIMEOUT, rpc=[server.address]))
+        on_device = stack.enter_context(Worker(timeout=TIMEOUT, rpc=servers[:1]))
+        # an rpc-server talks to one process only
+        on_two = stack.enter_context(Worker(timeout=TIMEOUT, rpc=servers[1:]))
         for file in files:
             path = longer(on_cpu, file, directory)
-            parts = [check(on_cpu, path, CPU), check(on_device, path, DEVICE)]
+            parts = [check(on_cpu, path, CPU), check(on_device, path, DEVICE), check(on_two, path, TWO_DEVICES)]
             if path != file:
                 path.unlink()
             yield replace(
@@ -166,9 +173,10 @@ def summary(results: Sequence[Result]) -> Iterator[str]:
         yield f"{len(names):4} {how or 'not computed'}{listed}"
     loads = sum(result.loads for result in results)
     wrong = [result.name for result in results if result.wrong]
+    too_much = len({result.name for result, *_ in over})
     yield (
         f"{len(results)} models, {loads} pairs of a dummy and a real load: "
-        f"{len(results) - len(wrong)} as they must be, {len({result.name for result, *_ in over})} with compute over-estimated"
+        f"{len(results) - len(wrong)} as they must be, {too_much} with compute over-estimated"
     )
     if wrong:
         yield f"WRONG: {', '.join(wrong)}"

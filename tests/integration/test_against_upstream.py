@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 
 import fitter
+from fitter.llama.client import Worker
+from fitter.llama.types import Breakdown, VirtualDevice
 from fitter.machine.gpu import parse_gpus
+from fitter.output.plan_file import read_plan
 from tests import shapes, upstream
 from tests.cases import CASES, Case
 
@@ -34,6 +38,14 @@ def run_fitter(model: Path, case: Case) -> dict[str, Any]:
     return answer
 
 
+def own_figures(model: Path, gpus: Sequence[VirtualDevice], plan: dict[str, Any]) -> Breakdown:
+    """What llama.cpp's own dummy load says of the plan's parameters."""
+    document = model.with_suffix(".json")
+    document.write_text(json.dumps(plan))
+    with Worker(gpus) as worker:
+        return worker.measure(model, read_plan(document).params)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_upstream_measures_what_fitter_says_and_is_no_faster(models: Path, case: Case) -> None:
     model = shapes.write(case.shape, models)
@@ -43,15 +55,21 @@ def test_upstream_measures_what_fitter_says_and_is_no_faster(models: Path, case:
     assert plan["fits"] and not plan["problems"]
     assert plan["host"]["free"] is None
     rows = upstream.fit_print(model, gpus, plan["arguments"])
+    own = own_figures(model, gpus, plan)
     for device in plan["devices"]:
         assert device["left"] == device["free"] - device["used"] >= device["margin"], device["name"]
         row = rows.get(device["name"])
         if row is None:
             assert device["used"] == 0, f"upstream does not use {device['name']}"
             continue
-        assert (row.model, row.context, row.compute) == tuple(
-            device[kind] // MIB for kind in ("model", "context", "compute")
+        found = own.on(device["name"])
+        assert (row.model, row.context, row.compute) == (
+            found.model // MIB,
+            found.context // MIB,
+            found.compute // MIB,
         ), device["name"]
+        # of compute buffers, a plan says what a real load reserves, which is not quite that figure
+        assert (found.model, found.context) == (device["model"], device["context"])
 
     other = upstream.fit(model, gpus, case.options)
     assert other is not None, "upstream found nothing at all"
