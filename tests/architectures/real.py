@@ -1,7 +1,7 @@
 """Load a model of every architecture for real, and compare what it takes with what a dummy load of it says.
 
-``make test-real`` runs this on the tiny models that upstream's test-llama-archs writes, on the CPU alone and with
-one and two rpc-servers as devices. Model and context must agree, byte for byte; compute must never be more than was said.
+``make test-real`` runs this on the tiny models that upstream's test-llama-archs writes, on the CPU alone and with one
+and two rpc-servers as devices. Model and context must agree, byte for byte; compute must never be more than was said.
 Where it is less, the table names the architecture and the bytes.
 """
 

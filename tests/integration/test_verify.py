@@ -12,10 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import fitter
 from fitter.errors import LlamaCppError, PlanError, RemoteError, UsageError
+from fitter.llama.client import Worker
+from fitter.llama.types import Params
 from fitter.planning.request import Progress
 from fitter.planning.verification import Verification
 from tests.servers import Proxy, RpcServer
@@ -110,6 +113,36 @@ def test_on_a_device(models: Mapping[str, Path], server: str, options: dict[str,
     assert [use.name for use in found.memory] == ["RPC0", "host"]
     assert found.memory[0].counted > 0
     assert found.memory[0].unaccounted is None, "what a CPU reports as free stands still"
+
+
+@pytest.mark.parametrize("options", [{}, {"n_gpu_layers": 3}, {"n_seq_max": 2, "n_ctx": 4096}])
+def test_on_two_devices(models: Mapping[str, Path], server: str, options: dict[str, Any]) -> None:
+    with RpcServer() as other:
+        found = fitter.verify(models["moe"], rpc=[server, other.address], tensor_split=[1, 1], **options)
+    check(found)
+    assert [use.name for use in found.memory] == ["RPC0", "RPC1", "host"]
+    assert all(use.counted > 0 for use in found.memory)
+
+
+def test_what_a_real_load_reserves_is_not_llama_cpps_own_figure(models: Mapping[str, Path], server: str) -> None:
+    params = Params(n_ctx=2048, tensor_split=(1, 1))
+    with RpcServer() as other, Worker(rpc=[server, other.address]) as worker:
+        own, reserved = (worker.measure(models["moe"], params, reserve=reserve) for reserve in (False, True))
+        real = worker.load(models["moe"], params).breakdown
+    assert reserved.rows == real.rows != own.rows
+    assert [(row.model, row.context) for row in own.rows] == [(row.model, row.context) for row in real.rows]
+
+
+def test_reserving_allocates_nothing(models: Mapping[str, Path]) -> None:
+    params = Params(n_ctx=16384, n_ubatch=2048, n_seq_max=1, flash_attn="off", devices=())
+    others = set(psutil.Process().children(recursive=True))
+    with Worker() as worker:
+        before = worker.measure(models["dense"], replace(params, n_ctx=256, n_ubatch=32), reserve=True).host.compute
+        mine = set(psutil.Process().children(recursive=True)) - others
+        used = sum(process.memory_info().vms for process in mine)
+        found = worker.measure(models["dense"], params, reserve=True).host.compute
+        assert mine and found > before + 512 * MIB
+        assert sum(process.memory_info().vms for process in mine) < used + 128 * MIB
 
 
 def test_a_plan_verifies_itself(models: Mapping[str, Path]) -> None:
