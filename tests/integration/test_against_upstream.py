@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,7 @@ from typing import Any
 import pytest
 
 import fitter
-from fitter.llama.client import Worker
-from fitter.llama.types import Breakdown, VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from fitter.output.plan_file import read_plan
 from tests import shapes, upstream
 from tests.cases import CASES, Case
 
@@ -38,14 +34,6 @@ def run_fitter(model: Path, case: Case) -> dict[str, Any]:
     return answer
 
 
-def own_figures(model: Path, gpus: Sequence[VirtualDevice], plan: dict[str, Any]) -> Breakdown:
-    """What llama.cpp's own dummy load says of the plan's parameters."""
-    document = model.with_suffix(".json")
-    document.write_text(json.dumps(plan))
-    with Worker(gpus) as worker:
-        return worker.measure(model, read_plan(document).params)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_upstream_measures_what_fitter_says_and_is_no_faster(models: Path, case: Case) -> None:
     model = shapes.write(case.shape, models)
@@ -55,7 +43,7 @@ def test_upstream_measures_what_fitter_says_and_is_no_faster(models: Path, case:
     assert plan["fits"] and not plan["problems"]
     assert plan["host"]["free"] is None
     rows = upstream.fit_print(model, gpus, plan["arguments"])
-    own = own_figures(model, gpus, plan)
+    own = upstream.own_figure(model, gpus, plan)
     for device in plan["devices"]:
         assert device["left"] == device["free"] - device["used"] >= device["margin"], device["name"]
         row = rows.get(device["name"])
