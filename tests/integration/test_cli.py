@@ -288,6 +288,6 @@ def test_as_many_devices_as_llama_cpp_takes(directory: Path) -> None:
     assert len(plan.breakdown.devices) == 15
     found = _upstream(path, parse_gpus(["15x 5GiB"]), plan.arguments())
     found.pop("Host")
-    assert found == {
-        device.name: (device.model // MIB, device.context // MIB, device.compute // MIB) for device in plan.devices
-    }
+    own = upstream.own_figure(path, parse_gpus(["15x 5GiB"]), plan.to_dict())
+    rows = {name: own.on(name) for name in plan.breakdown.devices}
+    assert found == {name: (row.model // MIB, row.context // MIB, row.compute // MIB) for name, row in rows.items()}
