@@ -139,8 +139,8 @@ oracle-rocm: install ## ggml-cuda as HIP compiles it for AMD's cards, on a HIP r
 
 # The models of upstream's own test, 0.9 GB. CHECK_ARGS="--only qwen" takes some of them, --shapes large models as well.
 ARCHITECTURES := build/architectures
-.PHONY: test-architectures
-test-architectures: install ## a plan with the skeleton and one without it, on a model of every architecture: 15 minutes on two cores
+.PHONY: architectures
+architectures: install
 	@mkdir -p $(ARCHITECTURES)/models
 	@$(CMAKE) -S . -B $(ARCHITECTURES) -DFITTER_BUILD_LLAMA=ON -DLLAMA_BUILD_TESTS=ON -DGGML_RPC=OFF \
 	  -DPython3_EXECUTABLE=$(abspath $(PY)) >$(ARCHITECTURES)/configure.log 2>&1 || { cat $(ARCHITECTURES)/configure.log >&2; exit 1; }
@@ -149,7 +149,14 @@ test-architectures: install ## a plan with the skeleton and one without it, on a
 	  || { tail -n 40 $(ARCHITECTURES)/build.log >&2; exit 1; }
 	@$(ARCHITECTURES)/bin/test-llama-archs -s 1 -o $(ARCHITECTURES)/models >$(ARCHITECTURES)/models.log 2>&1 \
 	  || { tail -n 20 $(ARCHITECTURES)/models.log >&2; exit 1; }
+
+.PHONY: test-architectures
+test-architectures: architectures ## a plan with the skeleton and one without it, on a model of every architecture: 15 minutes on two cores
 	@$(PY) -m tests.architectures.check --models $(ARCHITECTURES)/models $(CHECK_ARGS)
+
+.PHONY: test-real
+test-real: architectures tools ## dummy and real loads of a model of every architecture, on the CPU and an rpc-server: ten minutes on two cores
+	@$(PY) -m tests.architectures.real --models $(ARCHITECTURES)/models $(CHECK_ARGS)
 
 # BENCH_ARGS="--only kimi-k2 --runs 1" measures less; --from build/benchmark.json writes the tables again.
 .PHONY: bench

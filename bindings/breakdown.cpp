@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "fitter.h"
+#include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "guard.h"
+#include "llama-context.h"
 #include "llama-ext.h"
 #include "llama.h"
 
@@ -61,7 +65,88 @@ int32_t device_rank(const llama_model * model, ggml_backend_buffer_type_t buffer
     return n;
 }
 
+// llama.cpp's own measurement (ggml_backend_sched_reserve_size) forgets which backend a graph's builder chose for a node,
+// and looks at the first graph alone. Here the scheduler reserves as it does for a real load, while the buffer types that
+// it asks for memory give it none.
+
+const char * nothing = "";
+
+void * unused_base(ggml_backend_buffer_t /*buffer*/) {
+    return const_cast<char *>(nothing);
+}
+
+ggml_backend_buffer_t allocate_nothing(ggml_backend_buffer_type_t buffer_type, size_t size) {
+    ggml_backend_buffer_i interface = {};
+    interface.get_base = unused_base;
+    return ggml_backend_buffer_init(buffer_type, interface, nullptr, size);
+}
+
+class without_memory {
+  public:
+    explicit without_memory(ggml_backend_sched_t sched) {
+        for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); i++) {
+            auto * type = ggml_backend_sched_get_buffer_type(sched, ggml_backend_sched_get_backend(sched, i));
+            if (type->iface.alloc_buffer != allocate_nothing) {
+                replaced_.emplace_back(type, type->iface.alloc_buffer);
+                type->iface.alloc_buffer = allocate_nothing;
+            }
+        }
+    }
+    ~without_memory() {
+        for (const auto & [type, alloc_buffer] : replaced_) {
+            type->iface.alloc_buffer = alloc_buffer;
+        }
+    }
+    without_memory(const without_memory &) = delete;
+    without_memory & operator=(const without_memory &) = delete;
+
+  private:
+    using alloc_buffer_t = decltype(ggml_backend_buffer_type_i::alloc_buffer);
+    std::vector<std::pair<ggml_backend_buffer_type_t, alloc_buffer_t>> replaced_;
+};
+
+bool is_larger_alone(const llama_model * model) {
+    char architecture[64] = "";
+    llama_model_meta_val_str(model, "general.architecture", architecture, sizeof(architecture));
+    return std::strcmp(architecture, "kimi-linear") == 0 || std::strcmp(architecture, "minimax-01") == 0;
+}
+
+// What the scheduler has reserved, where it has.
+void replace_compute(const llama_context * ctx, llama_memory_breakdown & breakdown) {
+    auto * sched = ctx->get_sched();
+    std::map<ggml_backend_buffer_type_t, size_t> sizes;
+    size_t                                       total = 0;
+    for (int i = 0; sched != nullptr && i < ggml_backend_sched_get_n_backends(sched); i++) {
+        auto *       backend = ggml_backend_sched_get_backend(sched, i);
+        const size_t size    = ggml_backend_sched_get_buffer_size(sched, backend);
+        sizes[ggml_backend_sched_get_buffer_type(sched, backend)] += size;
+        total += size;
+    }
+    if (total > 0) {
+        for (const auto & [buffer_type, size] : sizes) {
+            breakdown[buffer_type].compute = size;
+        }
+    }
+}
+
 }  // namespace
+
+bool fitter_reserve(void * context) {
+    return fitter::guarded(false, [&] {
+        auto *         ctx       = static_cast<llama_context *>(context);
+        const auto &   params    = ctx->get_cparams();
+        const uint32_t n_seqs    = params.n_seq_max;
+        const uint32_t n_tokens  = std::min(params.n_ctx, params.n_ubatch);
+        const uint32_t n_outputs = std::min(n_tokens, params.n_outputs_max);
+        without_memory guard(ctx->get_sched());
+        if (!llama_graph_reserve(ctx, n_tokens, n_seqs, n_outputs) || !llama_graph_reserve(ctx, n_seqs, n_seqs, n_seqs)) {
+            return false;
+        }
+        // As llama.cpp has it: some graphs are larger with one sequence. Others' builders abort where it is alone.
+        return n_seqs == 1 || !is_larger_alone(llama_get_model(ctx)) ||
+               llama_graph_reserve(ctx, n_tokens, 1, n_outputs) != nullptr;
+    });
+}
 
 int32_t fitter_breakdown(const void * context, fitter_row_t * rows, int32_t n) {
     return fitter::guarded<int32_t>(-1, [&] {
@@ -74,7 +159,9 @@ int32_t fitter_breakdown(const void * context, fitter_row_t * rows, int32_t n) {
             fitter_row_t row;
         };
         std::vector<ranked> all;
-        for (const auto & [buffer_type, memory] : llama_get_memory_breakdown(ctx)) {
+        auto breakdown = llama_get_memory_breakdown(ctx);
+        replace_compute(ctx, breakdown);
+        for (const auto & [buffer_type, memory] : breakdown) {
             ggml_backend_dev_t device = ggml_backend_buft_get_device(buffer_type);
             const int32_t      rank   = device_rank(model, buffer_type);
             all.push_back({rank,

@@ -131,6 +131,10 @@ typedef struct {
 // host, each by name. Writes at most n rows and returns how many there are, or -1.
 int32_t fitter_breakdown(const void * context, fitter_row_t * rows, int32_t n);
 
+// Reserves the graphs of a context of a model without memory (no_alloc) as llama.cpp does for one with memory, in buffers
+// that are none. fitter_breakdown has their sizes from then on. False where llama.cpp fails.
+bool fitter_reserve(void * context);
+
 // Reserves a context's graphs again after adapters were set, before anything is computed. False where libllama has no
 // function for it, or where that fails.
 bool fitter_context_reserve(void * context);

@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fitter.api import Plan, Price, calibrate, devices, estimate, fit, inspect, measure
+    from fitter.api import Plan, Price, calibrate, devices, estimate, fit, inspect, measure, verify
     from fitter.llama.types import Breakdown, Params, VirtualDevice
 
 __version__ = "0.1.0"
@@ -23,6 +23,7 @@ _HOMES = {
     "fit": "fitter.api",
     "inspect": "fitter.api",
     "measure": "fitter.api",
+    "verify": "fitter.api",
     "Breakdown": "fitter.llama.types",
     "Params": "fitter.llama.types",
     "VirtualDevice": "fitter.llama.types",
@@ -57,4 +58,5 @@ __all__ = [
     "fit",
     "inspect",
     "measure",
+    "verify",
 ]

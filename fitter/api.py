@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from fitter.errors import LibraryError, UsageError
+from fitter.errors import LibraryError, PlanError, UsageError
 from fitter.llama import process
 from fitter.llama.client import Worker
 from fitter.llama.types import (
@@ -52,7 +52,7 @@ from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import pinned_matches
-from fitter.planning.plan import ModelSummary, PlanData
+from fitter.planning.plan import ModelSummary, PlanData, resolved
 from fitter.planning.pricing import Price, Speeds, price_params
 from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, DeviceLimit, HostLimit, Progress, Request
 from fitter.planning.work import facts_of
@@ -63,11 +63,16 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from fitter.llama.cuda_library import CudaLibrary
+    from fitter.output.plan_file import PlanDocument
     from fitter.planning.calibration import Calibration
+    from fitter.planning.verification import Prediction, Verification
 
 Path = str | os.PathLike[str]
 DEFAULT_TIMEOUT = 120.0
 """Seconds that llama.cpp has for a single dummy load."""
+
+_LOADED_PER_SECOND = 20 * 10**6
+"""Bytes of a model: a slow disk, and a processor that computes a prompt with it."""
 
 _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
 
@@ -116,6 +121,10 @@ class Plan(PlanData):
         from fitter.output.llama_cpp import load
 
         return load(self, self.model.path, **kwargs)
+
+    def verify(self, *, tolerance: int | str = 0, timeout: float = DEFAULT_TIMEOUT) -> Verification:
+        """Load the plan for real in a worker process, and compare: ``fitter.verify``."""
+        return verify(plan=self, tolerance=tolerance, timeout=timeout)
 
 
 def fit(
@@ -420,7 +429,7 @@ class _Beside:
 
     def begin(self, params: Params) -> None:
         self._is_held = False
-        self._worker.begin_measure(self._path, params)
+        self._worker.begin_measure(self._path, params, reserve=True)
 
     def finish(self) -> Breakdown:
         return self._worker.finish_measure()
@@ -439,9 +448,13 @@ def _llama(
         return drafts.loads if drafts else 0
 
     return planning.Llama(
-        own=planning.Loads(lambda params: worker.measure(path, params), lambda params: worker.layout(path, params)),
+        own=planning.Loads(
+            lambda params: worker.measure(path, params, reserve=True), lambda params: worker.layout(path, params)
+        ),
         dummy_loads=lambda: worker.dummy_loads - loads + (beside.dummy_loads if beside else 0) - shared_loads(),
-        skeleton=planning.Loads(lambda params: worker.measure(copy, params), lambda params: worker.layout(copy, params))
+        skeleton=planning.Loads(
+            lambda params: worker.measure(copy, params, reserve=True), lambda params: worker.layout(copy, params)
+        )
         if skeleton
         else None,
         beside=beside,
@@ -656,6 +669,78 @@ def calibrate(
     return Calibration(tuple(measured), tuple(comparisons), stored)
 
 
+def verify(
+    model: Path | None = None,
+    *,
+    plan: PlanData | PlanDocument | Path | None = None,
+    tolerance: int | str = 0,
+    timeout: float = DEFAULT_TIMEOUT,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_log: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Verification:
+    """Load a plan for real, compute with it, and compare every number of bytes with the predicted one.
+
+    The plan is one that ``fit`` finds for ``model`` with ``options``, its keywords, or the given ``plan``: one of
+    ``fit``'s, or a file that ``fitter --json`` wrote; it is then of ``model``, or of the model at its own path. The
+    load is in a worker process, without mmap as the plan was measured, with prompts of a micro batch and single tokens.
+    The result's ``exceeding`` has the numbers that are more than ``tolerance`` (bytes, or ``1MiB``) beyond their
+    prediction; ``holds`` says that there are none. A plan that does not fit, now or ever, is not loaded: ``problems``.
+
+    ``timeout``: seconds for one dummy load; the real one has as much and a second more for each 20 MB.
+
+    Raises what ``fit`` raises, ``LlamaCppError`` too where the real load fails, and ``PlanError`` where the plan is for
+    devices that are not here.
+    """
+    from fitter.planning import verification
+
+    is_text = isinstance(tolerance, str) and tolerance != "0"
+    allowed = parse_size(str(tolerance)) if is_text else int(tolerance)
+    if allowed < 0:
+        raise UsageError(f"a tolerance of {allowed} bytes is too small: give 0 or more")
+    check_timeout(timeout)
+    if options.get("gpus"):
+        raise UsageError("virtual devices cannot run a model: verify a plan for those that are here")
+    if plan is None:
+        if model is None:
+            raise UsageError("there is nothing to verify: give a model, a plan, or both")
+        plan = fit(model, timeout=timeout, on_progress=on_progress, on_log=on_log, **options)
+    elif options:
+        raise UsageError(f"the plan has all parameters: leave {', '.join(options)} out")
+    if isinstance(plan, (str, os.PathLike)):
+        from fitter.output.plan_file import read_plan
+
+        plan = read_plan(plan)
+    prediction = _prediction(plan)
+    patience = timeout + plan.model.bytes / _LOADED_PER_SECOND
+    with Worker(timeout=patience, on_log=on_log, rpc=plan.rpc) as worker:
+        opened = open_model(plan.model.path if model is None else model, worker.header)
+        _check_same_model(plan.model, _summary(opened))
+        if on_progress:
+            on_progress(Progress(0, "loading for real"))
+        return verification.verify(prediction, opened.path, worker, lambda: measure_host_memory().available, allowed)
+
+
+def _prediction(plan: PlanData | PlanDocument) -> Prediction:
+    from fitter.planning.verification import Prediction
+
+    if not isinstance(plan, PlanData):
+        params, rows = plan.params, plan.rows
+    elif plan.virtual:
+        raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
+    else:
+        params, rows = resolved(plan), plan.breakdown.rows
+    return Prediction(plan.model, params, rows, plan.devices, plan.host, plan.problems, plan.shared)
+
+
+def _check_same_model(planned: ModelSummary, found: ModelSummary) -> None:
+    """Raise ``UsageError`` where a plan is of another model than the one that was found."""
+    for what in ("architecture", "name", "bytes"):
+        wanted, here = getattr(planned, what), getattr(found, what)
+        if wanted != here:
+            raise UsageError(f"the plan is of another model than {found.path}: its {what} is {wanted}, not {here}")
+
+
 def inspect(model: Path, *, n_ctx: int | None = None, timeout: float = DEFAULT_TIMEOUT) -> Inspection:
     """What a model is made of: tensors by role, each layer's weights and its part of the KV cache at ``n_ctx``.
 
@@ -860,4 +945,5 @@ __all__ = [
     "fit",
     "inspect",
     "measure",
+    "verify",
 ]

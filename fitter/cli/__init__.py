@@ -18,6 +18,7 @@ _COMMANDS = {
     "devices": "What there is to plan with.",
     "inspect": "What a model is made of.",
     "backend": "Virtual GPUs for any llama.cpp program.",
+    "verify": "A plan loaded for real.",
     "calibrate": "Real devices against their virtual twins.",
     "lock": "Write down what the cases of fitter.toml take.",
     "check": "Fail where a case takes more than was locked.",

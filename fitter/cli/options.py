@@ -547,6 +547,23 @@ calibration_options = stacked(
     _flag(_DEVICES, "no_store", "--no-store", help="Do not keep what was measured for the default margin."),
 )
 
+verification_options = stacked(
+    _option(
+        _OUTPUT,
+        "plan",
+        "--plan",
+        metavar="FILE",
+        help="The plan in a file that fitter --json wrote, in place of one that is fitted now.",
+    ),
+    _option(
+        _OUTPUT,
+        "tolerance",
+        "--tolerance",
+        metavar="SIZE",
+        help="What a number of bytes may exceed its prediction by, such as 64KiB. [default: 0]",
+    ),
+)
+
 catalogue_option = _flag(_DEVICES, "catalogue", "--catalogue", help="The GPUs that --gpu knows, with sources.")
 
 limit_options = stacked(

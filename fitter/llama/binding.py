@@ -459,14 +459,20 @@ class Loader:
         self.loads += 1
         self._models["measure"] = _Dummy(self._library, key, ahead.path, params, model, ahead.pointers)
 
-    def measure(self, path: str | Skeleton, params: Params, role: str = "measure") -> Breakdown:
+    def measure(
+        self, path: str | Skeleton, params: Params, role: str = "measure", *, reserve: bool = False
+    ) -> Breakdown:
         """Load ``path`` with ``params`` without allocating, and say what it would take. Raises ``LlamaCppError``.
 
-        The last model of each ``role`` is kept.
+        The last model of each ``role`` is kept. With ``reserve``, compute buffers are reserved as for a real load,
+        though without memory: llama.cpp's own figure for them leaves out where a graph's builder wants single nodes,
+        and all graphs but the first.
         """
         dummy = self._model(role, path, params, self.devices)
         with dummy.context(params) as context:
             lora = dummy.apply(params.lora, context)
+            if reserve and not self._library.fitter.fitter_reserve(self._library.pointer(context)):
+                raise failure(dummy.name, "llama.cpp cannot reserve compute buffers")
             found = breakdown_of(context)
             log = [line.text for line in captured_log()]
         return Breakdown(found.rows, found.devices, found.n_ctx, flash_attn_from(log), n_splits_from(log), lora)
@@ -617,7 +623,7 @@ class _Dummy:
     ) -> None:
         self.key = key
         self.model = model
-        self._name = name
+        self.name = name
         self._pointers = pointers
         self._library = library
         self._llama = library.llama_cpp
@@ -639,7 +645,7 @@ class _Dummy:
         _apply_context(params, context_params)
         context = self._llama.llama_init_from_model(self.model, context_params)
         if not context:
-            raise failure(self._name, "llama.cpp cannot make a context")
+            raise failure(self.name, "llama.cpp cannot make a context")
         try:
             yield context
         finally:

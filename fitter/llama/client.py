@@ -134,9 +134,9 @@ class Worker:
         """Header of one GGUF file. Raises ``ModelError`` with ggml's reason if it is malformed."""
         return self._ask(Header, "header", path=os.fspath(path))
 
-    def begin_measure(self, path: str | os.PathLike[str], params: Params) -> None:
+    def begin_measure(self, path: str | os.PathLike[str], params: Params, *, reserve: bool = False) -> None:
         """Begin what ``measure`` does, after what was begun before, and do not wait for it: ``finish_measure`` does."""
-        self._begin("measure", path=os.fspath(path), params=params, role="measure")
+        self._begin("measure", path=os.fspath(path), params=params, role="measure", reserve=reserve)
 
     def begin_loading(self, path: str | os.PathLike[str], params: Params) -> None:
         """Begin to load the model for a ``begin_measure`` with the same placement that may follow."""
@@ -160,14 +160,23 @@ class Worker:
         """The answer to ``begin_measure``. Raises what ``measure`` raises."""
         return self._guarded(lambda: _decoded(Breakdown, self._finish()))
 
-    def measure(self, path: str | os.PathLike[str] | Skeleton, params: Params, role: str = "measure") -> Breakdown:
+    def measure(
+        self,
+        path: str | os.PathLike[str] | Skeleton,
+        params: Params,
+        role: str = "measure",
+        *,
+        reserve: bool = False,
+    ) -> Breakdown:
         """Memory that loading ``path`` with ``params`` takes, by a dummy load.
 
         Raises ``UsageError`` for bad names, ``ModelError`` for an adapter that cannot be read or is another model's.
+        Compute buffers are llama.cpp's own figure, or with ``reserve`` those that it reserves for a real load: where
+        weights of a layer's device are on the host, its own figure may be too small or too large.
         With a ``Skeleton``, what its model would take. ``LlamaCppError`` then may only mean that it has no skeleton.
         The last model of each ``role`` stays loaded, for other contexts of it.
         """
-        return self._ask(Breakdown, "measure", path=_model(path), params=params, role=role)
+        return self._ask(Breakdown, "measure", path=_model(path), params=params, role=role, reserve=reserve)
 
     def model_info(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> ModelInfo:
         """What llama.cpp says about the model; ``measure`` with the same ``params`` does not load it again."""

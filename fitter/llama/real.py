@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ _CU_MAJOR, _CU_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _
 
 
 class RealLoad:
-    """A model with a context that has computed a full micro batch and single tokens, so that all memory is taken.
+    """A model with a context that has computed full micro batches and single tokens, so that all memory is taken.
 
     Raises ``LlamaCppError`` where llama.cpp cannot load it or compute with it. ``close`` frees it.
     """
@@ -43,7 +44,7 @@ class RealLoad:
             if params.lora:
                 self._adapters = binding.Adapters(native.load(), params.lora, self._model, really=True)
                 self._adapters.apply(params.lora, self._context)
-            self._compute(path, params)
+            self._compute(path)
         except BaseException:
             self.close()
             raise
@@ -65,14 +66,47 @@ class RealLoad:
         if model:
             self._llama.llama_model_free(model)
 
-    def _compute(self, path: str, params: Params) -> None:
-        n_ctx = int(self._llama.llama_n_ctx(self._context)) // params.n_seq_max
-        prompt = max(1, min(params.n_ubatch, params.n_batch, n_ctx - N_GENERATED))
-        for count in (prompt, *[1] * min(N_GENERATED, n_ctx - prompt)):
-            tokens = (self._llama.llama_token * count)(*[0] * count)
-            if self._llama.llama_decode(self._context, self._llama.llama_batch_get_one(tokens, count)):
+    def _compute(self, path: str) -> None:
+        for batch in self._batches():
+            if self._refuses(batch):
                 raise binding.failure(path, "llama.cpp cannot compute with the model")
         self._llama.llama_synchronize(self._context)
+
+    def _batches(self) -> Iterator[tuple[int, int]]:
+        """Tokens of each sequence, and sequences: one prompt alone, one of every sequence at once, and what follows."""
+        llama = self._llama
+        n_seq_max = int(llama.llama_n_seq_max(self._context))
+        # Positions that a model has learned end with its training context, and llama.cpp ends the process there.
+        n_ctx_train = int(llama.llama_model_n_ctx_train(self._model)) or 2**31
+        length = min(int(llama.llama_n_ctx_seq(self._context)), n_ctx_train)
+        room = int(llama.llama_n_ubatch(self._context))
+        for n_seqs in sorted({1, min(n_seq_max, room)}):
+            if n_seqs > 1 and (memory := llama.llama_get_memory(self._context)):
+                llama.llama_memory_clear(memory, False)
+            # of a unified cache no sequence has more than its share, so that all have room
+            share = min(length, int(llama.llama_n_ctx(self._context)) // n_seqs)
+            prompt = max(1, min(room // n_seqs, share - N_GENERATED))
+            yield prompt, n_seqs
+            yield from [(1, n_seqs)] * min(N_GENERATED, share - prompt)
+
+    def _refuses(self, tokens: tuple[int, int]) -> bool:
+        """Whether llama.cpp fails to compute the tokens of so many sequences; with an encoder that comes first."""
+        llama = self._llama
+        batch, _pointers = _batch(llama, *tokens)
+        if llama.llama_model_has_encoder(self._model) and llama.llama_encode(self._context, batch):
+            return True
+        return bool(llama.llama_model_has_decoder(self._model) and llama.llama_decode(self._context, batch))
+
+
+def _batch(llama: Any, n_tokens: int, n_seqs: int) -> tuple[Any, list[object]]:
+    """``n_tokens`` tokens of each sequence, at the positions that follow; and what the batch points to."""
+    count = n_tokens * n_seqs
+    tokens = (llama.llama_token * count)(*[0] * count)
+    sequences = [(llama.llama_seq_id * 1)(i) for i in range(n_seqs)]
+    counts = (ctypes.c_int32 * count)(*[1] * count)
+    own = (ctypes.POINTER(llama.llama_seq_id) * count)(*(sequences[i // n_tokens] for i in range(count)))
+    # no positions: those that follow. No logits: those of the last token.
+    return llama.llama_batch(count, tokens, None, None, counts, own, None), [tokens, sequences, counts, own]
 
 
 def device_speed(device: binding.Device, memory: int, seconds: float) -> MeasuredSpeed:

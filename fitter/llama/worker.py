@@ -98,8 +98,8 @@ class Session:
     def header(self, path: str) -> Header:
         return self._known_headers().read(path)
 
-    def measure(self, path: str | Skeleton, params: Params, role: str) -> Breakdown:
-        return self._open().measure(path, params, role)
+    def measure(self, path: str | Skeleton, params: Params, role: str, reserve: bool) -> Breakdown:
+        return self._open().measure(path, params, role, reserve=reserve)
 
     def hold(self, path: str) -> None:
         """Begin to load the model on all virtual devices, and wait with its tensors until it is measured."""

@@ -6,16 +6,17 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from fitter.llama.types import Array, DeviceInfo, MetadataValue, Params
+from fitter.llama.types import Array, DeviceInfo, MetadataValue, Params, Row
 from fitter.machine.catalogue import capability_text
 from fitter.output.arguments import arguments
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, SharedUse
+from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, SharedUse, resolved
 from fitter.planning.pricing import Price
 
 if TYPE_CHECKING:
     from fitter.machine.catalogue import CatalogueGpu
     from fitter.planning.calibration import Calibration
     from fitter.planning.inspection import Inspection
+    from fitter.planning.verification import MemoryUse, Verification
 
 SCHEMA = 1
 
@@ -26,10 +27,11 @@ def to_dict(plan: PlanData) -> dict[str, Any]:
         "schema": SCHEMA,
         "fits": plan.fits,
         "model": _model(plan.model),
-        "params": _params(plan),
+        "params": _params(resolved(plan)),
         "arguments": arguments(plan),
         "devices": [_device(device) for device in plan.devices],
         "host": _host(plan.host),
+        "memory": [_row(row) for row in plan.breakdown.rows],
         "estimate": None if plan.estimate is None else _estimate(plan.estimate),
         "explanation": _explanation(plan),
         "levers": list(plan.levers),
@@ -40,10 +42,7 @@ def to_dict(plan: PlanData) -> dict[str, Any]:
             "shared_loads": plan.search.shared_loads,
             "seconds": round(plan.search.seconds, 3),
         },
-        "problems": [
-            {"device": problem.device, "missing": problem.missing, "message": problem.message}
-            for problem in plan.problems
-        ],
+        "problems": [_problem(problem) for problem in plan.problems],
     }
 
 
@@ -150,6 +149,42 @@ def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
     }
 
 
+def verification_to_dict(verification: Verification) -> dict[str, Any]:
+    """What ``fitter verify`` found; ``holds`` is ``null`` where nothing was loaded, for the plan does not fit."""
+    *devices, host = verification.memory or (None,)
+    return {
+        "schema": SCHEMA,
+        "fits": verification.fits,
+        "holds": verification.holds if verification.fits else None,
+        "tolerance": verification.tolerance,
+        "model": _model(verification.model),
+        "params": _params(verification.params),
+        "memory": [
+            {
+                "buffer_type": row.real.buffer_type,
+                "device": row.real.device,
+                "is_host": row.real.is_host,
+                "predicted": _bytes(row.predicted),
+                "real": _bytes(row.real),
+            }
+            for row in verification.rows
+        ],
+        "devices": [{"name": use.name, **_memory_use(use)} for use in devices if use is not None],
+        "host": None if host is None else _memory_use(host),
+        "shared": [_shared(shared) for shared in verification.shared],
+        "problems": [_problem(problem) for problem in verification.problems],
+    }
+
+
+def _memory_use(use: MemoryUse) -> dict[str, Any]:
+    return {
+        "free_before": use.before,
+        "free_after": use.after,
+        "counted": use.counted,
+        "unaccounted": use.unaccounted,
+    }
+
+
 def inspection_to_dict(inspection: Inspection) -> dict[str, Any]:
     """What ``fitter inspect`` shows."""
     return {
@@ -189,10 +224,9 @@ def _model(model: ModelSummary) -> dict[str, Any]:
     return {"path": model.path, "name": model.name, "architecture": model.architecture, "bytes": model.bytes}
 
 
-def _params(plan: PlanData) -> dict[str, Any]:
-    params: Params = plan.params
+def _params(params: Params) -> dict[str, Any]:
     return {
-        "n_ctx": params.n_ctx or plan.breakdown.n_ctx,
+        "n_ctx": params.n_ctx,
         "n_gpu_layers": params.n_gpu_layers,
         "tensor_split": None if params.tensor_split is None else list(params.tensor_split),
         "tensor_buft_overrides": [
@@ -211,7 +245,7 @@ def _params(plan: PlanData) -> dict[str, Any]:
         "swa_full": params.swa_full,
         "split_mode": params.split_mode,
         "main_gpu": params.main_gpu,
-        "devices": list(plan.breakdown.devices if params.devices is None else params.devices),
+        "devices": list(params.devices or ()),
         "load_mtp": params.load_mtp,
         "n_rs_seq": params.n_rs_seq,
         "lora": [{"path": lora.path, "scale": lora.scale} for lora in params.lora],
@@ -238,6 +272,7 @@ def _host(host: HostUse) -> dict[str, Any]:
     return {
         "total": host.total,
         "free": host.free,
+        "margin": host.margin,
         "model": host.model,
         "context": host.context,
         "compute": host.compute,
@@ -245,6 +280,14 @@ def _host(host: HostUse) -> dict[str, Any]:
         "used": host.used,
         "left": host.left,
     }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {"buffer_type": row.buffer_type, "device": row.device, "is_host": row.is_host, **_bytes(row)}
+
+
+def _bytes(row: Row) -> dict[str, int]:
+    return {"model": row.model, "context": row.context, "compute": row.compute}
 
 
 def _shared(shared: SharedUse) -> dict[str, Any]:
@@ -257,6 +300,10 @@ def _shared(shared: SharedUse) -> dict[str, Any]:
         ],
         "arguments": list(shared.arguments),
     }
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    return {"device": problem.device, "missing": problem.missing, "message": problem.message}
 
 
 def _estimate(price: Price) -> dict[str, Any]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fitter.machine.catalogue import CatalogueGpu
     from fitter.planning.calibration import Calibration, Comparison
     from fitter.planning.inspection import Inspection
+    from fitter.planning.verification import Verification
 
 _FILE_WIDTH = 120
 _KINDS = {
@@ -179,6 +180,50 @@ def _differences(calibration: Calibration) -> Table:
             where = (",".join(comparison.devices), comparison.between, found.model, found.configuration, found.what)
             table.add_row(*where, str(found.real), str(found.other), more)
     return table
+
+
+def verification_table(verification: Verification) -> RenderableType:
+    """What ``fitter verify`` found: each number of bytes beside its prediction, the devices' memory, the verdict."""
+    model = verification.model
+    title = Text.assemble((model.name, "bold"), f" ({model.architecture}, {human(model.bytes)} of weights), loaded")
+    sizes = _table("buffer type", "bytes: predicted", "real", "difference")
+    exceeding = set(verification.exceeding)
+    for row in verification.rows:
+        differing = {difference.kind: difference for difference in row.differences}
+        for kind in ("model", "context", "compute"):
+            predicted, real = getattr(row.predicted, kind), getattr(row.real, kind)
+            found = differing.get(kind)
+            style = "bold red" if found in exceeding else ""
+            if predicted or real:
+                more = Text(f"{found.more:+,}" if found else "", style=style)
+                sizes.add_row(f"{row.real.buffer_type} {kind}", f"{predicted:,}", f"{real:,}", more)
+    memory = _table("MiB", "free before", "after", "counted", "unaccounted")
+    for use in verification.memory:
+        memory.add_row(use.name, mib(use.before), mib(use.after), mib(use.counted), mib(use.unaccounted))
+    parts: list[RenderableType] = [title, sizes, Text(), memory]
+    parts.append(
+        Text(
+            "unaccounted: what went beyond llama.cpp's count; below zero where others freed memory, or counted memory\n"
+            "was not touched yet; - where the report stands still"
+        )
+    )
+    for shared in verification.shared:
+        parts.append(Text(f"not loaded with it: {shared.kind} {shared.name}", overflow="fold"))
+    return Group(*parts, Text(), _verdict(verification))
+
+
+def _verdict(verification: Verification) -> Text:
+    exceeding, differences = verification.exceeding, verification.differences
+    if not differences:
+        return Text("every byte as predicted", style="bold green")
+    if exceeding:
+        text, style = "more than predicted", "bold red"
+    elif any(each.more > 0 for each in differences):
+        text, style = f"within the tolerance of {human(verification.tolerance)}", "bold green"
+    else:
+        text, style = "less than predicted", "bold green"
+    words = (f"{each.buffer_type} {each.kind} {each.more:+,} bytes" for each in exceeding or differences)
+    return Text.assemble((text, style), ": ", ", ".join(words), overflow="fold")
 
 
 def inspection_table(inspection: Inspection) -> RenderableType:

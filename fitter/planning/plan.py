@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.explain import Bound, Choice
@@ -152,3 +152,10 @@ class PlanData:
     def fits(self) -> bool:
         """Whether every device and the host keep their margin."""
         return not self.problems
+
+
+def resolved(plan: PlanData) -> Params:
+    """The plan's parameters with what llama.cpp chose where they leave it the choice: context and devices."""
+    params, found = plan.params, plan.breakdown
+    devices = found.devices if params.devices is None else params.devices
+    return replace(params, n_ctx=params.n_ctx or found.n_ctx, devices=devices)

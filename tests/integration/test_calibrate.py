@@ -195,7 +195,7 @@ class StandIn(Worker):
             ),
         )
 
-    def measure(self, path: Any, params: Params) -> Breakdown:
+    def measure(self, path: Any, params: Params, **_: Any) -> Breakdown:
         found = super().measure(path, params)
         if self.is_real and self.broken and self.broken["n_ctx"] == params.n_ctx:
             rows = [replace(row, compute=row.compute + (row.buffer_type == "CUDA1")) for row in found.rows]

@@ -81,8 +81,8 @@ def test_a_plan_that_the_skeleton_changes_is_told(models: Path, monkeypatch: pyt
 def test_a_skeleton_with_other_bytes_is_given_up_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measure = Worker.measure
 
-    def a_byte_more(worker: Worker, model: str | Skeleton, params: Params) -> Any:
-        found = measure(worker, model, params)
+    def a_byte_more(worker: Worker, model: str | Skeleton, params: Params, **options: Any) -> Any:
+        found = measure(worker, model, params, **options)
         if not isinstance(model, Skeleton):
             return found
         return replace(found, rows=(replace(found.rows[0], model=found.rows[0].model + 1), *found.rows[1:]))

@@ -46,6 +46,7 @@ def test_a_plan_by_the_schema() -> None:
         "used": USED,
         "left": 8 * GIB - USED,
     }
+    sizes = {"model": 2048 * MIB, "context": 256 * MIB, "compute": 100 * MIB}
     expected = {
         "schema": 1,
         "fits": True,
@@ -80,6 +81,7 @@ def test_a_plan_by_the_schema() -> None:
         "host": {
             "total": None,
             "free": None,
+            "margin": 1 * GIB,
             "model": 300 * MIB,
             "context": 0,
             "compute": 20 * MIB,
@@ -87,6 +89,18 @@ def test_a_plan_by_the_schema() -> None:
             "used": 320 * MIB,
             "left": None,
         },
+        "memory": [
+            {"buffer_type": "CUDA0", "device": "CUDA0", "is_host": False, **sizes},
+            {"buffer_type": "CUDA1", "device": "CUDA1", "is_host": False, **sizes},
+            {
+                "buffer_type": "CPU",
+                "device": None,
+                "is_host": True,
+                "model": 300 * MIB,
+                "context": 0,
+                "compute": 20 * MIB,
+            },
+        ],
         "estimate": None,
         "explanation": {"choices": [], "bound": None},
         "levers": [],

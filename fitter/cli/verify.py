@@ -1,0 +1,72 @@
+"""``fitter verify``: a plan loaded for real."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from fitter.cli import options
+from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, EXIT_REGRESSION, LlamaCppError, UsageError
+
+_EPILOG = """\
+Examples:
+  fitter verify model.gguf -c 32768
+  fitter model.gguf --json > plan.json && fitter verify --plan plan.json
+
+Exit status: 0 it takes what was predicted, or less; 1 it does not fit and was not loaded, 2 usage, 3 the model cannot
+be read or llama.cpp failed, 4 it takes more than was predicted.
+"""
+
+_WITH_PLAN = ("timeout",)
+
+
+@click.command(cls=options.Command, epilog=_EPILOG)
+@click.argument("model", type=click.Path(), metavar="[MODEL]", required=False)
+@options.context_options
+@options.placement_options
+@options.limit_options
+@options.speed_options
+@options.search_options
+@options.verification_options
+@options.json_option
+@options.verbose_option
+def verify(
+    model: str | None, plan: str | None, tolerance: str | None, as_json: bool | None, verbose: int, **given: Any
+) -> int:
+    """Load MODEL for real as fitted, or as a --plan says, and show predicted beside real bytes.
+
+    The load is in a process of its own, without mmap, with prompts of a whole micro batch and some tokens more. Beside
+    each buffer type's bytes stands what every device has free before and after, and how much of the difference nobody
+    counts: kernels, work spaces of libraries, other programs.
+    """
+    words = options.given(given)
+    if model is None and plan is None:
+        raise UsageError("there is nothing to verify: give a model, or a plan with --plan")
+    if plan is not None and (others := sorted(words.keys() - _WITH_PLAN)):
+        names = {param.name: param.opts[-1] for param in click.get_current_context().command.params}
+        listed = ", ".join(names[other] for other in others)
+        raise UsageError(f"--plan has all parameters: leave {listed} out, or fit again")
+    from fitter import api
+    from fitter.output import json, progress, table
+
+    with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
+        on_log = options.log_line if verbose > 1 else None
+        try:
+            found = api.verify(
+                model, plan=plan, tolerance=tolerance or 0, on_progress=on_progress, on_log=on_log, **words
+            )
+        except LlamaCppError as error:
+            if verbose == 1:
+                click.echo("\n".join(error.log), err=True)
+            raise
+    for problem in found.problems:
+        click.echo(f"fitter: does not fit: {problem.message}", err=True)
+    if as_json:
+        click.echo(json.dumps(json.verification_to_dict(found)))
+    elif found.fits:
+        table.print_to(sys.stdout, table.verification_table(found))
+    if not found.fits:
+        return EXIT_DOES_NOT_FIT
+    return EXIT_FITS if found.holds else EXIT_REGRESSION

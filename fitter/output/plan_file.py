@@ -1,0 +1,242 @@
+"""A plan that ``fitter --json`` wrote, read back. Sizes in bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from fitter.errors import UsageError
+from fitter.llama.types import FlashAttn, Params, Row, SplitMode, TensorBuftOverride
+from fitter.output.json import SCHEMA
+from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
+
+_T = TypeVar("_T")
+
+_LARGEST = 64 * 2**20
+"""No plan is that long; a model is."""
+
+
+@dataclass(frozen=True)
+class PlanDocument:
+    """What the file says, as in ``PlanData``; ``rows`` are the measured bytes per buffer type.
+
+    ``prompt_tokens_per_second`` and ``generation_tokens_per_second`` are ``None`` where there is no estimate.
+    """
+
+    model: ModelSummary
+    params: Params
+    arguments: tuple[str, ...]
+    devices: tuple[DeviceUse, ...]
+    host: HostUse
+    rows: tuple[Row, ...]
+    prompt_tokens_per_second: float | None
+    generation_tokens_per_second: float | None
+    levers: tuple[str, ...]
+    shared: tuple[SharedUse, ...]
+    rpc: tuple[str, ...]
+    search: Search
+    problems: tuple[Problem, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device and the host keep their margin."""
+        return not self.problems
+
+
+def read_plan(path: str | os.PathLike[str]) -> PlanDocument:
+    """The plan in the file ``path``. Keys that this version does not know are passed over.
+
+    Raises ``UsageError`` where there is no such file, or where it is no plan, of another schema, or lacks something.
+    """
+    try:
+        text = _text(Path(path))
+        document = json.loads(text)
+    except OSError as error:
+        raise UsageError(f"{path}: the plan cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path}: this is no JSON: give a file that fitter --json wrote") from None
+    try:
+        return _plan(_Entry("", document))
+    except _Wrong as wrong:
+        raise UsageError(f"{path}: {wrong}") from None
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise ValueError
+    return data.decode()
+
+
+class _Wrong(Exception):
+    """What is wrong with a document, without the file's name."""
+
+
+class _Entry:
+    """A value of the document with the keys that lead to it. What it does not have raises ``_Wrong``."""
+
+    def __init__(self, where: str, value: Any) -> None:
+        self._where = where
+        self._value = value
+
+    def __getitem__(self, key: str) -> _Entry:
+        if not isinstance(self._value, dict):
+            raise self._wrong("an object")
+        where = f"{self._where}.{key}" if self._where else key
+        if key not in self._value:
+            raise _Wrong(f"'{where}' is missing: give a plan that this version's fitter --json wrote")
+        return _Entry(where, self._value[key])
+
+    def text(self) -> str:
+        return self._plain(str, "a text")
+
+    def flag(self) -> bool:
+        return self._plain(bool, "true or false")
+
+    def whole(self) -> int:
+        return self._plain(int, "a whole number")
+
+    def size(self) -> int:
+        if (size := self._plain(int, "a number of bytes")) < 0:
+            raise self._wrong("a number of bytes")
+        return size
+
+    def number(self) -> float:
+        if isinstance(self._value, float) and abs(self._value) < float("inf"):
+            return self._value
+        return float(self._plain(int, "a number"))
+
+    def one_of(self, *choices: str) -> Any:
+        if self._value not in choices:
+            raise self._wrong(f"one of {', '.join(choices)}")
+        return self._value
+
+    def maybe(self, kind: Callable[[_Entry], _T]) -> _T | None:
+        return None if self._value is None else kind(self)
+
+    def each(self, kind: Callable[[_Entry], _T]) -> tuple[_T, ...]:
+        if not isinstance(self._value, list):
+            raise self._wrong("a list")
+        return tuple(kind(_Entry(f"{self._where}[{i}]", value)) for i, value in enumerate(self._value))
+
+    def _plain(self, kind: type[_T], what: str) -> _T:
+        if not isinstance(self._value, kind) or (isinstance(self._value, bool) and kind is not bool):
+            raise self._wrong(what)
+        return self._value
+
+    def _wrong(self, what: str) -> _Wrong:
+        found = json.dumps(self._value)
+        found = found if len(found) <= 40 else f"{found[:40]}…"
+        where = f"'{self._where}'" if self._where else "the document"
+        return _Wrong(f"{where} is {found}, not {what}")
+
+
+def _plan(document: _Entry) -> PlanDocument:
+    if (schema := document["schema"].whole()) != SCHEMA:
+        raise _Wrong(f"it has schema {schema}, and this version of fitter reads {SCHEMA}")
+    problems = document["problems"].each(
+        lambda entry: Problem(entry["device"].text(), entry["missing"].size(), entry["message"].text())
+    )
+    if document["fits"].flag() == bool(problems):
+        raise _Wrong("'fits' and 'problems' contradict each other")
+    estimate = document["estimate"]
+    return PlanDocument(
+        model=_model(document["model"]),
+        params=_params(document["params"]),
+        arguments=document["arguments"].each(_Entry.text),
+        devices=document["devices"].each(_device),
+        host=_host(document["host"]),
+        rows=document["memory"].each(_row),
+        prompt_tokens_per_second=estimate.maybe(lambda entry: entry["prompt_tokens_per_second"].number()),
+        generation_tokens_per_second=estimate.maybe(lambda entry: entry["generation_tokens_per_second"].number()),
+        levers=document["levers"].each(_Entry.text),
+        shared=document["shared"].each(_shared),
+        rpc=document["rpc"].each(_Entry.text),
+        search=_search(document["search"]),
+        problems=problems,
+    )
+
+
+def _model(entry: _Entry) -> ModelSummary:
+    return ModelSummary(entry["path"].text(), entry["name"].text(), entry["architecture"].text(), entry["bytes"].size())
+
+
+_PARAMS: Mapping[str, Callable[[_Entry], Any]] = {
+    "n_ctx": _Entry.whole,
+    "n_gpu_layers": _Entry.whole,
+    "tensor_split": lambda entry: entry.maybe(lambda split: split.each(_Entry.number)),
+    "tensor_buft_overrides": lambda entry: entry.each(
+        lambda override: TensorBuftOverride(override["pattern"].text(), override["buffer_type"].text())
+    ),
+    "n_batch": _Entry.whole,
+    "n_ubatch": _Entry.whole,
+    "n_seq_max": _Entry.whole,
+    "kv_unified": _Entry.flag,
+    "type_k": _Entry.text,
+    "type_v": _Entry.text,
+    "flash_attn": lambda entry: entry.one_of(*get_args(FlashAttn)),
+    "offload_kqv": _Entry.flag,
+    "op_offload": _Entry.flag,
+    "swa_full": _Entry.flag,
+    "split_mode": lambda entry: entry.one_of(*get_args(SplitMode)),
+    "main_gpu": _Entry.whole,
+    "devices": lambda entry: entry.each(_Entry.text),
+}
+"""How each parameter is read."""
+
+
+def _params(entry: _Entry) -> Params:
+    return Params(**{field.name: _PARAMS[field.name](entry[field.name]) for field in fields(Params)})
+
+
+def _device(entry: _Entry) -> DeviceUse:
+    return DeviceUse(
+        name=entry["name"].text(),
+        description=entry["description"].text(),
+        total=entry["total"].size(),
+        free=entry["free"].size(),
+        margin=entry["margin"].size(),
+        **_used(entry),
+    )
+
+
+def _host(entry: _Entry) -> HostUse:
+    return HostUse(
+        total=entry["total"].maybe(_Entry.size),
+        free=entry["free"].maybe(_Entry.size),
+        margin=entry["margin"].size(),
+        **_used(entry),
+    )
+
+
+def _used(entry: _Entry) -> dict[str, int]:
+    return {kind: entry[kind].size() for kind in ("model", "context", "compute", "shared")}
+
+
+def _row(entry: _Entry) -> Row:
+    return Row(
+        entry["buffer_type"].text(),
+        entry["device"].maybe(_Entry.text),
+        entry["is_host"].flag(),
+        entry["model"].size(),
+        entry["context"].size(),
+        entry["compute"].size(),
+    )
+
+
+def _shared(entry: _Entry) -> SharedUse:
+    def row(part: _Entry) -> Row:
+        device = part["device"].maybe(_Entry.text)
+        sizes = (part["model"].size(), part["context"].size(), part["compute"].size())
+        return Row(device or "Host", device, device is None, *sizes)
+
+    return SharedUse(entry["kind"].text(), entry["name"].text(), entry["memory"].each(row))
+
+
+def _search(entry: _Entry) -> Search:
+    return Search(entry["dummy_loads"].whole(), entry["seconds"].number())

@@ -1,0 +1,343 @@
+"""``fitter verify``: real loads of tiny real models on the CPU and on rpc-servers, beside what was predicted."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import fitter
+from fitter.errors import LlamaCppError, PlanError, RemoteError, UsageError
+from fitter.llama.client import Worker
+from fitter.llama.types import Params
+from fitter.planning.request import Progress
+from fitter.planning.verification import Verification
+from tests.servers import Proxy, RpcServer
+from tests.tiny import TINY_DENSE, write_tiny
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "moe": write_tiny(folder / "moe.gguf"),
+        "dense": write_tiny(folder / "dense.gguf", TINY_DENSE),
+        # positions and prompts end with the training context
+        "short": write_tiny(folder / "short.gguf", replace(TINY_DENSE, n_ctx_train=64)),
+    }
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with RpcServer() as started:
+        yield started.address
+
+
+@pytest.fixture(scope="module")
+def plan_file(models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    path.write_text(json.dumps(fitter.fit(models["moe"], n_ctx=1024, devices=["none"]).to_dict()))
+    return path
+
+
+def command(*words: object, limit: int | None = None) -> subprocess.CompletedProcess[str]:
+    def set_limit() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    return subprocess.run(
+        [sys.executable, "-m", "fitter", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=set_limit,
+    )
+
+
+def most_memory(process: psutil.Process) -> int:
+    """The most address space that a process ever had."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmPeak:"))
+
+
+def check(found: Verification) -> None:
+    assert found.holds and not found.differences
+    kinds = {kind for row in found.rows for kind in ("model", "context", "compute") if getattr(row.real, kind)}
+    assert kinds == {"model", "context", "compute"}
+    for use in found.memory:
+        mine = [row.real for row in found.rows if (row.real.device if not row.real.is_host else "host") == use.name]
+        assert use.counted == sum(row.used for row in mine)
+
+
+# --- predicted and real bytes
+
+ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
+    "defaults": ("moe", {}),
+    "dense": ("dense", {}),
+    "sequences": ("moe", {"n_seq_max": 4, "n_ctx": 4096}),
+    "sequences, one cache": ("dense", {"n_seq_max": 4, "kv_unified": True, "n_ctx": 1024}),
+    "cache types": ("moe", {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}),
+    "no flash attention": ("dense", {"flash_attn": "off", "n_ubatch": 64}),
+    "context below the micro batch": ("dense", {"n_ctx": 256}),
+    "context below the micro batch, sequences": ("moe", {"n_ctx": 512, "n_seq_max": 2}),
+    "positions below the micro batch": ("short", {"n_ctx": 1024}),
+    "micro batch of one": ("dense", {"n_ubatch": 1, "n_batch": 1, "n_ctx": 256}),
+}
+
+
+@pytest.mark.parametrize(("name", "options"), ON_CPU.values(), ids=ON_CPU)
+def test_on_the_cpu(models: Mapping[str, Path], name: str, options: dict[str, Any]) -> None:
+    found = fitter.verify(models[name], devices=["none"], **options)
+    check(found)
+    assert [use.name for use in found.memory] == ["host"]
+
+
+ON_A_DEVICE: dict[str, dict[str, Any]] = {
+    "all of it": {},
+    "some layers": {"n_gpu_layers": 2},
+    "experts on the host": {"override_tensor": ["exps=CPU"]},
+    "sequences": {"n_seq_max": 3, "n_ctx": 3072, "n_gpu_layers": 3},
+}
+
+
+@pytest.mark.parametrize("options", ON_A_DEVICE.values(), ids=ON_A_DEVICE)
+def test_on_a_device(models: Mapping[str, Path], server: str, options: dict[str, Any]) -> None:
+    found = fitter.verify(models["moe"], rpc=[server], **options)
+    check(found)
+    assert [use.name for use in found.memory] == ["RPC0", "host"]
+    assert found.memory[0].counted > 0
+    assert found.memory[0].unaccounted is None, "what a CPU reports as free stands still"
+
+
+@pytest.mark.parametrize("options", [{}, {"n_gpu_layers": 3}, {"n_seq_max": 2, "n_ctx": 4096}])
+def test_on_two_devices(models: Mapping[str, Path], server: str, options: dict[str, Any]) -> None:
+    with RpcServer() as other:
+        found = fitter.verify(models["moe"], rpc=[server, other.address], tensor_split=[1, 1], **options)
+    check(found)
+    assert [use.name for use in found.memory] == ["RPC0", "RPC1", "host"]
+    assert all(use.counted > 0 for use in found.memory)
+
+
+def test_what_a_real_load_reserves_is_not_llama_cpps_own_figure(models: Mapping[str, Path], server: str) -> None:
+    params = Params(n_ctx=2048, tensor_split=(1, 1))
+    with RpcServer() as other, Worker(rpc=[server, other.address]) as worker:
+        own, reserved = (worker.measure(models["moe"], params, reserve=reserve) for reserve in (False, True))
+        real = worker.load(models["moe"], params).breakdown
+    assert reserved.rows == real.rows != own.rows
+    assert [(row.model, row.context) for row in own.rows] == [(row.model, row.context) for row in real.rows]
+
+
+def test_reserving_allocates_nothing(models: Mapping[str, Path]) -> None:
+    params = Params(n_ctx=16384, n_ubatch=2048, n_seq_max=1, flash_attn="off", devices=())
+    others = set(psutil.Process().children(recursive=True))
+    with Worker() as worker:
+        before = worker.measure(models["dense"], replace(params, n_ctx=256, n_ubatch=32), reserve=True).host.compute
+        mine = set(psutil.Process().children(recursive=True)) - others
+        used = sum(map(most_memory, mine))
+        found = worker.measure(models["dense"], params, reserve=True).host.compute
+        assert mine and found > before + 512 * MIB
+        assert sum(map(most_memory, mine)) < used + 128 * MIB
+
+
+def test_a_plan_verifies_itself(models: Mapping[str, Path]) -> None:
+    plan = fitter.fit(models["dense"], n_ctx=512)
+    found = plan.verify()
+    check(found)
+    assert found.params.n_ctx == 512
+    assert [row.predicted for row in found.rows] == list(plan.breakdown.rows)
+
+
+# --- the command
+
+
+def test_the_table(models: Mapping[str, Path], server: str) -> None:
+    done = command("verify", models["moe"], "--rpc", server, "-ngl", 2)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    sizes = {" ".join(line[:2]): line[2:] for line in lines if len(line) == 4 and line[0] in ("CPU", f"RPC0[{server}]")}
+    assert {name.split("[")[0] for name in sizes} == {"CPU model", "CPU context", "CPU compute", "RPC0"}
+    assert all(predicted == real for predicted, real in sizes.values())
+    assert {line[0] for line in lines if line} >= {"RPC0", "host"}
+    assert done.stdout.rstrip().endswith("every byte as predicted")
+
+
+def test_json(models: Mapping[str, Path], server: str) -> None:
+    done = command("verify", models["moe"], "--rpc", server, "-ngl", 2, "-c", 1024, "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert list(document) == [
+        *("schema", "fits", "holds", "tolerance", "model", "params", "memory", "devices", "host", "shared", "problems")
+    ]
+    assert (document["schema"], document["fits"], document["holds"], document["tolerance"]) == (1, True, True, 0)
+    assert document["params"]["n_ctx"] == 1024 and document["params"]["devices"] == ["RPC0"]
+    assert all(row["predicted"] == row["real"] for row in document["memory"])
+    (device,) = document["devices"]
+    on_it = [row["real"] for row in document["memory"] if row["device"] == "RPC0"]
+    assert device["counted"] == sum(sum(real.values()) for real in on_it) > 0
+    assert device["free_before"] > 0 and document["host"]["free_before"] > 0
+
+
+# --- a plan from a file
+
+
+def test_a_plan_of_a_file(models: Mapping[str, Path], plan_file: Path) -> None:
+    for words in ([], [models["moe"]]):
+        done = command("verify", *words, "--plan", plan_file, "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["params"] == json.loads(plan_file.read_text())["params"]
+
+
+def test_a_plan_of_a_file_on_a_device(models: Mapping[str, Path], server: str, tmp_path: Path) -> None:
+    plan = fitter.fit(models["moe"], rpc=[server], n_gpu_layers=2, n_ctx=1024)
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    check(fitter.verify(plan=tmp_path / "plan.json"))
+
+
+@pytest.mark.parametrize("kind", ["model", "context", "compute"])
+@pytest.mark.parametrize(
+    ("predicted", "words", "status"),
+    [
+        (-1, [], 4),
+        (-1, ["--tolerance", "1B"], 0),
+        (-2, ["--tolerance", "1B"], 4),
+        (-1024, ["--tolerance", "1KiB"], 0),
+        (+1, [], 0),
+        (+1, ["--tolerance", "0"], 0),
+    ],
+)
+def test_the_exit_status_on_both_sides_of_the_tolerance(
+    plan_file: Path, tmp_path: Path, kind: str, predicted: int, words: list[str], status: int
+) -> None:
+    document = json.loads(plan_file.read_text())
+    row = next(row for row in document["memory"] if row["buffer_type"] == "CPU")
+    row[kind] += predicted
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document))
+    done = command("verify", "--plan", path, *words)
+    assert done.returncode == status, done.stderr
+    assert f"CPU {kind} {-predicted:+,} bytes" in done.stdout.splitlines()[-1]
+    said = "more than predicted" if status else "less than predicted" if predicted > 0 else "within the tolerance of"
+    assert done.stdout.splitlines()[-1].startswith(said)
+
+
+# --- what cannot be verified
+
+
+def test_wrong_input(models: Mapping[str, Path], plan_file: Path, tmp_path: Path) -> None:
+    virtual = tmp_path / "virtual.json"
+    virtual.write_text(json.dumps(fitter.fit(models["moe"], gpus=["rtx-4090"]).to_dict()))
+    lost = tmp_path / "lost.json"
+    lost.write_text(plan_file.read_text().replace("moe.gguf", "gone.gguf"))
+    cases: dict[str, tuple[list[object], int, str]] = {
+        "nothing": ([], 2, "there is nothing to verify: give a model, or a plan with --plan"),
+        "options beside a plan": (
+            ["--plan", plan_file, "-c", 5, "-ngl", 1],
+            2,
+            "--plan has all parameters: leave --ctx-size, --n-gpu-layers out, or fit again",
+        ),
+        "another model": (
+            ["--plan", plan_file, models["dense"]],
+            2,
+            "another model than .*dense.gguf: its architecture is qwen3moe, not qwen3",
+        ),
+        "another file of its shape": (
+            ["--plan", plan_file, write_tiny(tmp_path / "other.gguf", replace(TINY_DENSE, n_expert=8))],
+            2,
+            "another model than .*other.gguf: its name is tiny moe, not tiny dense",
+        ),
+        "no plan": (["--plan", models["moe"]], 2, "moe.gguf: this is no JSON"),
+        "virtual devices": ([models["moe"], "--gpu", "rtx-4090"], 2, "virtual devices cannot run a model"),
+        "a plan for virtual devices": (
+            ["--plan", virtual],
+            3,
+            r"the plan is for CUDA0 \(NVIDIA GeForce RTX 4090\), and llama.cpp has .* here",
+        ),
+        "a model that is gone": (["--plan", lost], 3, "gone.gguf"),
+        "tolerance": ([models["moe"], "--tolerance", "5"], 2, "'5' has no unit"),
+        "less than no tolerance": ([models["moe"], "--tolerance", "-1B"], 2, "'-1B' is no size"),
+        "no server": ([models["moe"], "--rpc", "127.0.0.1:1"], 3, "the RPC server 127.0.0.1:1 cannot be reached"),
+    }
+    for name, (words, status, message) in cases.items():
+        done = command("verify", *words)
+        assert done.returncode == status, (name, done.stderr)
+        assert done.stdout == "", name
+        assert len(done.stderr.splitlines()) == 1, (name, done.stderr)
+        assert re.search(message, done.stderr), (name, done.stderr)
+
+
+def test_a_plan_that_does_not_fit_is_not_loaded(models: Mapping[str, Path], tmp_path: Path) -> None:
+    plan = fitter.fit(models["moe"], host_memory=100 * MIB)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan.to_dict()))
+    for words in (["--plan", path], [models["moe"], "--host-memory", "100MiB"]):
+        done = command("verify", *words, "--json")
+        assert done.returncode == 1
+        assert done.stderr.startswith("fitter: does not fit: the host lacks ")
+        document = json.loads(done.stdout)
+        assert (document["fits"], document["holds"], document["memory"]) == (False, None, [])
+        assert document["problems"] == plan.to_dict()["problems"]
+
+
+def test_a_plan_that_fits_no_more_is_not_loaded(plan_file: Path, tmp_path: Path) -> None:
+    document = json.loads(plan_file.read_text())
+    document["host"]["model"] += 2**50
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document))
+    done = command("verify", "--plan", path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "bytes on host, and " in done.stderr and "are free there now: fit again" in done.stderr
+
+
+def test_the_api_says_no_as_well(models: Mapping[str, Path], plan_file: Path) -> None:
+    with pytest.raises(UsageError, match="give a model, a plan, or both"):
+        fitter.verify()
+    with pytest.raises(UsageError, match="the plan has all parameters: leave n_ctx out"):
+        fitter.verify(plan=plan_file, n_ctx=5)
+    with pytest.raises(UsageError, match="-1 bytes is too small"):
+        fitter.verify(models["moe"], tolerance=-1)
+    with pytest.raises(PlanError, match="for virtual devices, which cannot run a model"):
+        fitter.fit(models["moe"], gpus=["24GiB"]).verify()
+
+
+# --- a load that fails
+
+
+def test_too_little_memory_for_the_real_load(models: Mapping[str, Path]) -> None:
+    done = command("verify", models["dense"], "-c", 1048576, "-dev", "none", limit=1500 * MIB)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "dense.gguf: " in done.stderr
+
+
+def test_a_server_that_ends_before_the_load(models: Mapping[str, Path]) -> None:
+    with RpcServer() as server:
+
+        def end(step: Progress) -> None:
+            if step.text == "loading for real":
+                server.kill()
+
+        with pytest.raises((RemoteError, LlamaCppError), match=server.address):
+            fitter.verify(models["moe"], rpc=[server.address], on_progress=end)
+    # the process that asks is none the worse
+    check(fitter.verify(models["moe"], devices=["none"], n_ctx=512))
+
+
+def test_a_server_that_ends_in_the_middle_of_the_load(models: Mapping[str, Path]) -> None:
+    half = models["moe"].stat().st_size // 2
+    with RpcServer() as server, Proxy(server.port, half) as proxy:
+        with pytest.raises(RemoteError, match=f"lost an RPC server during 'load': {proxy.address}") as caught:
+            fitter.verify(models["moe"], rpc=[proxy.address])
+        assert "\n" not in str(caught.value)
+    check(fitter.verify(models["moe"], devices=["none"], n_ctx=512))

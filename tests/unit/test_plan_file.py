@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plans import make_plan, make_price
+
+from fitter.errors import UsageError
+from fitter.llama.types import Params, Row, TensorBuftOverride
+from fitter.output.json import dumps, to_dict
+from fitter.output.plan_file import read_plan
+from fitter.planning.plan import Problem, SharedUse, resolved
+
+EVERYTHING = Params(
+    n_ctx=8192,
+    n_gpu_layers=17,
+    tensor_split=(20.0, 13.0),
+    tensor_buft_overrides=(TensorBuftOverride(r"^blk\.1\.", "CPU"),),
+    n_batch=1024,
+    n_ubatch=256,
+    n_seq_max=4,
+    kv_unified=True,
+    type_k="q8_0",
+    type_v="q4_0",
+    flash_attn="on",
+    offload_kqv=False,
+    op_offload=False,
+    swa_full=True,
+    split_mode="none",
+    main_gpu=1,
+    devices=("CUDA1", "CUDA0"),
+)
+"""No parameter has its default."""
+
+
+def test_no_parameter_of_the_example_has_its_default() -> None:
+    assert not [name for name, value in vars(EVERYTHING).items() if value == getattr(Params(), name)]
+
+
+@pytest.mark.parametrize("params", [EVERYTHING, Params()], ids=["everything", "defaults"])
+def test_what_is_written_is_read_back(tmp_path: Path, params: Params) -> None:
+    shared = SharedUse("reserve", "others", (Row("CUDA0", "CUDA0", False, 5, 0, 0), Row("Host", None, True, 0, 0, 7)))
+    plan = replace(
+        make_plan(params, estimate=make_price(), levers=("no op_offload",)), shared=(shared,), rpc=("127.0.0.1:50052",)
+    )
+    (tmp_path / "plan.json").write_text(dumps(to_dict(plan)))
+    found = read_plan(tmp_path / "plan.json")
+    assert found.params == resolved(plan)
+    assert (found.model, found.devices, found.host, found.rows) == (
+        plan.model,
+        plan.devices,
+        plan.host,
+        plan.breakdown.rows,
+    )
+    assert (found.levers, found.shared, found.rpc, found.search) == (plan.levers, plan.shared, plan.rpc, plan.search)
+    assert found.arguments == tuple(to_dict(plan)["arguments"])
+    assert (found.prompt_tokens_per_second, found.generation_tokens_per_second) == (1240, 38.04)
+    assert found.fits
+
+
+def test_a_plan_that_does_not_fit(tmp_path: Path) -> None:
+    problem = Problem("host", 5, "too little")
+    plan = make_plan(host_free=100, problems=(problem,))
+    (tmp_path / "plan.json").write_text(dumps(to_dict(plan)))
+    found = read_plan(tmp_path / "plan.json")
+    assert (found.fits, found.problems) == (False, (problem,))
+    assert found.prompt_tokens_per_second is found.generation_tokens_per_second is None
+
+
+def test_what_a_later_version_adds_is_passed_over(tmp_path: Path) -> None:
+    document = to_dict(make_plan())
+    document["more"] = document["params"]["more"] = 1
+    (tmp_path / "plan.json").write_text(dumps(document))
+    assert read_plan(tmp_path / "plan.json").fits
+
+
+def _set(*keys: str | int, to: Any) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        for key in keys[:-1]:
+            document = document[key]
+        document[keys[-1]] = to
+
+    return change
+
+
+def _without(*keys: str | int) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        for key in keys[:-1]:
+            document = document[key]
+        del document[keys[-1]]
+
+    return change
+
+
+WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
+    "another schema": (_set("schema", to=2), "it has schema 2, and this version of fitter reads 1"),
+    "no schema": (_without("schema"), "'schema' is missing"),
+    "schema in words": (_set("schema", to="1"), "'schema' is \"1\", not a whole number"),
+    "a parameter missing": (_without("params", "kv_unified"), "'params.kv_unified' is missing"),
+    "a number for a flag": (_set("params", "op_offload", to=1), "'params.op_offload' is 1, not true or false"),
+    "a flag for a number": (_set("params", "n_ctx", to=True), "'params.n_ctx' is true, not a whole number"),
+    "a fraction": (_set("params", "n_ctx", to=1.5), "'params.n_ctx' is 1.5, not a whole number"),
+    "nothing": (_set("params", "n_batch", to=None), "'params.n_batch' is null, not a whole number"),
+    "an unknown word": (_set("params", "flash_attn", to="maybe"), "'params.flash_attn' is \"maybe\", not one of auto"),
+    "not a number": (
+        _set("params", "tensor_split", to=[float("nan")]),
+        "'params.tensor_split[0]' is NaN, not a number",
+    ),
+    "a text for a list": (_set("params", "devices", to="CUDA0"), "'params.devices' is \"CUDA0\", not a list"),
+    "a list for an object": (_set("model", to=[]), "'model' is [], not an object"),
+    "negative bytes": (_set("memory", 2, "model", to=-1), "'memory[2].model' is -1, not a number of bytes"),
+    "bytes missing": (_without("memory", 0, "compute"), "'memory[0].compute' is missing"),
+    "no memory": (_without("memory"), "'memory' is missing"),
+    "a device without a margin": (_without("devices", 1, "margin"), "'devices[1].margin' is missing"),
+    "fits, with problems": (
+        _set("problems", to=[{"device": "host", "missing": 1, "message": ""}]),
+        "'fits' and 'problems' contradict each other",
+    ),
+    "long": (_set("model", "bytes", to="x" * 1000), f"'model.bytes' is \"{'x' * 39}…, not a number of bytes"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_a_plan_that_is_none(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
+    document = copy.deepcopy(to_dict(make_plan(Params(n_ctx=4096, tensor_split=(1.0, 1.0)))))
+    change(document)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError) as caught:
+        read_plan(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+NO_JSON = {
+    "empty": b"",
+    "half": b'{"schema": 1',
+    "binary": b"GGUF\x03\xff\xfe",
+    "another encoding": '{"schema": "ä"}'.encode("latin-1"),
+    "too deep": b"[" * 100_000,
+    "too long": b" " * (64 * 2**20 + 1),
+}
+
+
+@pytest.mark.parametrize("data", NO_JSON.values(), ids=NO_JSON)
+def test_no_json(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=r"plan\.json: this is no JSON: give a file that fitter --json wrote$"):
+        read_plan(path)
+
+
+@pytest.mark.parametrize(("name", "why"), [("gone.json", "No such file"), ("", "Is a directory")])
+def test_no_file(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(UsageError, match=f"the plan cannot be read: {why}"):
+        read_plan(tmp_path / name)
