@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from fitter.llama import process
 from fitter.llama.client import Worker
 from fitter.llama.types import (
     LAYOUT_DEVICE,
+    RPC,
     Breakdown,
     DeviceInfo,
     FlashAttn,
@@ -115,6 +116,7 @@ def fit(
     devices: Sequence[str] | None = None,
     gpus: Sequence[str | VirtualDevice] = (),
     profile: str | None = None,
+    rpc: str | Sequence[str] = (),
     host_memory: int | str | None = None,
     host_margin: int = DEFAULT_HOST_MARGIN,
     n_gpu_layers: int | None = None,
@@ -152,7 +154,8 @@ def fit(
     one for all devices or one for each; ``host_margin`` the same for the host. ``gpus`` describes virtual devices
     (``rtx-4090``, ``2x 24GiB``), or ``none``, that take the place of this machine's; the host is then unlimited
     unless ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama-cpp-python's own
-    CUDA backend about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``devices`` chooses
+    CUDA backend about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``rpc`` names
+    rpc-servers (``host:port``, or several with commas), whose devices stand before all others. ``devices`` chooses
     among them by name.
 
     ``allow`` names what may be given up to fit, or to be 2 % faster: ``ubatch`` (a smaller ``n_ubatch``), ``kv-q8_0``
@@ -173,7 +176,8 @@ def fit(
     The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
 
     Raises ``UsageError`` (a parameter makes no sense), ``ModelError`` (the model cannot be read), ``LlamaCppError``
-    (llama.cpp refused, crashed or hung), ``LibraryError`` (libllama is missing or another one).
+    (llama.cpp refused, crashed or hung), ``LibraryError`` (libllama is missing or another one), ``RemoteError`` (an
+    rpc-server cannot be used).
     """
     _check_limits(fit_ctx, host_margin, timeout)
     check_split_mode(split_mode)
@@ -207,20 +211,23 @@ def fit(
     process.meanwhile(cost.default)
     virtual = _virtual(gpus)
     library = _library(profile, virtual)
-    if gpus and not virtual:
+    if gpus and not virtual and not rpc:
         devices = _no_devices(devices)
     with ExitStack() as stack:
-        worker = stack.enter_context(Worker(virtual, library=library, timeout=timeout, on_log=on_log))
+        worker = stack.enter_context(Worker(virtual, library=library, timeout=timeout, on_log=on_log, rpc=rpc))
         worker.start()
-        # Each process that asks a real device takes some of its memory, so those are for one process only.
-        is_shared = library is None and bool(gpus)
+        # Each process that asks a real device takes some of its memory, so those are for one process only. An
+        # rpc-server even talks to one process only, and lets others wait.
+        is_shared = library is None and bool(gpus) and not rpc
         second = stack.enter_context(Worker(virtual, timeout=timeout, on_log=on_log)) if is_shared else None
         beside = _Beside(second, model_files(model)) if second else None
         is_free = not overrides and n_gpu_layers is None and devices is None and split_mode == "layer"
         if beside and is_free and len(virtual) == 1:
             beside.load(virtual[0])
         opened = open_model(model, worker.header)
-        machine = _machine(worker, virtual, host_memory) if virtual or not gpus else _machine_without_gpu(host_memory)
+        machine = _machine(worker, virtual, host_memory, bool(gpus), bool(rpc))
+        if gpus and not virtual and devices is None:
+            devices = [device.name for device in machine.devices]
         chosen = _choose(machine, devices, split_mode, main_gpu)
         known = () if virtual else calibrated.read()
         defaults = [default_margin(calibrated.outside_of(device, known)) for device in chosen]
@@ -273,6 +280,8 @@ def fit(
         data = planning.fit(request, _summary(opened), llama, on_progress or (lambda _: None), bool(gpus))
         for each in filter(None, (worker, second)):
             each.dismiss()
+    remote = {device.name for device in machine.devices if device.backend == RPC}
+    data = replace(data, rpc=worker.rpc if remote.intersection(data.breakdown.devices) else ())
     return Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
 
 
@@ -327,6 +336,7 @@ def measure(
     *,
     gpus: Sequence[str | VirtualDevice] = (),
     profile: str | None = None,
+    rpc: str | Sequence[str] = (),
     devices: Sequence[str] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     on_log: Callable[[str], None] | None = None,
@@ -341,7 +351,7 @@ def measure(
 
     Raises what ``fit`` raises.
     """
-    with _asked(gpus, profile, devices, parameters, timeout, on_log, worker) as (asked, _, params):
+    with _asked(gpus, profile, rpc, devices, parameters, timeout, on_log, worker) as (asked, _, params):
         opened = open_model(model, asked.header)
         _check_patterns(asked, params)
         return asked.measure(str(opened.path), params)
@@ -352,6 +362,7 @@ def estimate(
     *,
     gpus: Sequence[str | VirtualDevice] = (),
     profile: str | None = None,
+    rpc: str | Sequence[str] = (),
     devices: Sequence[str] | None = None,
     host_bandwidth: float | str | None = None,
     live_tokens: int | None = None,
@@ -374,7 +385,7 @@ def estimate(
     """
     check_split_mode(parameters.get("split_mode", "layer"))
     host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
-    with _asked(gpus, profile, devices, parameters, timeout, on_log, worker) as (asked, virtual, params):
+    with _asked(gpus, profile, rpc, devices, parameters, timeout, on_log, worker) as (asked, virtual, params):
         opened = open_model(model, asked.header)
         _check_patterns(asked, params)
         streams = 1 if params.kv_unified else params.n_seq_max
@@ -407,6 +418,7 @@ def estimate(
 def _asked(
     gpus: Sequence[str | VirtualDevice],
     profile: str | None,
+    rpc: str | Sequence[str],
     devices: Sequence[str] | None,
     parameters: Parameters,
     timeout: float,
@@ -418,12 +430,17 @@ def _asked(
     virtual = _virtual(gpus)
     params = params_of(devices, **parameters)
     library = _library(profile, virtual)
-    if gpus and not virtual:
+    if gpus and not virtual and not rpc:
         params = replace(params, devices=_no_devices(devices))
     if worker is not None:
-        worker.configure(virtual, library)
-    own = Worker(virtual, library=library, timeout=timeout, on_log=on_log) if worker is None else nullcontext(worker)
+        worker.configure(virtual, library, rpc)
+        own: AbstractContextManager[Worker] = nullcontext(worker)
+    else:
+        own = Worker(virtual, library=library, timeout=timeout, on_log=on_log, rpc=rpc)
     with own as asked:
+        if gpus and rpc and not virtual:
+            machine = Machine(_described(asked.devices()), (), None, None)
+            params = replace(params, devices=tuple(device.name for device in _choose(machine, devices, "layer", 0)))
         yield asked, virtual, params
 
 
@@ -432,21 +449,25 @@ def _check_patterns(worker: Worker, params: Params) -> None:
 
 
 def devices(
-    gpus: Sequence[str | VirtualDevice] = (), *, timeout: float = DEFAULT_TIMEOUT
+    gpus: Sequence[str | VirtualDevice] = (),
+    *,
+    rpc: str | Sequence[str] = (),
+    timeout: float = DEFAULT_TIMEOUT,
 ) -> tuple[tuple[DeviceInfo, ...], DeviceInfo]:
     """The devices that a model would be offloaded to, and the host with the memory that it has available."""
+    check_timeout(timeout)
     virtual = _virtual(gpus)
-    with Worker(virtual, timeout=timeout) as worker:
+    with Worker(virtual, timeout=timeout, rpc=rpc) as worker:
         memory = measure_host_memory()
-        found = worker.devices() if virtual or not gpus else ()
-        return found, replace(worker.host(), total=memory.total, free=memory.available)
+        found = worker.devices() if virtual or rpc or not gpus else ()
+        return _described(found) if gpus else found, replace(worker.host(), total=memory.total, free=memory.available)
 
 
 def calibrate(
     model: Path | None = None,
     *,
     devices: Sequence[str] | None = None,
-    rpc: Sequence[str] = (),
+    rpc: str | Sequence[str] = (),
     twin: str | None = None,
     store: bool = True,
     timeout: float = DEFAULT_TIMEOUT,
@@ -594,15 +615,20 @@ def _no_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
     return ()
 
 
-def _machine(worker: Worker, virtual: tuple[VirtualDevice, ...], host_memory: int | str | None) -> Machine:
+def _machine(
+    worker: Worker, virtual: tuple[VirtualDevice, ...], host_memory: int | str | None, is_described: bool, has_rpc: bool
+) -> Machine:
     host = _host_bytes(host_memory)
-    if virtual:
-        return replace(virtual_machine(virtual, host), devices=worker.devices())
-    return real_machine(worker.devices(), measure_host_memory(), host)
+    if not is_described:
+        return real_machine(worker.devices(), measure_host_memory(), host)
+    # a machine without a GPU has no use for what is here
+    found = worker.devices() if virtual or has_rpc else ()
+    return replace(virtual_machine(virtual, host), devices=_described(found))
 
 
-def _machine_without_gpu(host_memory: int | str | None) -> Machine:
-    return virtual_machine((), _host_bytes(host_memory))
+def _described(devices: Sequence[DeviceInfo]) -> tuple[DeviceInfo, ...]:
+    """Those of a machine that is described: not this machine's own."""
+    return tuple(device for device in devices if device.virtual or device.backend == RPC)
 
 
 def _host_bytes(host_memory: int | str | None) -> int | None:

@@ -37,8 +37,9 @@ def begin(args: Sequence[str]) -> bool:
         return lambda session: session.header(model) if model else None
 
     specs = _values(args, "--gpu")
-    if args[0] in _ONE_WORKER or not specs:
-        # A second process would take memory of a real device before it is asked what it has free.
+    if args[0] in _ONE_WORKER or not specs or _values(args, "--rpc"):
+        # A second process would take memory of a real device before it is asked what it has free; and an rpc-server
+        # talks to one at a time.
         process.prestart(read)
     elif model is None or any(word.startswith(_PLACEMENT) for word in args):
         process.prestart(_sleep)

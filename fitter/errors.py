@@ -48,5 +48,9 @@ class LlamaCppCrashError(LlamaCppError):
     """llama.cpp ended its process: a crash, or one of its own aborts."""
 
 
+class RemoteError(FitterError):
+    """An rpc-server cannot be reached, is none, speaks another protocol, or has gone while it was used."""
+
+
 class PlanError(FitterError):
     """A plan was asked for something that it cannot do, such as loading parameters that do not fit."""

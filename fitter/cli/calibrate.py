@@ -18,6 +18,7 @@ Exit status: 0 no byte differs, 2 usage, 3 no GPU here or llama.cpp failed, 4 a 
 @click.command(cls=options.Command, epilog=_EPILOG)
 @click.argument("model", type=click.Path(), metavar="[MODEL]", required=False)
 @options.calibration_options
+@options.timeout_option
 @options.json_option
 @options.verbose_option
 def calibrate(model: str | None, as_json: bool | None, verbose: int, no_store: bool | None, **given: Any) -> int:

@@ -13,6 +13,8 @@ from fitter.errors import EXIT_FITS, UsageError
 
 @click.command(cls=options.Command)
 @options.gpu_option
+@options.rpc_option
+@options.timeout_option
 @options.catalogue_option
 @options.json_option
 def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
@@ -21,8 +23,8 @@ def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
     With --catalogue, the GPUs that --gpu knows by name instead, and where each figure about them is from.
     """
     if catalogue:
-        if given["gpus"]:
-            raise UsageError("--catalogue shows every GPU that --gpu knows: give one of the two")
+        if given["gpus"] or given["rpc"]:
+            raise UsageError("--catalogue shows every GPU that --gpu knows, and no device: leave the others out")
         return _catalogue(as_json)
     from fitter import api
 

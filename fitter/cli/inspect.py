@@ -14,6 +14,7 @@ from fitter.errors import EXIT_FITS
 @click.command(cls=options.Command)
 @options.model_argument
 @options.ctx_size_option("the model's own")
+@options.timeout_option
 @options.json_option
 def inspect(model: str, as_json: bool | None, **given: Any) -> int:
     """Show MODEL's metadata, its tensors by role, and what each layer takes: weights and KV cache.

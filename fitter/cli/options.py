@@ -378,17 +378,40 @@ profile_option = _option(
     "directory, on a CUDA runtime without a GPU. [default: fitter's mirror of it]",
 )
 
-calibration_options = stacked(
-    device_option(_DEVICES, "Devices to calibrate. [default: all]"),
+rpc_option = _option(
+    _DEVICES,
+    "rpc",
+    "--rpc",
+    multiple=True,
+    callback=_split_commas,
+    metavar="HOST:PORT,...",
+    help="Devices of rpc-servers as well, in a trusted network; they come first. Repeatable.",
+)
+
+rpc_options = stacked(
+    rpc_option,
     _option(
         _DEVICES,
-        "rpc",
-        "--rpc",
-        multiple=True,
-        callback=_split_commas,
-        metavar="HOST:PORT,...",
-        help="Devices of rpc-servers as well.",
+        "rpc_bandwidth",
+        "--rpc-bandwidth",
+        metavar="SIZE/s[,...]",
+        help="What remote devices read from their memory, such as 900GB/s: one for all, or one for each. "
+        "[default: measured once]",
     ),
+)
+
+timeout_option = _option(
+    _DEVICES,
+    "timeout",
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    help="What llama.cpp and rpc-servers have for a single answer. [default: 120]",
+)
+
+calibration_options = stacked(
+    device_option(_DEVICES, "Devices to calibrate. [default: all]"),
+    rpc_option,
     _option(
         _DEVICES,
         "twin",
@@ -404,6 +427,8 @@ catalogue_option = _flag(_DEVICES, "catalogue", "--catalogue", help="The GPUs th
 limit_options = stacked(
     gpu_option,
     profile_option,
+    rpc_options,
+    timeout_option,
     _option(
         _DEVICES,
         "margin",

@@ -21,6 +21,7 @@ from fitter.llama.types import (
     LAYOUT_DEVICE,
     MAX_DEVICES,
     MAX_USED_DEVICES,
+    RPC,
     Array,
     Breakdown,
     DeviceInfo,
@@ -84,7 +85,7 @@ class Registry:
 
 
 def registry(virtual: bool = False) -> Registry:
-    """The real devices of this process, or with ``virtual`` the described ones beside the CPU."""
+    """The real devices of this process, or with ``virtual`` the described ones beside the CPU; remote ones always."""
     library = native.load()
     every = tuple(_devices(library))
     if virtual:
@@ -97,16 +98,23 @@ def registry(virtual: bool = False) -> Registry:
             addresses.append(library.address(pointer))
         described = tuple(next(d for d in every if d.address == address) for address in addresses)
         host = tuple(d for d in every if d.info.type in ("cpu", "accel"))
-        return Registry(described + host, described)
+        offered = remote_devices(every) + described
+        return Registry(offered + host, offered)
     real = tuple(d for d in every if not d.info.virtual)
     return Registry(real, default_devices(real))
 
 
 def cuda_registry() -> Registry:
-    """The cards of a CUDA backend that runs without a GPU (``load_cuda_backend``), beside the CPU."""
+    """The cards of a CUDA backend that runs without a GPU (``load_cuda_backend``), beside remote devices and the CPU."""
     every = tuple(_devices(native.load()))
     cards = tuple(replace(d, info=replace(d.info, virtual=True)) for d in every if d.info.backend == _CUDA)
-    return Registry(cards + tuple(d for d in every if d.info.type in ("cpu", "accel")), cards)
+    offered = remote_devices(every) + cards
+    return Registry(offered + tuple(d for d in every if d.info.type in ("cpu", "accel")), offered)
+
+
+def remote_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Those of rpc-servers."""
+    return tuple(d for d in devices if d.info.backend == RPC)
 
 
 def _devices(library: native.Library) -> Iterator[Device]:
@@ -139,7 +147,7 @@ def default_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
     gpus: list[Device] = []
     igpus: list[Device] = []
     for device in devices:
-        if device.info.type == "gpu" and device.info.backend == "RPC":
+        if device.info.type == "gpu" and device.info.backend == RPC:
             rpc.append(device)
         elif device.info.type == "gpu":
             known = {gpu.device_id for gpu in gpus if gpu.device_id is not None}

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter import errors
-from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError
+from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, RemoteError
 from fitter.llama import process, wire
 from fitter.llama.types import (
     Breakdown,
@@ -37,6 +37,8 @@ _T = TypeVar("_T")
 
 _STDERR_LINES = 60
 
+_DROPPED = "Remote RPC server crashed"
+
 
 class Worker:
     """A child process that runs llama.cpp on the real devices, or on the virtual ones that are given.
@@ -45,7 +47,7 @@ class Worker:
     For one thread at a time; several workers may live at once. It starts with the first question, and again after a
     crash. Questions raise ``LlamaCppError`` if llama.cpp fails, crashes or takes longer than ``timeout`` seconds.
     ``on_log`` is called with each line that llama.cpp logged, once a question is answered. ``rpc`` names rpc-servers
-    (``host:port``) whose devices are real ones too.
+    (``host:port``) whose devices stand before the others; one that cannot be used raises ``RemoteError``.
     """
 
     def __init__(
@@ -55,11 +57,11 @@ class Worker:
         library: CudaLibrary | None = None,
         timeout: float = 120.0,
         on_log: Callable[[str], None] | None = None,
-        rpc: Sequence[str] = (),
+        rpc: str | Sequence[str] = (),
     ) -> None:
         self._description = describe(virtual_devices)
         self._library = library
-        self._rpc = tuple(rpc)
+        self._rpc = _servers(rpc)
         self._timeout = timeout
         self._on_log = on_log
         self._child: _Child | None = None
@@ -82,6 +84,11 @@ class Worker:
             self.close()
 
     @property
+    def rpc(self) -> tuple[str, ...]:
+        """The rpc-servers, as ``host:port``."""
+        return self._rpc
+
+    @property
     def dummy_loads(self) -> int:
         """Models loaded so far without allocating; another context of a loaded model is none."""
         return self._loads
@@ -90,18 +97,24 @@ class Worker:
         """Start the process now, not with the first question."""
         self._guarded(self._open)
 
-    def configure(self, virtual_devices: Sequence[VirtualDevice], library: CudaLibrary | None = None) -> None:
+    def configure(
+        self,
+        virtual_devices: Sequence[VirtualDevice],
+        library: CudaLibrary | None = None,
+        rpc: str | Sequence[str] = (),
+    ) -> None:
         """Describe the virtual devices anew; without any, questions are about the real ones. Raises ``UsageError``."""
-        description = describe(virtual_devices)
-        if (library or self._library) and (library, description) != (self._library, self._description):
-            # What a CUDA backend is told of its cards, it is told once.
+        description, remote = describe(virtual_devices), _servers(rpc)
+        is_library = library is not None or self._library is not None
+        if remote != self._rpc or (is_library and (library, description) != (self._library, self._description)):
+            # What a CUDA backend is told of its cards, it is told once; and a server stays once it is known.
             self._kill()
         elif self._child is not None and library is None:
             self._ask(type(None), "configure", description=description)
-        self._description, self._library = description, library
+        self._description, self._library, self._rpc = description, library, remote
 
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """The virtual devices, or else the real ones that llama.cpp offloads to, in its order."""
+        """The virtual devices, or else the real ones that llama.cpp offloads to, in its order: remote ones first."""
         return self._ask(tuple[DeviceInfo, ...], "devices")
 
     def host(self) -> DeviceInfo:
@@ -214,6 +227,10 @@ class Worker:
             raise
 
     def _start(self) -> _Child:
+        if self._rpc:
+            from fitter.llama import rpc
+
+            rpc.check(self._rpc, self._timeout)
         library = self._library if self._description else None
         # The links are needed until the backend is loaded.
         with _temporary_directory() if library else contextlib.nullcontext("") as links:
@@ -279,17 +296,42 @@ class Worker:
             yield
         except _TimeoutError:
             log = self._kill()
+            self._check_servers(begun.command, log)
             raise LlamaCppError(
                 f"llama.cpp did not answer '{begun.command}' within {self._timeout:g} seconds", log
             ) from None
         except _EndedError as ended:
             log = self._kill()
+            self._check_servers(begun.command, log)
             raise LlamaCppCrashError(_crash_message(begun.command, ended.status, log), log) from None
+
+    def _check_servers(self, command: str, log: Sequence[str]) -> None:
+        """Say so where it was an rpc-server that the process died of, or waited for."""
+        if not self._rpc:
+            return
+        from fitter.llama import rpc
+
+        if gone := rpc.lost(self._rpc):
+            raise RemoteError(f"llama.cpp lost an RPC server during '{command}': {gone}") from None
+        if any(_DROPPED in line for line in log):
+            raise RemoteError(
+                f"an RPC server ({', '.join(self._rpc)}) dropped the connection during '{command}', and answers now: "
+                "see its log for why, and try again"
+            ) from None
 
     def _kill(self) -> tuple[str, ...]:
         child, self._child = self._child, None
         self._begun = []
         return child.kill() if child is not None else ()
+
+
+def _servers(rpc: str | Sequence[str]) -> tuple[str, ...]:
+    if not rpc:
+        return ()
+    # what talks to a network takes a while to import
+    from fitter.llama.rpc import parse_servers
+
+    return parse_servers(rpc)
 
 
 def _decoded(kind: type[_T], value: Any) -> _T:

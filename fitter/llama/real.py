@@ -6,7 +6,7 @@ import ctypes
 import os
 from typing import Any
 
-from fitter.errors import LibraryError, LlamaCppError, UsageError
+from fitter.errors import LibraryError, RemoteError
 from fitter.llama import binding
 from fitter.llama import library as native
 from fitter.llama.types import Breakdown, Params
@@ -68,7 +68,7 @@ class RealLoad:
 def add_rpc_server(endpoint: str) -> None:
     """Make the devices of an rpc-server (``host:port``) known to ggml, as llama.cpp's ``--rpc`` does.
 
-    Raises ``LibraryError`` where libllama has no RPC, ``LlamaCppError`` where the server has no device. llama.cpp ends
+    Raises ``LibraryError`` where libllama has no RPC, ``RemoteError`` where the server has no device. llama.cpp ends
     the process where nobody answers.
     """
     native.load()
@@ -84,11 +84,9 @@ def add_rpc_server(endpoint: str) -> None:
     address = registry and ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server")
     if not address:
         raise LibraryError('libllama has no RPC: install llama-cpp-python with CMAKE_ARGS="-DGGML_RPC=on"')
-    if not endpoint.isascii() or ":" not in endpoint:
-        raise UsageError(f"RPC server '{endpoint}' is not of the form host:port")
     server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)(endpoint.encode())
     if not server:
-        raise LlamaCppError(f"the RPC server {endpoint} has no device")
+        raise RemoteError(f"the RPC server {endpoint} has no device: start it with one")
     ggml.ggml_backend_register(server)
 
 

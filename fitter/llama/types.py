@@ -14,6 +14,9 @@ from fitter.llama.virtual import describe as describe
 FlashAttn = Literal["auto", "on", "off"]
 SplitMode = Literal["none", "layer", "row", "tensor"]
 
+RPC = "RPC"
+"""The backend of remote devices, those of rpc-servers; they are named ``RPC0``, ``RPC1`` and so on."""
+
 MAX_USED_DEVICES = 15
 """Devices that one model can be on: ggml's scheduler has room for 16 backends, and the CPU's is one of them."""
 

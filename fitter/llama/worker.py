@@ -69,7 +69,7 @@ class Session:
         """Take the cards of a CUDA backend that runs without a GPU: ``count`` of them."""
         binding.load_cuda_backend(path, plugin)
         self._adopted = True
-        found = len(self._open().devices.default)
+        found = sum(device.info.virtual for device in self._open().devices.default)
         if found != count:
             raise LibraryError(f"{path} has {found} devices where {count} are described: unset GGML_CUDA_DEVICES")
 

@@ -28,6 +28,9 @@ def arguments(plan: PlanData) -> list[str]:
     """
     params = plan.params
     args = ["-c", str(params.n_ctx or plan.breakdown.n_ctx)]
+    if plan.rpc:
+        # before -dev, which names their devices
+        args += ["--rpc", ",".join(plan.rpc)]
     if plan.params.devices is not None:
         args += ["-dev", ",".join(params.devices or ()) or "none"]
     args += ["-ngl", str(params.n_gpu_layers) if params.n_gpu_layers >= 0 else "all"]

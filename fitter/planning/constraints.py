@@ -148,10 +148,16 @@ def check_live_tokens(live_tokens: int | None, context: int) -> None:
         raise UsageError(f"{live_tokens} live tokens cannot be in a context of {context}: give 0 to {context}")
 
 
+_LONGEST = 1e6
+"""Seconds; what the system counts waits in ends at twice that."""
+
+
 def check_timeout(timeout: float) -> None:
     """Raise ``UsageError`` for a time that is none."""
     if not timeout > 0:
         raise UsageError(f"a timeout of {timeout} seconds is too short")
+    if timeout > _LONGEST:
+        raise UsageError(f"a timeout of {timeout:g} seconds is too long: give {_LONGEST:g} or less")
 
 
 def check_choices(objective: str, strategy: str) -> None:

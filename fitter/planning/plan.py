@@ -122,8 +122,8 @@ class PlanData:
     ``n_layer`` counts the repeating layers that llama.cpp can offload (without the output layer). ``estimate`` is what
     the plan takes in time, ``None`` where it does not fit. ``choices`` says what was chosen over what, ``bound`` what
     no placement is faster than, ``levers`` what was given up for it, of what the user allowed to be. ``shared`` is what
-    else takes of the same memory; it is in no row of ``breakdown``. ``rpc`` has the rpc-servers (``host:port``) whose
-    devices the plan may use.
+    else takes of the same memory; it is in no row of ``breakdown``. ``rpc`` has the rpc-servers (``host:port``) that
+    were given, where the plan uses a device of theirs; their order decides how those are named.
     """
 
     model: ModelSummary
