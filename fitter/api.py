@@ -51,7 +51,7 @@ from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import pinned_matches
-from fitter.planning.plan import ModelSummary, PlanData
+from fitter.planning.plan import ModelSummary, PlanData, stamp_of
 from fitter.planning.pricing import Price, Speeds, price_params
 from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, HostLimit, Progress, Request
 from fitter.planning.work import facts_of
@@ -100,11 +100,17 @@ class Plan(PlanData):
     def load(self, **kwargs: Any) -> llama_cpp.Llama:
         """A ``llama_cpp.Llama`` with the whole plan applied, overrides too; ``kwargs`` go to ``Llama``.
 
-        Raises ``PlanError`` where the plan does not fit or is for devices that are not here.
-        """
-        from fitter.output.llama_cpp import load
+        Its ``plan`` is what it was loaded with: where a device has less memory than the plan counts on, what ``fit``
+        was asked for is fitted again, at most twice, with a ``PlanWarning``.
 
-        return load(self, self.model.path, **kwargs)
+        Raises ``PlanError`` where the plan does not fit or is for devices that are not here, ``UsageError`` for
+        ``kwargs`` that contradict it, ``ModelError`` where the model is gone or another one, ``OutOfMemoryError``
+        where a device refuses memory even so, ``RemoteError`` where an rpc-server fails, ``LlamaCppError`` where
+        llama.cpp cannot load the model. Where llama.cpp would end the process, ``LlamaCppCrashError`` is raised.
+        """
+        from fitter.loading import load
+
+        return load(self, kwargs)
 
 
 def fit(
@@ -136,6 +142,7 @@ def fit(
     offload_kqv: bool = True,
     op_offload: bool | None = None,
     swa_full: bool = False,
+    embedding: bool = False,
     allow: Collection[str] = (),
     prompt: int | None = None,
     generate: int | None = None,
@@ -173,12 +180,17 @@ def fit(
     ``model`` itself either way.
     ``timeout``: seconds for one dummy load. ``on_log`` gets every line of llama.cpp's log.
 
+    ``embedding`` plans for ``Llama(embedding=True)``: unless they are set, a micro batch as large as the batch, and 256
+    sequences with one cache.
+
     The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
 
     Raises ``UsageError`` (a parameter makes no sense), ``ModelError`` (the model cannot be read), ``LlamaCppError``
     (llama.cpp refused, crashed or hung), ``LibraryError`` (libllama is missing or another one), ``RemoteError`` (an
     rpc-server cannot be used).
     """
+    # before there is anything else
+    asked = {name: value for name, value in locals().items() if name != "model"}
     _check_limits(fit_ctx, host_margin, timeout)
     check_split_mode(split_mode)
     check_choices(objective, strategy)
@@ -203,7 +215,9 @@ def fit(
         offload_kqv=offload_kqv,
         op_offload=Params.op_offload if op_offload is None else op_offload,
         swa_full=swa_full,
+        embedding=embedding,
     )
+    n_seq_max, kv_unified = given.n_seq_max, given.kv_unified
     overrides = given.tensor_buft_overrides
     host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
     # both take longer to parse than there is time for once the model is known
@@ -225,6 +239,7 @@ def fit(
         if beside and is_free and len(virtual) == 1:
             beside.load(virtual[0])
         opened = open_model(model, worker.header)
+        stamps = tuple(stamp_of(file) for file in opened.files)
         machine = _machine(worker, virtual, host_memory, bool(gpus), bool(rpc))
         if gpus and not virtual and devices is None:
             devices = [device.name for device in machine.devices]
@@ -239,7 +254,7 @@ def fit(
             "n_gpu_layers": n_gpu_layers,
             "tensor_split": tensor_split if tensor_split and any(tensor_split) else None,
             "devices": devices,
-            "n_ubatch": n_ubatch,
+            "n_ubatch": given.n_ubatch if embedding else n_ubatch,
             "type_k": type_k,
             "type_v": type_v,
             "op_offload": op_offload,
@@ -282,6 +297,7 @@ def fit(
             each.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}
     data = replace(data, rpc=worker.rpc if remote.intersection(data.breakdown.devices) else ())
+    data = replace(data, asked=asked, files=stamps)
     return Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
 
 

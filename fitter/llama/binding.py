@@ -9,7 +9,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -117,28 +117,48 @@ def remote_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
     return tuple(d for d in devices if d.info.backend == RPC)
 
 
+def rpc_devices(server: str) -> tuple[Device, ...]:
+    """The devices of an rpc-server (``host:port``), unknown to ggml's registry. Their memory is not asked for.
+
+    Raises ``LibraryError`` where libllama has no RPC. llama.cpp ends the process where nobody answers.
+    """
+    library = native.load()
+    out = library.ffi.new("fitter_device_t *")
+    found: list[Device] = []
+    while True:
+        if not library.fitter.fitter_rpc_device(server.encode(), len(found), out):
+            raise LibraryError(f"the devices of the RPC server {server} cannot be used: {library.last_error()}")
+        if out.device == library.ffi.NULL:
+            return tuple(found)
+        found.append(_device(library, out))
+
+
 def _devices(library: native.Library) -> Iterator[Device]:
     out = library.ffi.new("fitter_device_t *")
     for i in range(library.fitter.fitter_device_count()):
         if not library.fitter.fitter_device_get(i, out):
             raise LibraryError(f"ggml does not describe its device {i}: {library.last_error()}")
-        backend = library.text(out.backend) or ""
-        yield Device(
-            info=DeviceInfo(
-                name=library.text(out.name) or "",
-                description=library.text(out.description) or "",
-                type=_DEVICE_TYPES.get(out.type, str(out.type)),
-                backend=backend,
-                total=int(out.total),
-                free=int(out.free),
-                virtual=backend == "fitter",
-                buffer_type=library.text(out.buffer_type_name),
-            ),
-            device_id=library.text(out.device_id),
-            address=library.address(out.device),
+        yield _device(library, out)
+
+
+def _device(library: native.Library, out: Any) -> Device:
+    backend = library.text(out.backend) or ""
+    return Device(
+        info=DeviceInfo(
+            name=library.text(out.name) or "",
+            description=library.text(out.description) or "",
+            type=_DEVICE_TYPES.get(out.type, str(out.type)),
+            backend=backend,
+            total=int(out.total),
+            free=int(out.free),
+            virtual=backend == "fitter",
             buffer_type=library.text(out.buffer_type_name),
-            buffer_type_address=library.address(out.buffer_type),
-        )
+        ),
+        device_id=library.text(out.device_id),
+        address=library.address(out.device),
+        buffer_type=library.text(out.buffer_type_name),
+        buffer_type_address=library.address(out.buffer_type),
+    )
 
 
 def default_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
@@ -239,6 +259,7 @@ def _apply_context(params: Params, out: Any) -> None:
     out.offload_kqv = params.offload_kqv
     out.op_offload = params.op_offload
     out.swa_full = params.swa_full
+    out.embeddings = params.embeddings
 
 
 def _select(params: Params, known: Registry) -> tuple[Device, ...]:
@@ -373,9 +394,14 @@ class LogLine(NamedTuple):
 
 def captured_log() -> tuple[LogLine, ...]:
     """Lines since the log was cleared, if this process captures it."""
+    return log_lines(native.load().fitter.fitter_log_lines)
+
+
+def log_lines(fill: Callable[[Any], bool]) -> tuple[LogLine, ...]:
+    """The lines that ``fill`` writes into a ``fitter_columns_t``, none where it fails."""
     library = native.load()
     out = library.ffi.new("fitter_columns_t *")
-    if not library.fitter.fitter_log_lines(out):
+    if not fill(out):
         return ()
     (texts,), (levels,) = _columns(library, out, 1, 1)
     return tuple(map(LogLine, levels, texts))
@@ -466,6 +492,7 @@ class Loader:
             flash_attn=params.flash_attn,
             op_offload=params.op_offload,
             swa_full=params.swa_full,
+            embeddings=params.embeddings,
         )
         dummy = self._model("layout", path, everything, Registry((recorder,), (recorder,)))
         backend.fitter_virtual_record_clear()

@@ -205,6 +205,7 @@ def _params(plan: PlanData) -> dict[str, Any]:
         "op_offload": params.op_offload,
         "kv_unified": params.kv_unified,
         "swa_full": params.swa_full,
+        "embeddings": params.embeddings,
         "split_mode": params.split_mode,
         "main_gpu": params.main_gpu,
         "devices": list(plan.breakdown.devices if params.devices is None else params.devices),

@@ -30,6 +30,10 @@ def default_margin(outside: int | None) -> int:
     return max(DEFAULT_MARGIN, 0 if outside is None else outside + SLACK)
 
 
+MAX_SEQUENCES = 256
+"""``LLAMA_MAX_SEQ``: sequences in one context."""
+
+
 class Parameters(TypedDict, total=False):
     """What ``params_of`` takes: llama.cpp's parameters for one load, as people give them."""
 
@@ -51,6 +55,7 @@ class Parameters(TypedDict, total=False):
     offload_kqv: bool
     op_offload: bool
     swa_full: bool
+    embedding: bool
 
 
 def params_of(
@@ -74,6 +79,7 @@ def params_of(
     offload_kqv: bool = True,
     op_offload: bool = True,
     swa_full: bool = False,
+    embedding: bool = False,
 ) -> Params:
     """Parameters of one load. Raises ``UsageError`` where one makes no sense."""
     if n_ctx < 0:
@@ -85,6 +91,11 @@ def params_of(
         raise UsageError("tensor_split has a share below 0: give each device a share of 0 or more")
     # llama.cpp cuts n_ubatch to n_batch; a larger micro batch alone means a larger batch too
     batch = max(Params.n_batch, n_ubatch) if n_batch is None else n_batch
+    if embedding:
+        # a model that is not causal needs all of a batch at once, and llama.cpp aborts where it is not so
+        batch = n_ubatch if n_batch is None else n_batch
+        # as many texts at once as Llama hands to it
+        n_seq_max, kv_unified = (min(batch, MAX_SEQUENCES), True) if n_seq_max == 1 else (n_seq_max, kv_unified)
     return Params(
         n_ctx=n_ctx,
         n_gpu_layers=n_gpu_layers,
@@ -100,6 +111,7 @@ def params_of(
         offload_kqv=offload_kqv,
         op_offload=op_offload,
         swa_full=swa_full,
+        embeddings=embedding,
         split_mode=split_mode,
         main_gpu=main_gpu,
         devices=None if devices is None else tuple(devices),
