@@ -91,14 +91,17 @@ def attempt(call: Callable[[Progress], T], servers: Sequence[str] = (), timeout:
         thread = threading.Thread(target=run, name="fitter-load", daemon=True)
         state, stalled = 0, None
         try:
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                return Outcome(None, MemoryError(str(error)), None, False, None, ())
             try:
                 state, stalled = _wait(guard, progress, servers, timeout)
             except BaseException:
                 progress.is_cancelled = True
                 state = _wait_for(guard, _GRACE)
                 if state == 0 and servers:
-                    _disconnect(servers)
+                    disconnect(servers)
                     state = _wait_for(guard, _GRACE)
                 raise
             finally:
@@ -125,7 +128,7 @@ def _wait(guard: Any, progress: Progress, servers: Sequence[str], timeout: float
         if servers and timeout is not None and idle > timeout:
             progress.is_cancelled = True
             # what waits for a server gives up, and its thread with it
-            _disconnect(servers)
+            disconnect(servers)
             return _wait_for(guard, _GRACE), idle
     return state, None
 
@@ -138,7 +141,7 @@ def _wait_for(guard: Any, seconds: float) -> int:
     return state
 
 
-def _disconnect(servers: Sequence[str]) -> None:
+def disconnect(servers: Sequence[str]) -> None:
     """Shut down this process's connections to ``servers``: who waits there is told that it is over."""
     addresses = set()
     for server in servers:

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 import warnings
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -166,8 +165,8 @@ def warn(text: str) -> None:
 # --- devices
 
 
-_users: weakref.WeakSet[PlannedLlama] = weakref.WeakSet()
-"""What is loaded on rpc-servers: those talk to this process alone, and would not answer another question."""
+_users: dict[int, tuple[str, ...]] = {}
+"""The rpc-servers of what is loaded now: they talk to this process alone, and would not answer another question."""
 
 _lost: dict[str, int] = {}
 """Servers that were lost while something was loaded there, and how often.
@@ -178,11 +177,15 @@ _is_rpc_lost = False
 
 
 def _lose(servers: Sequence[str], is_connected: bool) -> None:
+    """Give up the connections to ``servers`` that nothing else needs, so that those that live can serve others."""
     global _is_rpc_lost
-    for server in servers:
-        _lost[server] = _lost.get(server, 0) + 1
     # who is stopped while it connects holds locks that every other connection needs
     _is_rpc_lost = _is_rpc_lost or not is_connected
+    used = {server for others in _users.values() for server in others}
+    free = [server for server in servers if server not in used]
+    guarded.disconnect(free)
+    for server in free:
+        _lost[server] = _lost.get(server, 0) + 1
 
 
 def _name(server: str) -> str:
@@ -197,8 +200,8 @@ def _check_servers(servers: Sequence[str], timeout: float | None) -> None:
             "an RPC server was lost while llama.cpp connected to it, and now this process can connect to none: "
             "load the plan in another process"
         )
-    busy = {_name(server) for user in _users for server in user.plan.rpc}
-    if idle := [server for server in servers if _name(server) not in busy]:
+    busy = {server for others in _users.values() for server in others}
+    if idle := [server for server in servers if server not in busy]:
         rpc.check(idle, rpc.ANSWER_SECONDS if timeout is None else timeout)
 
 
@@ -246,8 +249,8 @@ def _failure(plan: PlanData, path: str, registry: Registry, outcome: guarded.Out
         if refused := _refused(plan, registry, outcome.log, error):
             device, size, what = refused
             return OutOfMemoryError(
-                f"{path}: {device} has no {size} bytes ({human(size)}) left for {what}: free memory there, or fit "
-                "again with a larger margin",
+                f"{path}: {'the host' if device == 'host' else device} has no {size} bytes ({human(size)}) left for "
+                f"{what}: free memory there, or fit again with a larger margin",
                 device,
                 size,
                 log,
@@ -275,7 +278,7 @@ def _refused(
 ) -> tuple[str, int, str] | None:
     """The device that had too little memory, and how much of it for what; ``None`` where something else is wrong."""
     if isinstance(error, MemoryError):
-        return "host", plan.host.used, "the plan"
+        return "host", plan.host.used, f"the plan and llama-cpp-python ({_one_line(str(error)) or 'no memory'})"
     for line in reversed(log):
         if found := _REFUSED.search(line.text):
             size = float(found["size"]) * (1024 * 1024 if found["mib"] else 1)
@@ -312,6 +315,7 @@ class PlannedLlama(llama_cpp.Llama):
     _model_struct: Any = None
     _context_struct: Any = None
     _is_planned = False
+    _is_remote = False
 
     def __init__(
         self,
@@ -330,8 +334,9 @@ class PlannedLlama(llama_cpp.Llama):
         self._keep = binding.apply(plan.params, self._planned_model, self._planned_context, registry)
         super().__init__(model_path, **{**_kwargs(plan), **kwargs})
         self._is_planned = True
+        self._is_remote = bool(plan.rpc)
         if plan.rpc:
-            _users.add(self)
+            _users[id(self)] = plan.rpc
 
     @property
     def model_params(self) -> Any:
@@ -362,12 +367,13 @@ class PlannedLlama(llama_cpp.Llama):
 
     def close(self) -> None:
         """Free the model. An rpc-server that is gone keeps nobody from it, nor does it end the process."""
-        if self not in _users:
+        if not self._is_remote:
             # without a stack where its constructor has not come that far
             if hasattr(self, "_stack"):
                 super().close()
             return
-        _users.discard(self)
+        self._is_remote = False
+        _users.pop(id(self), None)
         if sys.is_finalizing():
             # the servers free what was theirs when the connection ends, with the process
             self._let_go()
