@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 _SLICE = 100
 """Milliseconds after which a waiting thread looks for signals."""
+_PATIENCE = 1.0
+"""Seconds that one who pressed Ctrl-C waits for a server."""
 _GRACE = 10.0
 """Seconds that a call has to come to its end once it was told to, or has failed."""
 
@@ -65,11 +67,16 @@ class Outcome(Generic[T]):
 _turn = threading.Lock()
 
 
-def attempt(call: Callable[[Progress], T], servers: Sequence[str] = (), timeout: float | None = None) -> Outcome[T]:
+def attempt(
+    call: Callable[[Progress], T],
+    servers: Sequence[str] = (),
+    timeout: float | None = None,
+    on_lost: Callable[[], None] | None = None,
+) -> Outcome[T]:
     """Make ``call`` on a thread of its own, and come back however it ends.
 
     With ``servers`` (``host:port`` of rpc-servers) it is also given up where nothing is done for ``timeout`` seconds.
-    Ctrl-C cancels it at the next tensor.
+    Ctrl-C cancels it at the next tensor, or cuts the connections. ``on_lost`` is called where the thread is lost.
     """
     fitter = native.load().fitter
     progress = Progress()
@@ -99,7 +106,7 @@ def attempt(call: Callable[[Progress], T], servers: Sequence[str] = (), timeout:
                 state, stalled = _wait(guard, progress, servers, timeout)
             except BaseException:
                 progress.is_cancelled = True
-                state = _wait_for(guard, _GRACE)
+                state = _wait_for(guard, _PATIENCE if servers else _GRACE)
                 if state == 0 and servers:
                     disconnect(servers)
                     state = _wait_for(guard, _GRACE)
@@ -109,6 +116,8 @@ def attempt(call: Callable[[Progress], T], servers: Sequence[str] = (), timeout:
                     thread.join()
                 else:
                     restore()
+                    if on_lost:
+                        on_lost()
             crash = native.load().text(fitter.fitter_guard_crash(guard))
             log = binding.log_lines(lambda out: fitter.fitter_guard_log(guard, out))
         finally:

@@ -112,9 +112,7 @@ def load(plan: PlanData, model_path: str, kwargs: Mapping[str, Any], timeout: fl
             raise
         return model
 
-    outcome = guarded.attempt(construct, plan.rpc, timeout)
-    if outcome.is_lost and plan.rpc:
-        _lose(plan.rpc, is_connected=bool(described))
+    outcome = guarded.attempt(construct, plan.rpc, timeout, lambda: _lose(plan.rpc, is_connected=bool(described)))
     if outcome.value is not None:
         _warn_of_difference(plan, outcome.value)
         return outcome.value
@@ -180,7 +178,7 @@ def _lose(servers: Sequence[str], is_connected: bool) -> None:
     """Give up the connections to ``servers`` that nothing else needs, so that those that live can serve others."""
     global _is_rpc_lost
     # who is stopped while it connects holds locks that every other connection needs
-    _is_rpc_lost = _is_rpc_lost or not is_connected
+    _is_rpc_lost = _is_rpc_lost or (bool(servers) and not is_connected)
     used = {server for others in _users.values() for server in others}
     free = [server for server in servers if server not in used]
     guarded.disconnect(free)
@@ -378,11 +376,13 @@ class PlannedLlama(llama_cpp.Llama):
             # the servers free what was theirs when the connection ends, with the process
             self._let_go()
             return
-        outcome = guarded.attempt(lambda _: super(PlannedLlama, self).close(), self.plan.rpc, _CLOSE_SECONDS)
+        servers = self.plan.rpc
+        outcome = guarded.attempt(
+            lambda _: super(PlannedLlama, self).close(), servers, _CLOSE_SECONDS, lambda: _lose(servers, True)
+        )
         if outcome.is_lost:
-            _lose(self.plan.rpc, is_connected=True)
             self._let_go()
-            warn(f"an RPC server ({', '.join(self.plan.rpc)}) is gone: what the model has here is not freed")
+            warn(f"an RPC server ({', '.join(servers)}) is gone: what the model has here is not freed")
 
     def _let_go(self) -> None:
         """Forget the native model and context without freeing them."""
