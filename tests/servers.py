@@ -53,6 +53,12 @@ class RpcServer:
         self.kill()
         self._start()
 
+    @property
+    def resident(self) -> int:
+        """Bytes of memory that it has now."""
+        with open(f"/proc/{self._process.pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+
     def limit_memory(self, extra: int) -> None:
         """Let it have so many bytes more than it has now."""
         with open(f"/proc/{self._process.pid}/statm", encoding="ascii") as file:
