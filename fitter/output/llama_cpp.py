@@ -59,7 +59,7 @@ def llama_kwargs(plan: PlanData) -> dict[str, Any]:
         "devices of rpc-servers": bool(plan.rpc),
         "tensor overrides": bool(params.tensor_buft_overrides),
         "the list of devices": params.devices is not None and not _are_default(plan),
-        "this many sequences": (params.n_seq_max, params.kv_unified) not in _sequences(params),
+        "more than one sequence": (params.n_seq_max, params.kv_unified) not in _sequences(params),
     }
     for need, is_needed in needs.items():
         if is_needed:
