@@ -24,6 +24,7 @@ from fitter.llama.types import (
     SplitMode,
     VirtualDevice,
 )
+from fitter.llama.virtual import is_surely_spilled
 from fitter.machine import calibrated, catalogue
 from fitter.machine.devices import Machine, real_machine, virtual_machine
 from fitter.machine.gpu import parse_gpus, parse_size, parse_twin
@@ -84,6 +85,15 @@ class Plan(PlanData):
         from fitter.output.json import to_dict
 
         return to_dict(self)
+
+    def format(self, name: str) -> str:
+        """The plan as one of ``fitter fit --format``: ``args``, ``json``, ``ini``, ``env``, ``python`` or ``ik_llama``.
+
+        Raises ``PlanError`` where that format has no word for what the plan needs.
+        """
+        from fitter.output.formats import render
+
+        return render(self, name)
 
     def explain(self) -> str:
         """Why the plan is as it is: what takes its time, each choice's runner-up, the proven distance to the best."""
@@ -236,8 +246,8 @@ def fit(
         second = stack.enter_context(Worker(virtual, timeout=timeout, on_log=on_log)) if is_shared else None
         beside = _Beside(second, model_files(model)) if second else None
         is_free = not overrides and n_gpu_layers is None and devices is None and split_mode == "layer"
-        if beside and is_free and len(virtual) == 1:
-            beside.load(virtual[0])
+        if beside and is_free:
+            beside.load(virtual)
         opened = open_model(model, worker.header)
         stamps = tuple(stamp_of(file) for file in opened.files)
         machine = _machine(worker, virtual, host_memory, bool(gpus), bool(rpc))
@@ -308,6 +318,9 @@ class _Beside:
         self._worker = worker
         self._path = str(files[0])
         self._bytes = sum(file.stat().st_size for file in files)
+        self._devices: tuple[str, ...] = ()
+        self._n_layers = 0
+        self._is_held = False
         self.loading: Params | None = None
 
     @property
@@ -318,13 +331,35 @@ class _Beside:
     def dummy_loads(self) -> int:
         return self._worker.dummy_loads
 
-    def load(self, device: VirtualDevice) -> None:
-        """Begin to load the model with all layers on ``device``, if it may well fit: most that do are fitted so."""
-        if self._bytes <= device.free:
-            self.loading = Params(devices=(device.name,))
+    def load(self, devices: Sequence[VirtualDevice]) -> None:
+        """Begin to load the model before anything is known of it but its size.
+
+        Where that is too much for ``devices``, with the placement left open; else with all layers on the only one.
+        """
+        if is_surely_spilled(self._bytes, devices):
+            self._devices = tuple(device.name for device in devices)
+            self._is_held = True
+            self._worker.begin_holding(self._path)
+        elif len(devices) == 1 and self._bytes <= devices[0].free:
+            self.loading = Params(devices=(devices[0].name,))
             self._worker.begin_loading(self._path, self.loading)
 
+    def know(self, n_layer: int) -> None:
+        """Be told how many layers the model has."""
+        self._n_layers = n_layer + 1
+        if self.loading:
+            self.loading = replace(self.loading, n_gpu_layers=n_layer + 1)
+
+    def awaits(self, params: Params) -> bool:
+        return (
+            self._is_held
+            and sorted(params.devices or ()) == sorted(self._devices)
+            and params.n_gpu_layers >= self._n_layers
+            and bool(params.tensor_buft_overrides)
+        )
+
     def begin(self, params: Params) -> None:
+        self._is_held = False
         self._worker.begin_measure(self._path, params)
 
     def finish(self) -> Breakdown:
@@ -335,8 +370,8 @@ def _llama(worker: Worker, beside: _Beside | None, model: Model, skeleton: bool)
     """The ways to ask llama.cpp about ``model``."""
     path = str(model.path)
     copy = Skeleton(tuple(map(str, model.files)))
-    if beside and beside.loading:
-        beside.loading = replace(beside.loading, n_gpu_layers=model.n_layer + 1)
+    if beside:
+        beside.know(model.n_layer)
     return planning.Llama(
         own=planning.Loads(lambda params: worker.measure(path, params), lambda params: worker.layout(path, params)),
         dummy_loads=lambda: worker.dummy_loads + (beside.dummy_loads if beside else 0),

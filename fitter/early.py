@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _ONE_WORKER = ("devices", "inspect", "calibrate")
 _NO_WORKER = ("backend",)
+_HELD = "held "
+"""What the word begins with that is for a load whose tensors wait."""
+
 _QUICK = frozenset({"-h", "--help", "--version", "--catalogue"})
 _PLACEMENT = (
     *("-ngl", "--gpu-layers", "--n-gpu-layers", "-ts", "--tensor-split", "-sm", "--split-mode", "-mg", "--main-gpu"),
@@ -46,9 +49,9 @@ def begin(args: Sequence[str]) -> bool:
         process.prestart(read)
     else:
         loader = process.prestart(lambda word: _load(model, word))
-        description = _guess(model, specs)
+        description, is_held = _guess(model, specs)
         if loader is not None:
-            loader.wake(description)
+            loader.wake(f"{_HELD if is_held else ''}{description}")
         # What this process and the copy both need is imported once.
         from fitter.llama import client  # noqa: F401
 
@@ -67,22 +70,27 @@ def _values(args: Sequence[str], option: str) -> list[str]:
     return after + [word.partition("=")[2] for word in args if word.startswith(option + "=")]
 
 
-def _guess(model: str, specs: Sequence[str]) -> str:
-    """The description of the one device that a model may well fit on; empty without one."""
+def _guess(model: str, specs: Sequence[str]) -> tuple[str, bool]:
+    """The description of the devices to load a model on, empty without any, and whether its tensors are to wait.
+
+    That is the one device that it may well fit on, or all of them where it is too large for them.
+    """
     from fitter.errors import FitterError
-    from fitter.llama.virtual import describe
+    from fitter.llama.virtual import describe, is_surely_spilled
     from fitter.machine.gpu import parse_gpus
 
     try:
-        devices = parse_gpus(specs)
-        return describe(devices) if len(devices) == 1 and os.path.getsize(model) <= devices[0].free else ""
+        devices, size = parse_gpus(specs), os.path.getsize(model)
+        is_held = is_surely_spilled(size, devices)
+        is_wanted = is_held or (len(devices) == 1 and size <= devices[0].free)
+        return (describe(devices), is_held) if is_wanted else ("", False)
     except (FitterError, OSError):
         # It will be said when it is asked for.
-        return ""
+        return "", False
 
 
 def _load(model: str, word: Callable[[], str]) -> Then | None:
-    """Load a model on the device that the word describes."""
+    """Load a model on the devices that the word describes."""
     from fitter.llama import library
     from fitter.llama.ahead import Ahead
 
@@ -90,7 +98,9 @@ def _load(model: str, word: Callable[[], str]) -> Then | None:
         library.load_only_bindings()
         library.prepare()
         description = word()
-        ahead = Ahead(model, description) if description else None
+        is_held = description.startswith(_HELD)
+        description = description.removeprefix(_HELD)
+        ahead = Ahead(model, description, is_held=is_held) if description else None
     except Exception:
         # As above, and it is no reason to lose a worker.
         return None

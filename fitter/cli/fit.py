@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fitter.cli import options
-from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, LlamaCppError
+from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, LlamaCppError, UsageError
 
 _EPILOG = """\
 Examples:
@@ -28,13 +28,18 @@ Exit status: 0 fits, 1 does not fit, 2 usage, 3 the model cannot be read or llam
 @options.speed_options
 @options.search_options
 @options.json_option
+@options.format_option
 @options.verbose_option
-def fit(model: str, as_json: bool | None, verbose: int, **given: Any) -> int:
+def fit(model: str, as_json: bool | None, output_format: str | None, verbose: int, **given: Any) -> int:
     """Find the llama.cpp parameters that run MODEL best within the free memory of every device and of the host.
 
-    The answer on stdout is one line of arguments for llama-server, llama-cli and the like; how much memory they take
-    is a table on stderr. Every number was measured by llama.cpp itself in a load that allocates nothing.
+    The answer on stdout is one line of arguments for llama-server, llama-cli and the like, or what --format asks for;
+    how much memory they take is a table on stderr. Every number was measured by llama.cpp itself in a load that
+    allocates nothing.
     """
+    if as_json and output_format not in (None, "json"):
+        raise UsageError(f"--json is --format json, and --format {output_format} is given too: leave one out")
+    output_format = "json" if as_json else output_format or "args"
     from fitter import api
     from fitter.output import progress
 
@@ -47,17 +52,15 @@ def fit(model: str, as_json: bool | None, verbose: int, **given: Any) -> int:
             if verbose == 1:
                 click.echo("\n".join(error.log), err=True)
             raise
-    from fitter.output import arguments, table
+    from fitter.output import arguments, formats, table
 
     table.print_to(sys.stderr, table.plan_table(plan, verbose=verbose > 0))
     for problem in plan.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
-    if as_json:
-        from fitter.output import json
-
-        click.echo(json.dumps(plan.to_dict()))
+    if output_format == "json" or (plan.fits and output_format not in formats.LINES):
+        click.echo(plan.format(output_format))
     elif plan.fits:
-        args = plan.arguments()
+        args = formats.words(plan, output_format)
         is_terminal = sys.stdout.isatty()
         for unsafe in [] if is_terminal else arguments.unsafe_arguments(args):
             click.echo(f"fitter: warning: a shell or xargs may change '{unsafe}': take --json's arguments", err=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fitter.llama import process
+from fitter.output.formats import FORMATS
 from fitter.output.units import from_mib
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -529,6 +530,16 @@ speed_options = stacked(
 )
 
 json_option = _flag(_OUTPUT, "as_json", "--json", help="JSON on stdout, sizes in bytes.")
+
+format_option = _option(
+    _OUTPUT,
+    "output_format",
+    "--format",
+    type=click.Choice(tuple(FORMATS)),
+    metavar="FORMAT",
+    help="What stdout carries. [default: args]\n\n\b\n"
+    + "\n".join(f"{name}: {text}" for name, text in FORMATS.items()),
+)
 
 verbose_option = _option(
     _OUTPUT,

@@ -8,48 +8,99 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from typing import Any
 
 from fitter.errors import LibraryError
 from fitter.llama import library as native
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+MAX_HELD_OVERRIDES = 64
+"""Tensor overrides that a held load has room for."""
+
+_NOTHING = b"^$"
+
+
+class TensorBuftOverride(ctypes.Structure):
+    """llama.cpp's struct: llama-cpp-python has the field that points to these, but not what it points to."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
+
 
 class Ahead:
-    """The model at ``path`` on its way into this process, with all layers on the one virtual device described.
+    """The model at ``path`` on its way into this process, with all layers on the virtual devices that are described.
 
-    Native calls release the interpreter's lock: what begins it goes on. Raises ``LibraryError`` and ``UsageError``.
+    With ``is_held`` the tokenizer is read, which takes longest, and then it waits for ``place``: where the tensors go
+    need not be known before. Native calls release the interpreter's lock: what begins it goes on. Raises
+    ``LibraryError`` and ``UsageError``.
     """
 
-    def __init__(self, path: str, description: str) -> None:
+    def __init__(self, path: str, description: str, *, is_held: bool = False) -> None:
         self.path = path
         self.description = description
-        self._identity = identity(path)
+        self.is_held = is_held
+        self.identity = identity(path)
         self._model: Any = None
-        model_params, self.pointers = _params(description)
+        self._library = native.load()
+        model_params, self.pointers, self._overrides = _params(description, is_held)
+        self._hold: Any = None
+        if is_held:
+            self._hold = self._library.fitter.fitter_hold_new()
+            if self._hold == self._library.ffi.NULL:
+                raise LibraryError(self._library.last_error())
         self._thread = threading.Thread(target=self._load, args=(model_params,), daemon=True)
         self._thread.start()
 
     def take(self) -> Any:
         """The model, once it is loaded; ``None`` where it was not, or its file has changed since."""
+        if self._hold is not None:
+            self._library.fitter.fitter_hold_release(self._hold)
         self._thread.join()
-        if self._model and self._identity != identity(self.path):
-            native.load().llama_cpp.llama_model_free(self._model)
+        if self._hold is not None:
+            self._library.fitter.fitter_hold_free(self._hold)
+            self._hold = None
+        if self._model and self.identity != identity(self.path):
+            self._library.llama_cpp.llama_model_free(self._model)
             self._model = None
         return self._model
 
+    def place(self, counts: Sequence[int], overrides: Sequence[tuple[bytes, int]]) -> Any:
+        """What ``take`` returns, with so many layers on each device, and with overrides (pattern, buffer type).
+
+        There must be an override, and no more than ``MAX_HELD_OVERRIDES``.
+        """
+        for entry, (pattern, buffer_type) in zip(self._overrides, overrides, strict=False):
+            entry.pattern, entry.buft = pattern, buffer_type
+        backend = native.open_backend()
+        for i, count in enumerate(counts):
+            # without a tensor split, layers are shared out by what is free
+            backend.fitter_virtual_say_free(i, count)
+        try:
+            return self.take()
+        finally:
+            backend.fitter_virtual_say_described_free()
+
     def _load(self, model_params: Any) -> None:
-        llama = native.load().llama_cpp
-        self._model = llama.llama_model_load_from_file(os.fsencode(self.path), model_params)
+        if self._hold is not None:
+            self._library.fitter.fitter_hold_use(self._hold)
+        self._model = self._library.llama_cpp.llama_model_load_from_file(os.fsencode(self.path), model_params)
 
 
-def _params(description: str) -> tuple[Any, list[object]]:
-    """What ``binding`` makes of parameters that say no more than the device, and what they point to."""
+def _params(description: str, is_held: bool) -> tuple[Any, list[object], Any]:
+    """What ``binding`` makes of parameters that say no more than the devices, what they point to, and the overrides."""
     native.prepare()
     library, backend = native.load(), native.open_backend()
     if not native.register_virtual(description):
         raise LibraryError(library.last_error())
-    device = library.address(backend.fitter_virtual_device(0))
-    pointers = (ctypes.c_void_p * 2)(device, None)
+    devices: list[int] = []
+    while (device := backend.fitter_virtual_device(len(devices))) != library.ffi.NULL:
+        devices.append(library.address(device))
+    pointers = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
+    # llama.cpp asks at once whether there are any, and which ones they are when it places tensors
+    overrides = (TensorBuftOverride * (MAX_HELD_OVERRIDES + 1))()
+    overrides[0].pattern = _NOTHING
     llama = library.llama_cpp
     params = llama.llama_model_default_params()
     params.devices = ctypes.cast(pointers, ctypes.c_void_p)
@@ -58,7 +109,9 @@ def _params(description: str) -> tuple[Any, list[object]]:
     params.main_gpu = 0
     params.no_alloc = True
     params.load_mode = llama.LLAMA_LOAD_MODE_NONE
-    return params, [pointers]
+    if is_held:
+        params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+    return params, [pointers, overrides], overrides
 
 
 def identity(path: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama import library as native
-from fitter.llama.ahead import Ahead, identity
+from fitter.llama.ahead import MAX_HELD_OVERRIDES, Ahead, TensorBuftOverride, identity
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     MAX_DEVICES,
@@ -189,11 +189,6 @@ def host(devices: Registry) -> DeviceInfo:
 # --- parameters
 
 
-class _TensorBuftOverride(ctypes.Structure):
-    # llama-cpp-python has the field that points to these, but not the struct.
-    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
-
-
 def apply(params: Params, model_params: Any, context_params: Any, devices: Registry | None = None) -> list[object]:
     """Write ``params`` into llama-cpp-python's two parameter structs.
 
@@ -232,19 +227,25 @@ def _apply_model(params: Params, out: Any, known: Registry, leave_default: bool,
         keep.append(split)
 
     if params.tensor_buft_overrides:
-        buffer_types = {d.buffer_type: d.buffer_type_address for d in known.devices if d.buffer_type is not None}
-        overrides = (_TensorBuftOverride * (len(params.tensor_buft_overrides) + 1))()
-        for entry, override in zip(overrides, params.tensor_buft_overrides, strict=False):
-            if override.buffer_type not in buffer_types:
-                raise UsageError(
-                    f"unknown buffer type '{override.buffer_type}'; there are: {', '.join(buffer_types) or 'none'}"
-                )
-            pattern = override.pattern.encode("utf-8", "surrogateescape")
-            entry.pattern = pattern
-            entry.buft = buffer_types[override.buffer_type]
+        overrides = (TensorBuftOverride * (len(params.tensor_buft_overrides) + 1))()
+        for entry, (pattern, buffer_type) in zip(overrides, _overrides(params, known), strict=False):
+            entry.pattern, entry.buft = pattern, buffer_type
             keep.append(pattern)
         out.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         keep.append(overrides)
+
+
+def _overrides(params: Params, known: Registry) -> list[tuple[bytes, int]]:
+    """Pattern and buffer type of every override."""
+    buffer_types = {d.buffer_type: d.buffer_type_address for d in known.devices if d.buffer_type is not None}
+    found = []
+    for override in params.tensor_buft_overrides:
+        if override.buffer_type not in buffer_types:
+            raise UsageError(
+                f"unknown buffer type '{override.buffer_type}'; there are: {', '.join(buffer_types) or 'none'}"
+            )
+        found.append((override.pattern.encode("utf-8", "surrogateescape"), buffer_types[override.buffer_type]))
+    return found
 
 
 def _apply_context(params: Params, out: Any) -> None:
@@ -439,24 +440,32 @@ def reason(lines: Sequence[LogLine]) -> str | None:
 class Loader:
     """Makes dummy loads (``loads`` of them), and keeps the last model so that another context of it costs none.
 
-    Not thread-safe. ``close`` frees what is kept; do it before virtual devices are described anew. The model is a file
-    or the ``Skeleton`` of one, which ``headers`` makes.
+    Not thread-safe. ``close`` frees what is kept; do it before virtual devices are described anew. ``is_reordered``
+    says that they are no longer in the order in which they were described. The model is a file or the ``Skeleton`` of
+    one, which ``headers`` makes.
     """
 
     def __init__(self, devices: Registry, headers: Headers | None = None) -> None:
         self.devices = devices
         self._headers = headers or Headers()
         self.loads = 0
+        self.is_reordered = False
         self._models: dict[str, _Dummy] = {}
+        self._held: Ahead | None = None
         self._library = native.load()
 
     def close(self) -> None:
         """Free the models that are kept."""
+        self._drop_held()
         while self._models:
             self._models.popitem()[1].free()
 
     def keep(self, ahead: Ahead) -> None:
-        """Keep what was loaded ahead of its use, as if ``model_info`` had loaded it."""
+        """Keep what was loaded ahead of its use, as if ``model_info`` had loaded it; one that is held for its use."""
+        if ahead.is_held:
+            self._drop_held()
+            self._held = ahead
+            return
         model, params = ahead.take(), Params(devices=(self.devices.default[0].info.name,))
         key = _model_key(ahead.path, params)
         if not model:
@@ -507,7 +516,59 @@ class Loader:
         _check_layout(layout, total)
         return layout
 
+    @property
+    def held(self) -> Ahead | None:
+        """The load that waits to be told where its tensors go."""
+        return self._held
+
+    def _place_held(self, role: str, path: str | Skeleton, params: Params) -> None:
+        """Let the load that waits go on: to be what is asked for, where it can be, or else to its end."""
+        held = self._held
+        if held is None:
+            return
+        counts = [int(count) for count in params.tensor_split or (1.0,)]
+        is_it = (
+            role == "measure"
+            and path == held.path
+            and sorted(params.devices or ()) == sorted(device.info.name for device in self.devices.default)
+            and len(counts) == len(self.devices.default)
+            and counts == list(params.tensor_split or (1.0,))
+            and 0 < len(params.tensor_buft_overrides) <= MAX_HELD_OVERRIDES
+            and params.split_mode == "layer"
+        )
+        if not is_it:
+            self._drop_held()
+            return
+        self._held = None
+        self._reorder(held, params.devices or ())
+        overrides = _overrides(params, self.devices)
+        model = held.place(counts, overrides)
+        if not model:
+            return
+        self.loads += 1
+        pointers = [*held.pointers, overrides]
+        all_layers = replace(params, n_gpu_layers=-1)
+        kept = self._models.pop(role, None)
+        if kept is not None:
+            kept.free()
+        self._models[role] = _Dummy(self._library, _model_key(path, params), held.path, all_layers, model, pointers)
+
+    def _reorder(self, held: Ahead, names: Sequence[str]) -> None:
+        """Make the virtual devices be those ``names`` in this order; the load that waits has only counted them."""
+        described = [text.partition(",")[0] for text in held.description.split(";")]
+        order = [described.index(name) for name in names]
+        if order != sorted(order):
+            native.open_backend().fitter_virtual_reorder(order, len(order))
+            self.devices = registry(virtual=True)
+            self.is_reordered = True
+
+    def _drop_held(self) -> None:
+        held, self._held = self._held, None
+        if held is not None and (model := held.take()):
+            self._library.llama_cpp.llama_model_free(model)
+
     def _model(self, role: str, path: str | Skeleton, params: Params, devices: Registry) -> _Dummy:
+        self._place_held(role, path, params)
         key = _model_key(path, params)
         kept = self._models.get(role)
         if kept is not None and kept.key == key and kept.has_layers(params.n_gpu_layers):

@@ -133,6 +133,13 @@ class Worker:
         """Begin to load the model for a ``begin_measure`` with the same placement that may follow."""
         self._begin("model_info", path=os.fspath(path), params=params)
 
+    def begin_holding(self, path: str | os.PathLike[str]) -> None:
+        """Begin to load the model on all virtual devices, wherever its tensors will go.
+
+        A ``begin_measure`` that puts all layers on devices, and some tensors elsewhere, is then soon answered.
+        """
+        self._begin("hold", path=os.fspath(path))
+
     @property
     def busy(self) -> bool:
         """Whether something was begun whose answer is not there yet."""

@@ -10,6 +10,9 @@ from fitter.errors import UsageError
 MAX_DEVICES = 16
 """``llama_max_devices()`` of the pinned llama.cpp."""
 
+_USUAL_MARGIN = 1 << 30
+_SURELY_TOO_LARGE = 0.9
+
 
 @dataclass(frozen=True)
 class VirtualDevice:
@@ -37,3 +40,8 @@ def describe(devices: Sequence[VirtualDevice]) -> str:
         + " ".join(device.description.replace(";", " ").split())
         for device in devices
     )
+
+
+def is_surely_spilled(model_bytes: int, devices: Sequence[VirtualDevice]) -> bool:
+    """Whether a model of so many bytes can hardly be on ``devices`` as a whole, so that tensors of it will be apart."""
+    return model_bytes > _SURELY_TOO_LARGE * sum(max(0, device.free - _USUAL_MARGIN) for device in devices)

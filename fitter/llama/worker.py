@@ -53,7 +53,7 @@ class Session:
 
     def configure(self, description: str) -> None:
         """Describe virtual devices anew; without any, commands are about the real ones."""
-        if description == self._description:
+        if description == self._description and not (self._loader and self._loader.is_reordered):
             return
         loads = self.loads
         if self._loader:
@@ -84,6 +84,12 @@ class Session:
 
     def measure(self, path: str | Skeleton, params: Params) -> Breakdown:
         return self._open().measure(path, params)
+
+    def hold(self, path: str) -> None:
+        """Begin to load the model on all virtual devices, and wait with its tensors until it is measured."""
+        loader = self._open()
+        if loader.held is None or loader.held.path != path:
+            loader.keep(Ahead(path, self._description, is_held=True))
 
     def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
         return self._open().model_info(path, params)

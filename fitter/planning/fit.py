@@ -32,6 +32,9 @@ class Beside(Protocol):
     def busy(self) -> bool:
         """Whether what was begun is not done yet."""
 
+    def awaits(self, params: Params) -> bool:
+        """Whether it has begun to load the model without a placement, and can still take that of ``params``."""
+
     def begin(self, params: Params) -> None:
         """Begin to measure, after what was begun before."""
 
@@ -167,7 +170,7 @@ class _Fit:
     def _begin(self, params: Params) -> None:
         """Have a candidate confirmed while the search goes on."""
         beside = self._llama.beside
-        if beside is None or params in self._own or params == self._begun:
+        if beside is None or params in self._own or params == self._begun or beside.awaits(params):
             return
         if beside.busy and (self._begun is not None or not self._is_loaded(params)):
             return
@@ -190,8 +193,8 @@ class _Fit:
         """What ``params`` take on the user's own file."""
         self._say("the model's own file")
         beside = self._llama.beside
-        if beside is not None and self._is_loaded(params):
-            # another context of a loaded model costs next to nothing
+        if beside is not None and (self._is_loaded(params) or beside.awaits(params)):
+            # another context of a loaded model costs next to nothing, and neither does the rest of one that waits
             self._collect()
             if params not in self._own:
                 beside.begin(params)

@@ -107,17 +107,51 @@ def pattern_for(items: Sequence[Item]) -> str:
     comma, ``*``, ``?`` or ``[``. A dot stands for itself or any other character, so names are anchored at the start and
     spelled to the end.
     """
-    layers_of: dict[tuple[str, tuple[str, ...]], set[int]] = {}
+    tails: dict[tuple[str, ...], dict[str, set[int]]] = {}
     for item in items:
         tail = item.stem.split(".", 2)[2]
-        layers_of.setdefault((tail, tuple(sorted(item.suffixes))), set()).add(item.layer)
-    tails_of: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
-    for (tail, suffixes), layers in layers_of.items():
-        tails_of.setdefault((tuple(sorted(layers)), suffixes), []).append(tail)
+        tails.setdefault(tuple(sorted(item.suffixes)), {}).setdefault(tail, set()).add(item.layer)
     return "|".join(
-        f"^blk.{_any_of(_numbers(layers))}.{_any_of(sorted(tails))}.{_any_of(suffixes)}$"
-        for (layers, suffixes), tails in sorted(tails_of.items())
+        f"^blk.{_any_of([_tensors(*group) for group in _groups(layers_of)])}.{_any_of(suffixes)}$"
+        for suffixes, layers_of in sorted(tails.items())
     )
+
+
+def _tensors(layers: Sequence[int], names: Sequence[str]) -> str:
+    """Every one of ``names`` in every one of ``layers``; what the names begin and end with is written once."""
+    start = _common_start(names)
+    end = _common_start([name[len(start) :][::-1] for name in names])[::-1]
+    middles = [name[len(start) : len(name) - len(end)] for name in names]
+    return f"{_any_of(_numbers(layers))}.{start}{_any_of(middles)}{end}"
+
+
+def _common_start(names: Sequence[str]) -> str:
+    # the names between the first and the last one begin with what those two have in common
+    first, last = min(names), max(names)
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[:same]
+
+
+def _groups(layers_of: Mapping[str, set[int]]) -> list[tuple[list[int], list[str]]]:
+    """Layers with the names that each of them has, every pair of both in one group, so that few numbers are written.
+
+    Those that have all names come first; the others are grouped by name, or by layer where that is shorter.
+    """
+    common = set.intersection(*layers_of.values())
+    names_of: dict[int, list[str]] = {}
+    rest: dict[tuple[int, ...], list[str]] = {}
+    for name, layers in sorted(layers_of.items()):
+        if others := tuple(sorted(layers - common)):
+            rest.setdefault(others, []).append(name)
+        for layer in others:
+            names_of.setdefault(layer, []).append(name)
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for layer, names in sorted(names_of.items()):
+        alike.setdefault(tuple(names), []).append(layer)
+    by_name = [(list(layers), names) for layers, names in sorted(rest.items())]
+    by_layer = [(layers, list(names)) for names, layers in sorted(alike.items())]
+    first = [(sorted(common), sorted(layers_of))] if common else []
+    return first + min(by_name, by_layer, key=lambda groups: len(str(groups)))
 
 
 def _numbers(layers: Sequence[int]) -> list[str]:

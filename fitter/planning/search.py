@@ -29,6 +29,12 @@ _LAYERS = "whole layers on the host with their KV cache"
 _WORTH_A_LOAD = 0.005
 """Share of the time that another way to place must be expected to save before it is tried."""
 
+_TIGHT = 0.95
+"""Share of the devices' memory from which weights and caches are asked about at the smallest context first."""
+
+_WORTH_A_CORRECTION = 0.002
+"""The same for a correction of what fits already: less than an estimate tells, and the fit takes a fifth longer."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -253,7 +259,7 @@ class _Attempt:
 
     def _params(self, placement: Placement, n_ctx: int) -> Params:
         request = self.request
-        used = self._used(placement)
+        used = self._named(placement)
         names = tuple(self.devices[d].name for d in used)
         params = replace(request.params, n_ctx=n_ctx, devices=names)
         if "n_gpu_layers" not in request.fixed:
@@ -264,7 +270,7 @@ class _Attempt:
         overrides = overrides_of(placement, [device.buffer_type for device in self.devices])
         return replace(params, tensor_buft_overrides=merged((*request.params.tensor_buft_overrides, *overrides)))
 
-    def _used(self, placement: Placement) -> list[int]:
+    def _named(self, placement: Placement) -> list[int]:
         """Indices of the devices to name: one that has nothing would still cost a context and a part in every graph."""
         every = list(range(len(self.devices)))
         idle = placement.idle
@@ -283,7 +289,7 @@ class _Attempt:
                 # compute buffers of the other kind of placement may be the larger ones: ask llama.cpp before giving up
                 optimistic = True
                 continue
-            if placement is None or placement in seen:
+            if placement is None or placement in seen or not self._gains(placement, best):
                 break
             seen.add(placement)
             if not whole and self._compute[whole].knows_any:
@@ -296,6 +302,12 @@ class _Attempt:
             if trial.fits and (best is None or _rank(trial) > _rank(best)):
                 best = trial
         return best
+
+    def _gains(self, placement: Placement, best: Trial | None) -> bool:
+        """Whether a correction promises enough to be measured once there is something that fits."""
+        if best is None or best.seconds is None or not self._units:
+            return True
+        return self.prices().seconds(placement) < best.seconds * (1 - _WORTH_A_CORRECTION)
 
     # the parts of the search
 
@@ -346,6 +358,11 @@ class _Attempt:
         if self._is_too_large(low):
             return self._partial(low)
         n_ctx = self.request.n_ctx_max
+        if low < n_ctx and self._is_tight(low):
+            bottom = self.trial(self._default(), low)
+            if self._used(bottom) >= self._target():
+                # no larger context leaves room for more of the model
+                return self.settle(low, True, self._whole(low)) or self._partial(low)
         if self._chooses_devices() and (fastest := self.settle(n_ctx, True, self._fastest(n_ctx))):
             self._explain_devices(fastest)
             return fastest
@@ -423,12 +440,25 @@ class _Attempt:
 
     def _is_too_large(self, n_ctx: int) -> bool:
         """Whether all layers with their caches are more than all devices hold, compute buffers left out."""
-        total = sum(device.target for device in self.devices)
         # a model that looks as if it fitted is better asked about at once
-        if not self.devices or self.request.model_bytes <= total:
+        if not self.devices or self.request.model_bytes <= self._target():
             return False
-        on_devices = self.units(n_ctx)[self._default().first :]
-        return sum(unit.weights + unit.cache for unit in on_devices) > total
+        return self._weights_and_caches(n_ctx) > self._target()
+
+    def _is_tight(self, n_ctx: int) -> bool:
+        """Whether all layers with their caches leave next to nothing for compute buffers."""
+        if not self.devices or self.request.model_bytes <= _TIGHT * self._target():
+            return False
+        return self._weights_and_caches(n_ctx) > _TIGHT * self._target()
+
+    def _weights_and_caches(self, n_ctx: int) -> int:
+        return sum(unit.weights + unit.cache for unit in self.units(n_ctx)[self._default().first :])
+
+    def _target(self) -> int:
+        return sum(device.target for device in self.devices)
+
+    def _used(self, trial: Trial) -> int:
+        return sum(trial.breakdown.on(device.name).used for device in self.devices)
 
     def _top(self) -> Trial:
         """The default at the largest context that llama.cpp survives.
@@ -624,10 +654,7 @@ class _Attempt:
         low, high = request.n_ctx_min, request.n_ctx_max
         if len(self.devices) < 2:
             return low
-        target = sum(device.target for device in self.devices)
-        used_top, used_bottom = (
-            sum(trial.breakdown.on(device.name).used for device in self.devices) for trial in (top, bottom)
-        )
+        target, used_top, used_bottom = self._target(), self._used(top), self._used(bottom)
         if used_top <= target:
             return high
         waste = top.weights // max(1, request.n_layer) // (6 if request.is_expert_model else 2)

@@ -155,24 +155,25 @@ def test_how_many_workers_begin_early(monkeypatch: pytest.MonkeyPatch, args: lis
 
 
 GUESSES = {
-    "one that holds the model": (["--gpu", "24GiB"], 1),
-    "one that does not": (["--gpu", "2GiB"], 0),
-    "two": (["--gpu", "24GiB", "--gpu", "24GiB"], 0),
-    "another context": (["--gpu", "24GiB", "-c", "4096"], 1),
-    "fewer layers": (["--gpu", "24GiB", "-ngl", "4"], 0),
-    "a tensor elsewhere": (["--gpu", "24GiB", "-ot", "ffn_up=CPU"], 0),
-    "no such GPU": (["--gpu", "nonsense"], 0),
+    "one that holds the model": (["--gpu", "24GiB"], "CUDA0,"),
+    "one that does not": (["--gpu", "2GiB"], "held CUDA0,"),
+    "two": (["--gpu", "24GiB", "--gpu", "24GiB"], ""),
+    "two that do not hold it": (["--gpu", "2GiB", "--gpu", "2GiB"], "held CUDA0,"),
+    "another context": (["--gpu", "24GiB", "-c", "4096"], "CUDA0,"),
+    "fewer layers": (["--gpu", "24GiB", "-ngl", "4"], ""),
+    "a tensor elsewhere": (["--gpu", "2GiB", "-ot", "ffn_up=CPU"], ""),
+    "no such GPU": (["--gpu", "nonsense"], ""),
 }
 
 
-@pytest.mark.parametrize(("args", "loads"), GUESSES.values(), ids=GUESSES)
-def test_a_model_that_may_well_fit_is_loaded_at_once(
-    monkeypatch: pytest.MonkeyPatch, model: Path, args: list[str], loads: int
+@pytest.mark.parametrize(("args", "word"), GUESSES.values(), ids=GUESSES)
+def test_a_model_is_loaded_at_once_where_it_is_clear_how(
+    monkeypatch: pytest.MonkeyPatch, model: Path, args: list[str], word: str
 ) -> None:
     words: list[str] = []
     monkeypatch.setattr(process, "prestart", lambda first: Woken(words))
     early.begin([str(model), *args])
-    assert len([word for word in words if word]) == loads
+    assert [said.partition(",")[0] for said in words if said] == [part for part in [word.rstrip(",")] if part]
 
 
 class Woken:
@@ -221,7 +222,7 @@ def test_a_load_that_begins_early_has_the_parameters_of_any_other() -> None:
     code = (
         "from fitter.llama import ahead, binding, library\n"
         "from fitter.llama.types import Params\n"
-        f"ours, pointers = ahead._params({DEVICE!r})\n"
+        f"ours, pointers, _ = ahead._params({DEVICE!r}, False)\n"
         "llama = library.load().llama_cpp\n"
         "other = llama.llama_model_default_params()\n"
         "known = binding.registry(virtual=True)\n"

@@ -35,6 +35,10 @@ class Second:
     slow: int = 0
     begun: list[Params] = field(default_factory=list)
     loading: Params | None = None
+    waits: Callable[[Params], bool] = lambda params: False
+
+    def awaits(self, params: Params) -> bool:
+        return not self.begun and self.waits(params)
 
     @property
     def busy(self) -> bool:
@@ -95,6 +99,20 @@ def test_a_second_worker_changes_nothing_but_who_is_asked(devices: tuple[DeviceL
     asked = [*own.asked, *second.begun]
     assert plan.params in asked and own.records == 0
     assert not set(own.asked) & set(second.begun), "nothing is measured twice"
+
+
+@pytest.mark.parametrize("is_right", [True, False], ids=["of the plan's kind", "of another kind"])
+def test_a_load_that_waits_for_its_placement_gets_only_the_plan(is_right: bool) -> None:
+    devices = limits(1500)
+    own, copy = SyntheticLlama(DENSE, devices), SyntheticLlama(DENSE, devices)
+    wanted = plain(DENSE, devices).params
+    second = Second(SyntheticLlama(DENSE, devices).measure, waits=lambda params: is_right)
+    plan = run(devices, own, Loads(copy.measure, copy.record), second)
+    assert plan.params == wanted
+    if is_right:
+        assert second.begun == [wanted] and not own.asked
+    else:
+        assert second.begun[0] != wanted, "candidates go to it as to any other"
 
 
 def test_the_first_candidate_is_begun_before_the_search_ends() -> None:

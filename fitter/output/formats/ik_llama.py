@@ -1,0 +1,96 @@
+"""A plan as arguments of ik_llama.cpp, a fork of llama.cpp with options of its own.
+
+Mapped from its source (``common/common.cpp``, ``common/common.h`` and ``docs/parameters.md``); the fork was not run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from fitter.errors import PlanError
+from fitter.output.formats.settings import Setting, settings
+from fitter.planning.plan import PlanData
+
+_EVERY_LAYER = 999
+"""More layers than any model has: the fork takes a number only."""
+
+
+def words(plan: PlanData) -> list[str]:
+    """The arguments of ``plan`` as ik_llama.cpp knows them.
+
+    Raises :class:`PlanError` for what the fork cannot be told. What it always does needs no option: one KV cache for
+    all sequences, and no fitting of its own unless it is asked to.
+    """
+    args: list[str] = []
+    for setting in settings(plan):
+        write = _WRITERS.get(setting.option.name)
+        if write is None:
+            raise PlanError(
+                f"ik_llama.cpp has nothing that is llama.cpp's {setting.option.name}, which this plan needs"
+            )
+        args += write(setting, plan)
+    return [*args, "-fa", _flash_attn(plan)]
+
+
+def _same(setting: Setting, _: PlanData) -> list[str]:
+    return [setting.option.name, setting.value]
+
+
+def _flag(setting: Setting, _: PlanData) -> list[str]:
+    return [setting.option.name]
+
+
+def _nothing(_: Setting, __: PlanData) -> list[str]:
+    return []
+
+
+def _device(setting: Setting, plan: PlanData) -> list[str]:
+    for name in setting.value.split(","):
+        if not re.fullmatch(r"none|(CUDA|ROCm|Vulkan)\d+", name):
+            raise PlanError(f"the device {name} of this plan has no such name in ik_llama.cpp: leave it out with -dev")
+    return _same(setting, plan)
+
+
+def _n_gpu_layers(setting: Setting, plan: PlanData) -> list[str]:
+    value = str(max(_EVERY_LAYER, plan.n_layer + 1)) if setting.value == "all" else setting.value
+    return [setting.option.name, value]
+
+
+def _split_mode(setting: Setting, plan: PlanData) -> list[str]:
+    if setting.value not in ("none", "layer"):
+        raise PlanError(f"ik_llama.cpp has no split mode {setting.value}, which this plan needs")
+    return _same(setting, plan)
+
+
+def _flash_attn(plan: PlanData) -> str:
+    """What llama.cpp made of ``auto``, which the fork takes for ``on``."""
+    resolved = plan.breakdown.flash_attn
+    return plan.params.flash_attn if resolved is None else "on" if resolved else "off"
+
+
+def _no_op_offload(_: Setting, __: PlanData) -> list[str]:
+    """No operation at all (-1) is offloaded (0)."""
+    return ["-op", "-1,0"]
+
+
+_WRITERS: dict[str, Callable[[Setting, PlanData], list[str]]] = {
+    "-c": _same,
+    "-dev": _device,
+    "-ngl": _n_gpu_layers,
+    "-sm": _split_mode,
+    "-mg": _same,
+    "-ts": _same,
+    "-ot": _same,
+    "-b": _same,
+    "-ub": _same,
+    "-ctk": _same,
+    "-ctv": _same,
+    "-fa": _nothing,
+    "-nkvo": _flag,
+    "--no-op-offload": _no_op_offload,
+    "--embedding": _flag,
+    "-np": _same,
+    "-kvu": _nothing,
+    "-fit": _nothing,
+}

@@ -1,0 +1,64 @@
+"""A plan as a Python script that loads the model."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import fields
+from typing import Any
+
+from fitter.errors import PlanError
+from fitter.llama.types import Params
+from fitter.output.formats.settings import settings
+from fitter.planning.plan import PlanData
+
+
+def text(plan: PlanData) -> str:
+    """A script that leaves the loaded model in ``llm``.
+
+    ``llama_cpp.Llama`` takes the parameters itself where it has all of them; else the script has fitter measure exactly
+    these once more, on the machine that runs it, and load them. Raises :class:`PlanError` where the plan does not fit.
+    """
+    from fitter.output.llama_cpp import llama_kwargs
+
+    if not plan.fits:
+        raise PlanError(f"the plan does not fit: {plan.problems[0].message}")
+    path = os.path.abspath(plan.model.path)
+    try:
+        return _script("import llama_cpp", "llm = llama_cpp.Llama", path, llama_kwargs(plan))
+    except PlanError:
+        # Llama has no parameter for something of it
+        pass
+    return _script("import fitter", "plan = fitter.fit", path, fit_kwargs(plan)) + "\nllm = plan.load()"
+
+
+def fit_kwargs(plan: PlanData) -> dict[str, Any]:
+    """Keyword arguments of ``fitter.fit`` that leave it nothing to choose: what it measures is what ``plan`` is."""
+    pins = {field.name: getattr(plan.params, field.name) for field in fields(Params)}
+    del pins["tensor_buft_overrides"]
+    overrides = [part for each in settings(plan) if each.option.name == "-ot" for part in each.value.split(",")]
+    devices = plan.breakdown.devices if plan.params.devices is None else plan.params.devices
+    margins = {device.name: device.margin for device in plan.devices}
+    pins |= {
+        "n_ctx": plan.params.n_ctx or plan.breakdown.n_ctx,
+        "tensor_split": list(plan.params.tensor_split or ()),
+        "override_tensor": overrides,
+        "devices": list(devices) or ["none"],
+        "margin": [margins[name] for name in devices],
+        "host_margin": plan.host.margin,
+        "allow": [lever for lever in plan.levers if lever == "paging"],
+        "rpc": list(plan.rpc),
+    }
+    return {name: value for name, value in pins.items() if value != []}
+
+
+def _script(imports: str, call: str, path: str, kwargs: dict[str, Any]) -> str:
+    words = [_literal(path), *(f"{name}={_literal(value)}" for name, value in kwargs.items())]
+    return "\n".join([imports, "", f"{call}(", *(f"    {word}," for word in words), ")"])
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    # JSON's strings are Python's, in double quotes
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

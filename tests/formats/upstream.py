@@ -1,0 +1,97 @@
+"""What upstream's own code reads of a plan: its parser as llama-server calls it, and its reader of presets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
+from tests import upstream
+
+_SOURCE = Path(__file__).with_name("reader.cpp")
+_FLASH_ATTN = {"auto": "auto", "enabled": "on", "disabled": "off"}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Parameters that llama-server would run with; ``fits_itself`` is its own fit."""
+
+    model: str
+    params: Params
+    fits_itself: bool
+
+
+def build(directory: Path) -> Path:
+    """Compile the reader against the libraries of ``make tools``."""
+    fetch = upstream.ROOT / "vendor" / "llama.cpp" / "fetch.py"
+    source = Path(subprocess.run([sys.executable, fetch], capture_output=True, text=True, check=True).stdout.strip())
+    libraries = upstream.tool("llama-fit-params").resolve().parent
+    reader = directory / "reader"
+    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O0", "-Wall", "-Wextra", str(_SOURCE), "-o", str(reader)]
+    command += [f"-isystem{source / part}" for part in ("common", "include", "ggml/include", "vendor")]
+    command += [f"-L{libraries}", "-lllama-common", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return reader
+
+
+def read(
+    reader: Path,
+    devices: Sequence[VirtualDevice],
+    words: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Reading:
+    """What llama-server makes of the arguments ``words`` and the environment ``variables``."""
+    pairs = [line.split("\t") for line in _run([str(reader), "params", *words], devices, variables or {})]
+    found = dict(pairs)
+    several = {
+        name: tuple(value for key, value in pairs if key == name) for name in ("tensor_split", "override_tensor")
+    }
+    overrides = (value.split("=") for value in several["override_tensor"])
+    n_gpu_layers = int(found["n_gpu_layers"])
+    assert n_gpu_layers != -1, "llama-server would choose the layers itself"
+    devices_read = found["devices"]
+    params = Params(
+        n_ctx=int(found["n_ctx"]),
+        n_gpu_layers=max(n_gpu_layers, -1),
+        tensor_split=tuple(map(float, several["tensor_split"])) or None,
+        tensor_buft_overrides=tuple(TensorBuftOverride(pattern, target) for pattern, target in overrides),
+        n_batch=int(found["n_batch"]),
+        n_ubatch=int(found["n_ubatch"]),
+        n_seq_max=int(found["n_seq_max"]),
+        kv_unified=found["kv_unified"] == "1",
+        type_k=found["type_k"],
+        type_v=found["type_v"],
+        flash_attn=_FLASH_ATTN[found["flash_attn"]],
+        offload_kqv=found["offload_kqv"] == "1",
+        op_offload=found["op_offload"] == "1",
+        swa_full=found["swa_full"] == "1",
+        split_mode=found["split_mode"],
+        main_gpu=int(found["main_gpu"]),
+        devices=None if not devices_read else () if devices_read == "none" else tuple(devices_read.split(",")),
+    )
+    return Reading(found["model"], params, found["fit"] == "1")
+
+
+def preset(reader: Path, file: Path) -> tuple[str, list[str]]:
+    """The name of the one preset in ``file``, and the arguments that llama-server starts that model with."""
+    name, *words = _run([str(reader), "preset", str(file)], (), {})
+    assert all(word.startswith("\t") for word in words), "the file has several presets"
+    return name, [word[1:] for word in words]
+
+
+def fit_print(devices: Sequence[VirtualDevice], words: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """The memory that ``llama-fit-params`` prints for these arguments and that environment."""
+    return _run([str(upstream.tool("llama-fit-params")), "--fit-print", "on", *words], devices, variables)
+
+
+def _run(command: list[str], devices: Sequence[VirtualDevice], variables: Mapping[str, str]) -> list[str]:
+    own = {name: value for name, value in upstream.environment(devices).items() if not name.startswith("LLAMA_ARG_")}
+    environment = {**own, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout.splitlines()

@@ -1,0 +1,449 @@
+"""Every format of ``fitter fit --format``, read by a program that it is written for.
+
+llama-server's own parser and preset reader (upstream's libcommon), ``llama-fit-params``, a shell, Python; for
+ik_llama.cpp a parser by the list of its options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import fitter
+from fitter.api import Plan
+from fitter.errors import PlanError
+from fitter.llama import wire
+from fitter.llama.types import Breakdown, Params, Row, TensorBuftOverride
+from fitter.machine.gpu import parse_gpus
+from fitter.output import formats
+from fitter.output.arguments import plain_pattern
+from fitter.output.formats import FORMATS
+from fitter.output.formats import settings as options
+from fitter.planning.constraints import params_of
+from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Search
+from tests import shapes
+from tests.formats import ik_llama
+from tests.formats import upstream as server
+from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
+
+MIB = 1024 * 1024
+GPUS = parse_gpus(["3x 24GiB"])
+NAMES = tuple(gpu.name for gpu in GPUS)
+PATTERNS = (r"blk\.\d+\.ffn_.*_exps", "^blk.(1|2|13).ffn_(up|gate)_exps.weight$", "exps", "a b'c")
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+def plan_with(params: Params, devices: Sequence[str] = NAMES, path: str = "/models/a model.gguf") -> Plan:
+    uses = tuple(DeviceUse(name, "Card", 24 << 30, 24 << 30, 1 << 30, 1, 1, 1) for name in devices)
+    rows = tuple(Row(name, name, False, 1, 1, 1) for name in devices)
+    return Plan(
+        model=ModelSummary(path, "A model", "llama", 1),
+        params=params,
+        breakdown=Breakdown(rows, tuple(devices), params.n_ctx or 8192, True),
+        devices=uses,
+        host=HostUse(None, None, 0, 1, 1, 1),
+        search=Search(1, 0.1),
+        problems=(),
+        n_layer=32,
+        virtual=True,
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Plans of every kind of parameter, each drawn on its own."""
+    devices = draw(st.sampled_from([None, (), ("CUDA1",), ("CUDA2", "CUDA0"), NAMES]))
+    used = NAMES if devices is None else devices
+    shares = st.lists(st.integers(0, 160).map(lambda quarters: quarters / 4), min_size=len(used), max_size=len(used))
+    targets = st.sampled_from(["CPU", *NAMES])
+    override = st.builds(TensorBuftOverride, st.sampled_from(PATTERNS), targets)
+    params = Params(
+        n_ctx=draw(st.sampled_from([0, 512, 1000, 131072])),
+        n_gpu_layers=draw(st.sampled_from([-1, 0, 1, 33])),
+        tensor_split=draw(st.none() | shares.filter(any).map(tuple)),
+        tensor_buft_overrides=tuple(draw(st.lists(override, max_size=3))),
+        n_batch=draw(st.sampled_from([64, 2048, 4096])),
+        n_ubatch=draw(st.sampled_from([64, 512, 1024])),
+        n_seq_max=draw(st.sampled_from([1, 4])),
+        kv_unified=draw(st.booleans()),
+        type_k=draw(st.sampled_from(CACHE_TYPES)),
+        type_v=draw(st.sampled_from(CACHE_TYPES)),
+        flash_attn=draw(st.sampled_from(["auto", "on", "off"])),
+        offload_kqv=draw(st.booleans()),
+        op_offload=draw(st.booleans()),
+        swa_full=draw(st.booleans()),
+        split_mode=draw(st.sampled_from(["none", "layer"])),
+        main_gpu=draw(st.integers(0, 2)),
+        devices=devices,
+    )
+    return plan_with(params, used)
+
+
+SPILLED = plan_with(
+    Params(
+        n_ctx=32768,
+        n_gpu_layers=33,
+        tensor_split=(20.0, 13.0, 0.5),
+        tensor_buft_overrides=tuple(TensorBuftOverride(pattern, "CPU") for pattern in PATTERNS),
+        n_batch=4096,
+        n_ubatch=1024,
+        n_seq_max=4,
+        kv_unified=True,
+        type_k="q8_0",
+        type_v="q4_0",
+        flash_attn="on",
+        offload_kqv=False,
+        swa_full=True,
+        split_mode="none",
+        main_gpu=2,
+        devices=NAMES,
+    )
+)
+"""Every parameter at another value than llama.cpp's default, but the one that has no environment variable."""
+
+
+@pytest.fixture(scope="session")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return server.build(tmp_path_factory.mktemp("reader"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def said(plan: PlanData) -> Params:
+    """The parameters of ``plan`` as llama.cpp's options can say them: other words for the same."""
+    params = plan.params
+    split = None
+    if params.tensor_split is not None and len(plan.breakdown.devices) > 1:
+        split = params.tensor_split
+        while split[-1] == 0:
+            split = split[:-1]
+    return replace(
+        params,
+        n_ctx=params.n_ctx or plan.breakdown.n_ctx,
+        tensor_split=split,
+        tensor_buft_overrides=tuple(
+            TensorBuftOverride(plain_pattern(each.pattern), each.buffer_type) for each in params.tensor_buft_overrides
+        ),
+        kv_unified=params.kv_unified and params.n_seq_max > 1,
+    )
+
+
+def variables_of(text: str, directory: Path) -> dict[str, str]:
+    """What a shell exports of an environment file."""
+    file = directory / "llama.env"
+    file.write_text(text + "\n")
+    done = subprocess.run(
+        ["sh", "-c", 'set -a; . "$1"; env -0', "sh", str(file)], capture_output=True, text=True, check=True, env={}
+    )
+    variables = dict(pair.split("=", 1) for pair in done.stdout.split("\0") if pair)
+    return {name: value for name, value in variables.items() if name.startswith("LLAMA_ARG_")}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("written")
+
+
+def test_the_plans_here_have_every_parameter() -> None:
+    default = Params()
+    same = {
+        field.name for field in fields(Params) if getattr(SPILLED.params, field.name) == getattr(default, field.name)
+    }
+    assert same == {"op_offload"}
+
+
+@QUICK
+@given(plan=plans())
+@example(plan=SPILLED)
+def test_llama_server_reads_every_parameter_of_the_arguments(reader: Path, plan: Plan) -> None:
+    reading = server.read(reader, GPUS, plan.arguments())
+    assert reading == server.Reading("", said(plan), fits_itself=False)
+    if not any(" " in word for word in plan.arguments()):
+        assert plan.format("args").split(" ") == plan.arguments()
+
+
+@QUICK
+@given(plan=plans())
+@example(plan=SPILLED)
+def test_llama_server_reads_every_parameter_of_a_preset(reader: Path, directory: Path, plan: Plan) -> None:
+    file = directory / "models.ini"
+    file.write_text(plan.format("ini") + "\n")
+    name, words = server.preset(reader, file)
+    assert name == "a-model"
+    assert server.read(reader, GPUS, words) == server.Reading(plan.model.path, said(plan), fits_itself=False)
+
+
+@QUICK
+@given(plan=plans())
+@example(plan=SPILLED)
+def test_llama_server_reads_every_parameter_of_the_environment(reader: Path, directory: Path, plan: Plan) -> None:
+    if not plan.params.op_offload:
+        with pytest.raises(PlanError, match="no environment variable for --no-op-offload"):
+            plan.format("env")
+        return
+    text = plan.format("env")
+    variables = variables_of(text, directory)
+    expected = server.Reading(plan.model.path, said(plan), fits_itself=False)
+    assert server.read(reader, GPUS, variables=variables) == expected
+    # docker takes lines as they stand, and llama.cpp must not take a quoted value for another one
+    lines = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
+    quoted = {name for name, value in lines.items() if value != variables[name]}
+    assert quoted == {name for name in lines if text.startswith("# docker") and name in text.splitlines()[0]}
+
+
+@QUICK
+@given(plan=plans())
+@example(plan=SPILLED)
+def test_json_has_every_parameter(plan: Plan) -> None:
+    document = json.loads(plan.format("json"))["params"]
+    overrides = tuple(TensorBuftOverride(**each) for each in document.pop("tensor_buft_overrides"))
+    split = document.pop("tensor_split")
+    devices = tuple(document.pop("devices"))
+    read = Params(
+        tensor_buft_overrides=overrides,
+        tensor_split=None if split is None else tuple(split),
+        devices=devices,
+        **document,
+    )
+    params = replace(plan.params, n_ctx=plan.breakdown.n_ctx, devices=plan.breakdown.devices)
+    assert read == params
+
+
+@QUICK
+@given(plan=plans())
+@example(plan=SPILLED)
+def test_python_passes_every_parameter(plan: Plan) -> None:
+    args, kwargs = called(plan.format("python"))
+    assert args == (plan.model.path,)
+    if "type_k" in kwargs and isinstance(kwargs["type_k"], int):
+        assert kwargs == plan.llama_kwargs()
+        return
+    margins = {"margin": kwargs.pop("margin", []), "host_margin": kwargs.pop("host_margin")}
+    devices = tuple(kwargs.pop("devices"))
+    assert margins == {"margin": [1 << 30] * len(plan.breakdown.devices), "host_margin": 0}
+    assert params_of(devices if devices != ("none",) else (), **kwargs) == replace(
+        plan.params,
+        n_ctx=plan.breakdown.n_ctx,
+        devices=plan.breakdown.devices,
+        tensor_buft_overrides=said(plan).tensor_buft_overrides,
+    )
+
+
+def called(script: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a script of the format ``python`` passes on, seen from modules that stand in for the real ones."""
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    loaded: list[bool] = []
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        calls.append((args, kwargs))
+        return types.SimpleNamespace(load=lambda: loaded.append(True))
+
+    modules = {"fitter": types.SimpleNamespace(fit=record), "llama_cpp": types.SimpleNamespace(Llama=record)}
+    builtins = {"__import__": lambda name, *_: modules[name]}
+    exec(compile(script, "script", "exec"), {"__builtins__": builtins})
+    assert len(calls) == 1
+    assert bool(loaded) == ("import fitter" in script)
+    return calls[0]
+
+
+@QUICK
+@given(plan=plans())
+@example(plan=replace(SPILLED, params=replace(SPILLED.params, swa_full=False, op_offload=False)))
+def test_ik_llama_has_an_option_for_every_parameter(plan: Plan) -> None:
+    if plan.params.swa_full:
+        with pytest.raises(PlanError, match=r"nothing that is llama\.cpp's --swa-full"):
+            plan.format("ik_llama")
+        return
+    found = ik_llama.parse(formats.words(plan, "ik_llama"))
+    params = said(plan)
+    split = tuple(map(float, found["-ts"].split(","))) if "-ts" in found else None
+    overrides = [part.split("=") for part in found["-ot"].split(",")] if "-ot" in found else []
+    layers = int(found["-ngl"])
+    devices = found.get("-dev")
+    read = Params(
+        n_ctx=int(found["-c"]),
+        n_gpu_layers=-1 if layers > plan.n_layer + 1 else layers,
+        tensor_split=split,
+        tensor_buft_overrides=tuple(TensorBuftOverride(*each) for each in overrides),
+        n_batch=int(found.get("-b", "2048")),
+        n_ubatch=int(found.get("-ub", "512")),
+        n_seq_max=int(found.get("-np", "1")),
+        # its KV cache is always one for all sequences
+        kv_unified=params.kv_unified,
+        type_k=found.get("-ctk", "f16"),
+        type_v=found.get("-ctv", "f16"),
+        # llama.cpp said that it is on
+        flash_attn=params.flash_attn if found["-fa"] == "on" else "off",
+        offload_kqv="-nkvo" not in found,
+        op_offload=found.get("-op") != "-1,0",
+        split_mode=found.get("-sm", "layer"),
+        main_gpu=int(found.get("-mg", "0")),
+        devices=None if devices is None else () if devices == "none" else tuple(devices.split(",")),
+    )
+    assert read == params
+    assert "--fit" not in found
+
+
+def test_upstream_has_every_option_by_every_name(reader: Path, tmp_path: Path) -> None:
+    """What the table of options says, against upstream's parser: key and variable are names of the same option."""
+    values = {"device": "none", "tensor-split": "3,1", "override-tensor": "a=CPU", "split-mode": "none", "fit": "off"}
+    values |= {"cache-type-k": "q8_0", "cache-type-v": "q8_0", "flash-attn": "off", "spec-type": "draft-mtp"}
+    values |= {"rpc": "127.0.0.1:1", "device-draft": "none", "mmproj-device": "none", "cache-type-k-draft": "q8_0"}
+    values |= {"cache-type-v-draft": "q8_0", "lora-scaled": "a.gguf:2"}
+    for option in options.OPTIONS:
+        value = option.value or values.get(option.key, "7")
+        for key in filter(None, (option.key, option.env)):
+            file = tmp_path / "one.ini"
+            file.write_text(f"[model]\n{key} = {value}\n")
+            _, words = server.preset(reader, file)
+            # the flag or the option and its value, by the last of its names
+            assert len(words) == (1 if option.value else 2), (key, words)
+            again = tmp_path / "again.ini"
+            again.write_text(f"[model]\n{option.name.lstrip('-')} = {'true' if option.value else value}\n")
+            assert server.preset(reader, again)[1] == words
+
+
+CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "whole on one": ("llama-3.1-8b", ("rtx-4090",), {}),
+    "spilled over two": ("qwen3-30b-a3b", ("8GiB", "6GiB"), {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}),
+    "four sequences": ("gpt-oss-20b", ("8GiB",), {"n_seq_max": 4, "kv_unified": True, "n_ubatch": 1024}),
+    "cache on the host": ("llama-3.1-8b", ("6GiB", "3GiB"), {"offload_kqv": False, "op_offload": False}),
+    "one of two": ("llama-3.1-8b", ("24GiB", "12GiB"), {"split_mode": "none", "main_gpu": 1, "margin": 100 * MIB}),
+    "what was given up": ("llama-3.1-8b", ("4GiB",), {"n_ctx": 32768, "allow": ["ubatch", "kv-q8_0", "context"]}),
+    "no GPU": ("llama-3.1-8b", ("none",), {"n_ctx": 4096}),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_fitted_plan_in_every_format(
+    case: tuple[str, tuple[str, ...], dict[str, Any]], reader: Path, models: Path, tmp_path: Path
+) -> None:
+    shape, specs, pins = case
+    gpus = () if specs == ("none",) else parse_gpus(specs)
+    model = shapes.write(shape, models)
+    plan = fitter.fit(model, gpus=specs, **pins)
+    assert plan.fits
+
+    expected = said(plan)
+    assert server.read(reader, gpus, plan.arguments()).params == expected
+    file = tmp_path / "models.ini"
+    file.write_text(plan.format("ini"))
+    name, words = server.preset(reader, file)
+    assert name == model.stem
+    assert server.read(reader, gpus, words) == server.Reading(str(model), expected, fits_itself=False)
+    ik_llama.parse(plan.format("ik_llama").split(" "))
+
+    # llama-fit-params knows no -kvu, which does not matter for what it measures
+    plain = [word for word in plan.arguments() if word != "-kvu"]
+    measured = server.fit_print(gpus, ["-m", str(model), *plain], {})
+    assert len(measured) == len(plan.breakdown.devices) + 1
+    if plan.params.op_offload:
+        variables = variables_of(plan.format("env"), tmp_path)
+        assert server.fit_print(gpus, [], variables) == measured
+
+    (path,), kwargs = called(plan.format("python"))
+    again = fitter.fit(path, gpus=specs, **kwargs)
+    assert again.params == replace(plan.params, tensor_buft_overrides=expected.tensor_buft_overrides)
+    assert again.breakdown.rows == plan.breakdown.rows
+
+
+REAL = {
+    "Llama": (TINY_DENSE, {"n_ctx": 512, "type_k": "q8_0", "type_v": "q8_0", "n_ubatch": 128}),
+    "overrides": (TINY_MOE, {"n_ctx": 512, "override_tensor": ["exps=CPU"], "op_offload": False}),
+    "four sequences": (TINY_MOE, {"n_ctx": 1024, "n_seq_max": 4, "offload_kqv": False}),
+}
+
+CHECK = """
+import json
+from fitter.llama import binding, wire
+real = binding.breakdown_of(llm._ctx.ctx)
+text = llm.create_completion("ba lu mi", max_tokens=4, temperature=0)
+print(json.dumps({"rows": wire.encode(real), "tokens": text["usage"]["completion_tokens"],
+                  "kind": type(llm).__name__, "n_seq_max": llm.context_params.n_seq_max, "n_ctx": llm.n_ctx()}))
+"""
+
+
+@pytest.mark.parametrize("case", REAL.values(), ids=REAL)
+def test_the_script_loads_what_was_measured(case: tuple[Any, dict[str, Any]], tmp_path: Path) -> None:
+    shape, options = case
+    model = write_tiny(tmp_path / "tiny.gguf", shape)
+    command = [sys.executable, "-m", "fitter", str(model), "--format", "python"]
+    words = {"n_ctx": "-c", "type_k": "-ctk", "type_v": "-ctv", "n_ubatch": "-ub", "n_seq_max": "-np"}
+    for name, value in options.items():
+        if name == "override_tensor":
+            command += ["-ot", ",".join(value)]
+        elif value is False:
+            command.append({"op_offload": "--no-op-offload", "offload_kqv": "-nkvo"}[name])
+        else:
+            command += [words[name], str(value)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    plan = fitter.fit(model, **options)
+
+    # without mmap host weights are allocated, as they are when they are measured
+    place, option = (
+        ("    n_ctx=", "    use_mmap=False,\n    n_ctx=")
+        if "llama_cpp" in done.stdout
+        else ("load(", "load(use_mmap=False")
+    )
+    script = done.stdout.replace(place, option)
+    ran = subprocess.run(
+        [sys.executable, "-c", script + CHECK], cwd=os.sep, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    answer = json.loads(ran.stdout.splitlines()[-1])
+    assert answer["tokens"] > 0
+    assert answer["n_seq_max"] == options.get("n_seq_max", 1)
+    assert answer["n_ctx"] == options["n_ctx"]
+    real = wire.decode(Breakdown, answer["rows"])
+    assert {row.buffer_type: row for row in real.rows} == {row.buffer_type: row for row in plan.breakdown.rows}
+
+
+def command_line(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fitter", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_command_writes_what_the_plan_says(name: str, tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf")
+    words = (str(model), "--gpu", "cuda:8.9:1200MiB", "-c", "512")
+    done = command_line(*words, "--format", name)
+    assert done.returncode == 0, done.stderr
+    plan = fitter.fit(model, gpus=["cuda:8.9:1200MiB"], n_ctx=512)
+    if name == "json":
+        document = json.loads(done.stdout)
+        assert document == {**plan.to_dict(), "search": document["search"]}
+        assert command_line(*words, "--json", "--format", "json").returncode == 0
+    else:
+        assert done.stdout == plan.format(name) + "\n"
+
+
+def test_json_and_another_format_are_one_too_many(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf")
+    done = command_line(str(model), "--json", "--format", "ini")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "fitter: error: --json is --format json, and --format ini is given too: leave one out\n"
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "json"])
+def test_what_does_not_fit_is_no_answer_in_any_format(name: str, tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf")
+    done = command_line(str(model), "--gpu", "none", "--host-memory", "1MiB", "--format", name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "does not fit" in done.stderr

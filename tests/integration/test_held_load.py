@@ -1,0 +1,116 @@
+"""A load of the model's own file that reads the tokenizer first and waits to be told where its tensors go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fitter.errors import LlamaCppError
+from fitter.llama.client import Worker
+from fitter.llama.types import Params, Skeleton, TensorBuftOverride
+from fitter.machine.gpu import parse_gpus
+from tests.shapes import write
+
+GPUS = ["4GiB", "cuda:8.6:6GiB", "3GiB"]
+HOST = (TensorBuftOverride("^blk.(1|7|30).ffn_(up|down)_exps.weight$", "CPU"),)
+BOTH = (*HOST, TensorBuftOverride("^blk.9.ffn_gate_exps.weight$", "CUDA2"))
+ALL = ("CUDA0", "CUDA1", "CUDA2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write("qwen3-30b-a3b", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with Worker(parse_gpus(GPUS)) as worker:
+        yield worker
+
+
+def params(
+    devices: tuple[str, ...] = ALL,
+    split: tuple[float, ...] | None = (20.0, 20.0, 9.0),
+    overrides: tuple[TensorBuftOverride, ...] = HOST,
+    n_gpu_layers: int = 49,
+    n_ctx: int = 4096,
+) -> Params:
+    return Params(
+        n_ctx=n_ctx,
+        n_gpu_layers=n_gpu_layers,
+        devices=devices,
+        tensor_split=split,
+        tensor_buft_overrides=overrides,
+    )
+
+
+PLACEMENTS = {
+    "layers shared out": params(),
+    "another split": params(split=(3.0, 40.0, 6.0)),
+    "a device without a layer": params(split=(20.0, 0.0, 29.0)),
+    "an override to a device": params(overrides=BOTH),
+    "devices in another order": params(("CUDA1", "CUDA2", "CUDA0"), (8.0, 30.0, 11.0), BOTH),
+    "all layers, in llama.cpp's words": params(n_gpu_layers=-1),
+    # what the load that waits cannot become
+    "no override": params(overrides=()),
+    "fewer layers": params(n_gpu_layers=30, split=(10.0, 10.0, 10.0)),
+    "fewer devices": params(("CUDA0", "CUDA1"), (30.0, 19.0)),
+    "shares that are no numbers of layers": params(split=(0.5, 0.25, 0.25)),
+    "shares by free memory": params(split=None),
+    "no device": params((), None, ()),
+}
+
+
+@pytest.mark.parametrize("wanted", PLACEMENTS.values(), ids=PLACEMENTS)
+def test_the_answer_is_that_of_any_other_load(worker: Worker, model: Path, wanted: Params) -> None:
+    expected = worker.measure(model, wanted)
+    with Worker(parse_gpus(GPUS)) as other:
+        other.begin_holding(model)
+        other.begin_measure(model, wanted)
+        assert other.finish_measure() == expected
+        # and so is what is asked afterwards
+        assert other.measure(model, params()) == worker.measure(model, params())
+
+
+def test_it_is_the_only_load(worker: Worker, model: Path) -> None:
+    worker.begin_holding(model)
+    worker.measure(model, params())
+    worker.measure(model, params(n_ctx=8192))
+    assert worker.dummy_loads == 1
+
+
+def test_devices_are_in_their_order_again_once_they_are_described(worker: Worker, model: Path) -> None:
+    before = worker.devices()
+    worker.begin_holding(model)
+    worker.measure(model, params(("CUDA2", "CUDA1", "CUDA0"), (9.0, 20.0, 20.0)))
+    worker.configure(parse_gpus(GPUS))
+    assert worker.devices() == before
+
+
+def test_other_questions_do_not_wait_for_a_placement(worker: Worker, model: Path) -> None:
+    header = worker.header(model)
+    worker.begin_holding(model)
+    assert worker.header(model) == header
+    assert worker.layout(Skeleton((str(model),)), Params(n_ctx=4096)).entries
+    assert worker.measure(model, params()).on("CUDA0").model
+
+
+def test_a_model_that_cannot_be_loaded(worker: Worker, tmp_path: Path, model: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    with open(model, "rb") as file:
+        broken.write_bytes(file.read(100_000))
+    worker.begin_holding(broken)
+    with pytest.raises(LlamaCppError, match=r"broken\.gguf"):
+        worker.measure(broken, params())
+    assert worker.measure(model, params()).on("CUDA0").model
+
+
+def test_a_worker_ends_with_a_load_that_waits(model: Path) -> None:
+    with Worker(parse_gpus(GPUS)) as worker:
+        worker.begin_holding(model)
+        worker.devices()
+        children = psutil.Process().children()
+    assert not [child for child in children if child.is_running()]

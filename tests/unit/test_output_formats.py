@@ -1,0 +1,194 @@
+"""What the formats of a plan look like, and what they refuse. That other programs read them: tests/integration."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from plans import make_plan
+
+from fitter.errors import PlanError, UsageError
+from fitter.llama.types import Params, TensorBuftOverride
+from fitter.output.formats import FORMATS, render, settings
+from fitter.output.formats.ini import section
+from fitter.planning.plan import PlanData, Problem
+
+SPILL = TensorBuftOverride("^blk.(1|2).ffn_up_exps.weight$", "CPU")
+SPLIT = Params(n_ctx=4096, n_gpu_layers=33, tensor_split=(20.0, 13.0), tensor_buft_overrides=(SPILL,))
+
+
+def plan_at(path: str, **params: Any) -> PlanData:
+    plan = make_plan(replace(SPLIT, **params))
+    return replace(plan, model=replace(plan.model, path=path))
+
+
+def test_a_preset() -> None:
+    assert render(plan_at("/models/Model-8B-Q4_K_M.gguf", offload_kqv=False), "ini").splitlines() == [
+        "version = 1",
+        "",
+        "[Model-8B-Q4_K_M]",
+        "model = /models/Model-8B-Q4_K_M.gguf",
+        "ctx-size = 4096",
+        "n-gpu-layers = 33",
+        "tensor-split = 20,13",
+        "override-tensor = ^blk.(1|2).ffn_up_exps.weight$=CPU",
+        "kv-offload = false",
+        "parallel = 1",
+        "fit = off",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/models/model.gguf", "model"),
+        ("/models/Model 8B.gguf", "Model-8B"),
+        ("/models/big-00001-of-00003.gguf", "big"),
+        ("/models/a:b]c*.gguf", "a-b-c-"),
+        ("/models/modèle.gguf", "modèle"),
+        ("/models/*.gguf", "-"),
+        ("/models/.gguf", "model"),
+    ],
+)
+def test_a_presets_name(path: str, expected: str) -> None:
+    assert section(path) == expected
+
+
+@pytest.mark.parametrize("path", ["/a;b/m.gguf", "/a#b/m.gguf", "/a\nb/m.gguf", "/a/m.gguf "])
+def test_what_a_preset_would_cut_off_is_refused(path: str) -> None:
+    with pytest.raises(PlanError, match="cannot be the model of a llama-server preset"):
+        render(plan_at(path), "ini")
+
+
+def test_an_environment_file() -> None:
+    assert render(plan_at("/models/model.gguf", offload_kqv=False, swa_full=True), "env").splitlines() == [
+        "# docker's --env-file would keep the quotes of LLAMA_ARG_OVERRIDE_TENSOR",
+        "LLAMA_ARG_MODEL=/models/model.gguf",
+        "LLAMA_ARG_CTX_SIZE=4096",
+        "LLAMA_ARG_N_GPU_LAYERS=33",
+        "LLAMA_ARG_TENSOR_SPLIT=20,13",
+        "LLAMA_ARG_OVERRIDE_TENSOR='^blk.(1|2).ffn_up_exps.weight$=CPU'",
+        "LLAMA_ARG_KV_OFFLOAD=false",
+        "LLAMA_ARG_SWA_FULL=true",
+        "LLAMA_ARG_N_PARALLEL=1",
+        "LLAMA_ARG_FIT=off",
+    ]
+
+
+def test_an_environment_file_without_quotes_needs_no_comment() -> None:
+    text = render(plan_at("/models/model.gguf", tensor_buft_overrides=()), "env")
+    assert all(re.fullmatch(r"LLAMA_ARG_[A-Z_]+=[^'\" ]+", line) for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "message"),
+    [
+        ("/model.gguf", {"op_offload": False}, "no environment variable for --no-op-offload, which this plan needs"),
+        ("/a\nb.gguf", {}, "LLAMA_ARG_MODEL cannot be on one line"),
+    ],
+)
+def test_what_no_environment_file_can_say(path: str, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        render(plan_at(path, **params), "env")
+
+
+def test_a_path_is_whole_wherever_the_file_is_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("ini", "env", "python"):
+        assert str(tmp_path / "model.gguf") in render(plan_at("model.gguf"), name)
+
+
+@pytest.mark.parametrize(
+    ("params", "resolved", "expected"),
+    [
+        ({}, True, "-c 4096 -ngl 33 -np 1 -fa on"),
+        ({}, False, "-c 4096 -ngl 33 -np 1 -fa off"),
+        ({}, None, "-c 4096 -ngl 33 -np 1 -fa auto"),
+        ({"flash_attn": "off"}, None, "-c 4096 -ngl 33 -np 1 -fa off"),
+        ({"n_gpu_layers": -1}, True, "-c 4096 -ngl 999 -np 1 -fa on"),
+        ({"devices": ()}, True, "-c 4096 -dev none -ngl 33 -np 1 -fa on"),
+        ({"devices": ("CUDA1", "Vulkan0", "ROCm0")}, True, "-c 4096 -dev CUDA1,Vulkan0,ROCm0 -ngl 33 -np 1 -fa on"),
+        ({"op_offload": False}, True, "-c 4096 -ngl 33 -op -1,0 -np 1 -fa on"),
+        ({"n_seq_max": 4, "kv_unified": True}, True, "-c 4096 -ngl 33 -np 4 -fa on"),
+        ({"split_mode": "none", "main_gpu": 1}, True, "-c 4096 -ngl 33 -sm none -mg 1 -np 1 -fa on"),
+    ],
+)
+def test_ik_llama(params: dict[str, Any], resolved: bool | None, expected: str) -> None:
+    plan = make_plan(Params(**{"n_ctx": 4096, "n_gpu_layers": 33, **params}), flash_attn=resolved)
+    assert render(plan, "ik_llama") == expected
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"swa_full": True}, "nothing that is llama.cpp's --swa-full, which this plan needs"),
+        ({"split_mode": "row"}, "no split mode row, which this plan needs"),
+        ({"devices": ("MTL0",)}, "the device MTL0 of this plan has no such name in ik_llama.cpp"),
+        ({"devices": ("CUDA0", "RPC0")}, "the device RPC0 of this plan has no such name in ik_llama.cpp"),
+    ],
+)
+def test_what_ik_llama_cannot_be_told(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(message)):
+        render(make_plan(Params(n_ctx=4096, **params)), "ik_llama")
+
+
+def test_a_model_of_a_thousand_layers_is_whole_for_ik_llama() -> None:
+    assert "-ngl 1201 " in render(make_plan(Params(n_ctx=4096), n_layer=1200), "ik_llama")
+
+
+def test_a_python_script_of_what_llama_takes_itself() -> None:
+    plan = make_plan(Params(n_ctx=512, n_gpu_layers=3, type_k="q8_0"))
+    script = render(replace(plan, model=replace(plan.model, path='/a "b".gguf')), "python")
+    assert script.startswith('import llama_cpp\n\nllm = llama_cpp.Llama(\n    "/a \\"b\\".gguf",\n    n_ctx=512,\n')
+    assert "    type_k=8,\n" in script
+
+
+def test_a_python_script_of_what_fitter_must_load() -> None:
+    script = render(plan_at("/model.gguf", devices=("CUDA0", "CUDA1"), n_batch=64), "python")
+    assert script.startswith('import fitter\n\nplan = fitter.fit(\n    "/model.gguf",\n    n_ctx=4096,\n')
+    assert '    devices=["CUDA0", "CUDA1"],\n' in script
+    assert '    override_tensor=["^blk.(1|2).ffn_up_exps.weight$=CPU"],\n' in script
+    assert "    n_batch=64,\n" in script
+    assert script.endswith(")\nllm = plan.load()")
+
+
+def test_a_python_script_names_the_rpc_servers() -> None:
+    plan = replace(plan_at("/model.gguf", devices=("CUDA0", "CUDA1")), rpc=("one:50052", "two:50052"))
+    assert '    rpc=["one:50052", "two:50052"],\n' in render(plan, "python")
+
+
+def test_a_plan_that_does_not_fit_is_no_python_script() -> None:
+    plan = replace(plan_at("/model.gguf"), problems=(Problem("host", 1, "1 MiB too little on the host"),))
+    with pytest.raises(PlanError, match="does not fit: 1 MiB too little"):
+        render(plan, "python")
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "json"])
+def test_a_pattern_that_llama_cpp_would_cut_is_refused(name: str) -> None:
+    overrides = (TensorBuftOverride("a{1,2}", "CPU"),)
+    with pytest.raises(UsageError, match=re.escape("a{1,2}")):
+        render(make_plan(Params(n_ctx=512, tensor_buft_overrides=overrides)), name)
+
+
+def test_an_argument_that_no_table_knows_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "arguments", lambda plan: ["-c", "512", "--surprise", "1"])
+    for name in ("ini", "env", "ik_llama"):
+        with pytest.raises(PlanError, match="only --format args and json can say --surprise"):
+            render(make_plan(), name)
+
+
+def test_other_files_have_whole_paths_too(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        settings, "arguments", lambda plan: ["-md", "draft.gguf", "--lora-scaled", "a.gguf:2,/b.gguf:1"]
+    )
+    lines = render(plan_at("model.gguf"), "ini").splitlines()
+    assert f"model-draft = {tmp_path}/draft.gguf" in lines
+    assert f"lora-scaled = {tmp_path}/a.gguf:2,/b.gguf:1" in lines
+
+
+def test_an_unknown_format() -> None:
+    with pytest.raises(UsageError, match="unknown format 'yaml'; there are: args, json, ini, env, python, ik_llama"):
+        render(make_plan(), "yaml")
