@@ -79,6 +79,17 @@ typedef struct {
 int32_t fitter_device_count(void);
 bool    fitter_device_get(int32_t i, fitter_device_t * out);
 
+// What a device reaches, measured by computing on it with up to so many bytes of its memory. 0 is what could not be told.
+typedef struct {
+    double round_trip;  // seconds there and back
+    double link;        // bytes per second to the device
+    double bandwidth;   // bytes per second of weights, read for products with one vector
+    double compute;     // floating-point operations per second of products with a batch
+} fitter_speed_t;
+
+// Takes about so many seconds at most, once what has begun is done.
+bool fitter_device_speed(void * device, uint64_t memory, double seconds, fitter_speed_t * out);
+
 // Loads a ggml backend into ggml's registry.
 bool fitter_backend_load(const char * path);
 

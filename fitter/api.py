@@ -159,6 +159,7 @@ def fit(
     objective: str = "request",
     strategy: str = "fastest",
     host_bandwidth: float | str | None = None,
+    rpc_bandwidth: float | str | Sequence[float | str] | None = None,
     skeleton: bool = True,
     timeout: float = DEFAULT_TIMEOUT,
     on_progress: Callable[[Progress], None] | None = None,
@@ -184,7 +185,8 @@ def fit(
     512, or what the smallest context holds; a context is chosen that holds those that are given). ``objective`` asks
     for the fastest ``generation`` or ``prompt`` alone, or the most ``context``; with the ``strategy`` ``llama.cpp``
     upstream's own placement is made. ``host_bandwidth``: bytes per second, or ``60GB/s``, in place of what this machine
-    was measured to read, or of the default for a described one.
+    was measured to read, or of the default for a described one. ``rpc_bandwidth``: the same of remote devices, one for
+    all or one for each, in place of what they were measured to reach.
 
     The search loads a copy of the header without the tokenizer, unless ``skeleton`` is false; the plan is measured on
     ``model`` itself either way.
@@ -230,6 +232,7 @@ def fit(
     n_seq_max, kv_unified = given.n_seq_max, given.kv_unified
     overrides = given.tensor_buft_overrides
     host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
+    remote_bandwidths = _given_bandwidths(rpc, rpc_bandwidth)
     # both take longer to parse than there is time for once the model is known
     process.meanwhile(catalogue.gpus)
     process.meanwhile(cost.default)
@@ -294,7 +297,7 @@ def fit(
             model_bytes=opened.bytes,
             pinned=_pinned(worker, opened, overrides, limits),
             facts=facts_of(opened),
-            speeds=_speeds(virtual, chosen),
+            speeds=_speeds(virtual, chosen, machine.devices, worker, remote_bandwidths),
             host_speed=host_speed or _host_speed(bool(gpus)),
             workload=workload,
             objective=objective,
@@ -416,6 +419,7 @@ def estimate(
     rpc: str | Sequence[str] = (),
     devices: Sequence[str] | None = None,
     host_bandwidth: float | str | None = None,
+    rpc_bandwidth: float | str | Sequence[float | str] | None = None,
     live_tokens: int | None = None,
     prompt: int | None = None,
     generate: int | None = None,
@@ -429,13 +433,14 @@ def estimate(
     ``parameters`` and ``worker`` are those of ``measure``. The request is one of ``prompt`` tokens and ``generate``
     more, by default 2048 and 512, or what the context holds. ``live_tokens``: tokens in the cache when generation is
     priced, by default what the request has there on average. ``host_bandwidth``: bytes per second, or ``60GB/s``, in
-    place of what this machine was measured to read, or of the default for a described one. The estimate's ``sources``
-    say where every speed is from.
+    place of what this machine was measured to read, or of the default for a described one; ``rpc_bandwidth`` the same
+    of remote devices, one for all or one for each. The estimate's ``sources`` say where every speed is from.
 
     Raises what ``fit`` raises.
     """
     check_split_mode(parameters.get("split_mode", "layer"))
     host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
+    remote_bandwidths = _given_bandwidths(rpc, rpc_bandwidth)
     with _asked(gpus, profile, rpc, devices, parameters, timeout, on_log, worker) as (asked, virtual, params):
         opened = open_model(model, asked.header)
         _check_patterns(asked, params)
@@ -445,9 +450,10 @@ def estimate(
         check_live_tokens(live_tokens, context)
         breakdown = asked.measure(str(opened.path), params)
         layout = asked.layout(Skeleton(tuple(map(str, opened.files))), replace(params, n_ctx=breakdown.n_ctx))
-        by_name = {info.name: info for info in (asked.devices() if breakdown.devices else ())}
+        every = asked.devices() if breakdown.devices else ()
+        by_name = {info.name: info for info in every}
         infos = tuple(by_name[name] for name in breakdown.devices)
-        known = _speeds(virtual, infos)
+        known = _speeds(virtual, infos, every, asked, remote_bandwidths)
         return price_params(
             facts_of(opened),
             layout,
@@ -689,10 +695,31 @@ def _host_bytes(host_memory: int | str | None) -> int | None:
     return host
 
 
-def _speeds(virtual: Sequence[VirtualDevice], infos: Sequence[DeviceInfo]) -> dict[str, DeviceSpeed]:
-    """The speed of every device by its name."""
+def _speeds(
+    virtual: Sequence[VirtualDevice],
+    infos: Sequence[DeviceInfo],
+    every: Sequence[DeviceInfo],
+    worker: Worker,
+    remote_bandwidths: Sequence[float],
+) -> dict[str, DeviceSpeed]:
+    """The speed of each of ``infos`` by its name, which are some of ``every`` device that there is."""
     described = {device.name: device for device in virtual}
-    return {info.name: speed_of(described.get(info.name, info)) for info in infos}
+    speeds = {info.name: speed_of(described.get(info.name, info)) for info in infos}
+    if any(info.backend == RPC for info in infos):
+        from fitter.machine.remote import remote_speeds
+
+        speeds |= remote_speeds(infos, every, worker.speed, remote_bandwidths)
+    return speeds
+
+
+def _given_bandwidths(rpc: str | Sequence[str], given: float | str | Sequence[float | str] | None) -> tuple[float, ...]:
+    if given is None:
+        return ()
+    if not rpc:
+        raise UsageError("a bandwidth of remote devices is given, and no rpc-server: name one with --rpc")
+    from fitter.machine.remote import parse_bandwidths
+
+    return parse_bandwidths(given)
 
 
 def _given_host_speed(given: float | str, is_described: bool) -> HostSpeed:

@@ -105,7 +105,7 @@ def registry(virtual: bool = False) -> Registry:
 
 
 def cuda_registry() -> Registry:
-    """The cards of a CUDA backend that runs without a GPU (``load_cuda_backend``), beside remote devices and the CPU."""
+    """The cards of a CUDA backend that runs without a GPU (``load_cuda_backend``), remote devices and the CPU."""
     every = tuple(_devices(native.load()))
     cards = tuple(replace(d, info=replace(d.info, virtual=True)) for d in every if d.info.backend == _CUDA)
     offered = remote_devices(every) + cards
@@ -176,6 +176,11 @@ def default_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
         elif device.info.type == "igpu" and (not igpus or device.info.backend == igpus[-1].info.backend):
             igpus.append(device)
     return tuple(rpc + (gpus or igpus))
+
+
+def device(name: str, devices: Registry) -> Device:
+    """The device of that name. Raises ``UsageError``."""
+    return _select(Params(devices=(name,)), devices)[0]
 
 
 def host(devices: Registry) -> DeviceInfo:

@@ -23,6 +23,7 @@ from fitter.llama.types import (
     Header,
     Layout,
     Loaded,
+    MeasuredSpeed,
     ModelInfo,
     Params,
     Skeleton,
@@ -38,6 +39,7 @@ _T = TypeVar("_T")
 _STDERR_LINES = 60
 
 _DROPPED = "Remote RPC server crashed"
+_DIAGNOSIS_SECONDS = 2.0
 
 
 class Worker:
@@ -174,6 +176,13 @@ class Worker:
         """``devices()``, with the memory that is free now."""
         return self._ask(tuple[DeviceInfo, ...], "memory")
 
+    def speed(self, device: str, memory: int, seconds: float) -> MeasuredSpeed:
+        """How fast a device is, by products in up to ``memory`` bytes of it, in about ``seconds``.
+
+        Raises ``LlamaCppError`` where that cannot be measured.
+        """
+        return self._ask(MeasuredSpeed, "speed", device=device, memory=memory, seconds=seconds)
+
     def load(self, path: str | os.PathLike[str], params: Params) -> Loaded:
         """Really load ``path``, compute a full micro batch and single tokens, and keep it until ``unload``."""
         return self._ask(Loaded, "load", path=os.fspath(path), params=params)
@@ -260,7 +269,7 @@ class Worker:
     def _send(self, child: _Child, command: str, arguments: dict[str, Any], is_opening: bool = False) -> None:
         request = {"command": command, "arguments": wire.encode(arguments), "log": self._on_log is not None}
         is_long = command != "header" and isinstance(arguments.get("path"), str)
-        begun = _Begun(child, command, time.monotonic() + self._timeout, is_opening, is_long)
+        begun = _Begun(child, command, time.monotonic() + self._patience, is_opening, is_long)
         self._begun.append(begun)
         with self._telling(begun):
             child.send(request, begun.deadline)
@@ -305,12 +314,17 @@ class Worker:
             log = self._kill()
             self._check_servers(begun.command, log)
             raise LlamaCppError(
-                f"llama.cpp did not answer '{begun.command}' within {self._timeout:g} seconds", log
+                f"llama.cpp did not answer '{begun.command}' within {self._patience:g} seconds", log
             ) from None
         except _EndedError as ended:
             log = self._kill()
             self._check_servers(begun.command, log)
             raise LlamaCppCrashError(_crash_message(begun.command, ended.status, log), log) from None
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for one answer: with rpc-servers there is then still time to ask which one is lost."""
+        return self._timeout - min(_DIAGNOSIS_SECONDS, self._timeout / 4) if self._rpc else self._timeout
 
     def _check_servers(self, command: str, log: Sequence[str]) -> None:
         """Say so where it was an rpc-server that the process died of, or waited for."""
@@ -318,7 +332,7 @@ class Worker:
             return
         from fitter.llama import rpc
 
-        if gone := rpc.lost(self._rpc):
+        if gone := rpc.lost(self._rpc, self._timeout - self._patience):
             raise RemoteError(f"llama.cpp lost an RPC server during '{command}': {gone}") from None
         if any(_DROPPED in line for line in log):
             raise RemoteError(

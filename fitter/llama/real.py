@@ -6,10 +6,10 @@ import ctypes
 import os
 from typing import Any
 
-from fitter.errors import LibraryError, RemoteError
+from fitter.errors import LibraryError, LlamaCppError, RemoteError
 from fitter.llama import binding
 from fitter.llama import library as native
-from fitter.llama.types import Breakdown, Params
+from fitter.llama.types import Breakdown, MeasuredSpeed, Params
 
 N_GENERATED = 4
 """Single tokens after the prompt: ggml-cuda records a graph after the second of them."""
@@ -63,6 +63,18 @@ class RealLoad:
             if self._llama.llama_decode(self._context, self._llama.llama_batch_get_one(tokens, count)):
                 raise binding.failure(path, "llama.cpp cannot compute with the model")
         self._llama.llama_synchronize(self._context)
+
+
+def device_speed(device: binding.Device, memory: int, seconds: float) -> MeasuredSpeed:
+    """How fast ``device`` is, by products of zeros in up to ``memory`` bytes of it, in about ``seconds`` at most.
+
+    Raises ``LlamaCppError`` where that cannot be measured.
+    """
+    library = native.load()
+    out = library.ffi.new("fitter_speed_t *")
+    if not library.fitter.fitter_device_speed(library.pointer(device.address), memory, seconds, out):
+        raise LlamaCppError(f"the speed of {device.info.name} cannot be measured: {library.last_error()}")
+    return MeasuredSpeed(float(out.round_trip), float(out.link), float(out.bandwidth), float(out.compute))
 
 
 def add_rpc_server(endpoint: str) -> None:

@@ -18,11 +18,11 @@ CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
 """A server has one client at a time, and another fit's may have to end first."""
 
-_DIAGNOSIS_SECONDS = 2.0
-
 _HOST = re.compile(r"[A-Za-z0-9_.-]+")
 _HELLO = struct.pack("<BQ24x", 14, 24)
 _ANSWER = struct.Struct("<QBBBx24x")
+_DEVICE_COUNT = struct.pack("<BQ", 15, 0)
+_COUNT = struct.Struct("<QI")
 
 
 class _Refusal(Exception):
@@ -67,9 +67,9 @@ def check(servers: Sequence[str], timeout: float) -> None:
         by_address[answer] = server
 
 
-def lost(servers: Sequence[str]) -> str | None:
+def lost(servers: Sequence[str], seconds: float) -> str | None:
     """The first of ``servers`` that no longer answers, and why, as ``check`` would say it; ``None`` if all do."""
-    answers = _ask(servers, _DIAGNOSIS_SECONDS, _DIAGNOSIS_SECONDS)
+    answers = _ask(servers, seconds, seconds)
     for server, answer in zip(servers, answers, strict=True):
         if isinstance(answer, _Refusal):
             return f"{server}, which {answer}"
@@ -93,8 +93,8 @@ def _ask(servers: Sequence[str], connect_seconds: float, answer_seconds: float) 
     for thread in threads:
         thread.start()
     for thread in threads:
-        # a little more, so that what is known of a server is said
-        thread.join(max(0.0, start + max(connect_seconds, answer_seconds) - time.monotonic()) + 0.2)
+        # a little more, for a thread that is at its limit has something to say
+        thread.join(max(0.0, start + max(connect_seconds, answer_seconds) + 0.1 - time.monotonic()))
     return list(answers)
 
 
@@ -113,26 +113,34 @@ def _greet(server: str, connect_by: float, answer_by: float) -> tuple[str, int]:
     except OSError as error:
         raise _Refusal(f"cannot be reached ({_said(error)}): is rpc-server running there, and on that port?") from None
     with connection:
-        try:
-            connection.settimeout(max(0.001, answer_by - time.monotonic()))
-            connection.sendall(_HELLO)
-            answer = _read(connection, _ANSWER.size, answer_by)
-        except TimeoutError:
-            raise _Refusal(
-                "accepts a connection but does not answer: it has one client at a time, so end the one that it "
-                "has; or it is no rpc-server"
-            ) from None
-        except OSError as error:
-            raise _Refusal(f"broke the connection ({_said(error)}): {_OTHER}") from None
-    if len(answer) < _ANSWER.size:
-        raise _Refusal(f"closed the connection: {_OTHER}")
-    size, *version = _ANSWER.unpack(answer)
-    if size != _ANSWER.size - 8:
-        raise _Refusal(f"does not answer as an rpc-server: {_OTHER}")
-    if version[0] != PROTOCOL[0] or version[1] > PROTOCOL[1]:
-        theirs, ours = ".".join(map(str, version)), ".".join(map(str, PROTOCOL))
-        raise _Refusal(f"speaks version {theirs} of the protocol, and this llama.cpp {ours}: {_SAME}")
+        version = _asked(connection, _HELLO, _ANSWER, answer_by)
+        if version[0] != PROTOCOL[0] or version[1] > PROTOCOL[1]:
+            theirs, ours = ".".join(map(str, version)), ".".join(map(str, PROTOCOL))
+            raise _Refusal(f"speaks version {theirs} of the protocol, and this llama.cpp {ours}: {_SAME}")
+        if not _asked(connection, _DEVICE_COUNT, _COUNT, answer_by)[0]:
+            raise _Refusal("has no device: start it with one")
     return address
+
+
+def _asked(connection: socket.socket, request: bytes, kind: struct.Struct, answer_by: float) -> tuple[int, ...]:
+    """The numbers of an answer, which begins with its size. Raises ``_Refusal``."""
+    try:
+        connection.settimeout(max(0.001, answer_by - time.monotonic()))
+        connection.sendall(request)
+        answer = _read(connection, kind.size, answer_by)
+    except TimeoutError:
+        raise _Refusal(
+            "accepts a connection but does not answer: it has one client at a time, so end the one that it has; or it "
+            "is no rpc-server"
+        ) from None
+    except OSError as error:
+        raise _Refusal(f"broke the connection ({_said(error)}): {_OTHER}") from None
+    size, *numbers = kind.unpack(answer.ljust(kind.size, b"\0"))
+    if len(answer) < 8 or (size == kind.size - 8 and len(answer) < kind.size):
+        raise _Refusal(f"closed the connection: {_OTHER}")
+    if size != kind.size - 8:
+        raise _Refusal(f"does not answer as an rpc-server: {_OTHER}")
+    return tuple(numbers)
 
 
 _SAME = "run an rpc-server of the same llama.cpp as this one"

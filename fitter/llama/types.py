@@ -91,6 +91,20 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True)
+class MeasuredSpeed:
+    """What computing on a device showed; 0 is what could not be told.
+
+    ``round_trip``: seconds there and back. ``link``: bytes per second to it. ``bandwidth``: bytes per second of weights
+    that products with one vector read. ``compute``: FLOP per second of products with a batch.
+    """
+
+    round_trip: float
+    link: float
+    bandwidth: float
+    compute: float
+
+
+@dataclass(frozen=True)
 class Row:
     """Memory of one buffer type, in bytes. ``device`` is ``None`` where ggml ties the buffer type to none.
 

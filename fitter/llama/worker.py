@@ -22,7 +22,7 @@ from fitter.errors import FitterError, LibraryError, LlamaCppError
 from fitter.llama import binding, real, wire
 from fitter.llama import library as native
 from fitter.llama.ahead import Ahead
-from fitter.llama.types import Breakdown, DeviceInfo, Header, Layout, Loaded, ModelInfo, Params, Skeleton
+from fitter.llama.types import Breakdown, DeviceInfo, Header, Layout, Loaded, MeasuredSpeed, ModelInfo, Params, Skeleton
 
 LOG_LINES = 60
 """Lines of llama.cpp's log that an error carries."""
@@ -108,6 +108,9 @@ class Session:
 
     def memory(self) -> tuple[DeviceInfo, ...]:
         return tuple(device.info for device in binding.registry(self._virtual).default)
+
+    def speed(self, device: str, memory: int, seconds: float) -> MeasuredSpeed:
+        return real.device_speed(binding.device(device, self._open().devices), memory, seconds)
 
     def load(self, path: str, params: Params) -> Loaded:
         self.unload()

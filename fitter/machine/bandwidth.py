@@ -212,10 +212,12 @@ def _read(host: Host) -> float | None:
 
 
 def _write(host: Host, bandwidth: float) -> None:
-    """All or nothing, and nothing where it cannot be written."""
-    path = cache_path()
+    keep(cache_path(), {"schema": _SCHEMA, "hosts": {**_entries(), _key(host): bandwidth}})
+
+
+def keep(path: Path, document: object) -> None:
+    """Write a file of JSON: all or nothing, and nothing where it cannot be written."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    document = {"schema": _SCHEMA, "hosts": {**_entries(), _key(host): bandwidth}}
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -61,7 +61,8 @@ class Default:
     """What a GPU is taken to be where nothing says so: ``free_fraction`` of a card's memory, profile and capability.
 
     ``integrated`` is the card that one without memory of its own is taken to be as fast as; ``host_bandwidth``, bytes
-    per second, is what a host that was not measured is taken to read.
+    per second, is what a host that was not measured is taken to read; ``remote_link``, bytes per second, and
+    ``remote_round_trip``, seconds, are those of a network that was not measured.
     """
 
     free_fraction: float
@@ -69,6 +70,8 @@ class Default:
     compute_capability: int
     integrated: str
     host_bandwidth: float
+    remote_link: float
+    remote_round_trip: float
 
 
 AMD_OFFSET = 0x1000000
@@ -102,6 +105,8 @@ def default() -> Default:
         capability(data["compute_capability"]),
         data["integrated"],
         data["host_bandwidth"],
+        data["remote_link"],
+        data["remote_round_trip"],
     )
 
 

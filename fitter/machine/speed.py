@@ -22,6 +22,9 @@ _BACKENDS = {
 }
 """The kind of a device, by its backend or by its name without the number."""
 
+REMOTE = "remote"
+"""The kind of a device of an rpc-server, whatever it is there."""
+
 _GIB = 2**30
 
 _OLDEST_RDNA = AMD_OFFSET + 0x1010
@@ -36,6 +39,9 @@ class DeviceSpeed:
     host's own, its bandwidth. ``kind``: ``cuda``, ``rocm``, ``vulkan`` or ``metal``. ``compute_capability``: ``8.9``,
     ``gfx1100``, or empty where there is none or it is not known. ``source``: one line for people. ``known``: whether
     the device is one of the catalogue; else the speeds are a stated default.
+
+    Of a device of an rpc-server the ``kind`` is ``remote``, and all figures are what llama.cpp reaches: ``pcie`` is the
+    network's, and ``round_trip`` the seconds there and back. ``known``: whether ``bandwidth`` was measured or given.
     """
 
     bandwidth: float
@@ -45,6 +51,12 @@ class DeviceSpeed:
     compute_capability: str
     source: str
     known: bool
+    round_trip: float = 0.0
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a device of an rpc-server."""
+        return self.kind == REMOTE
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from fitter.output.units import duration
 from fitter.planning.cost import Part
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.plan import PlanData
-from fitter.planning.pricing import Price
+from fitter.planning.pricing import Price, SpeedSource
 
 _NAMED_PARTS = 3
 
@@ -22,7 +22,7 @@ def explanation(plan: PlanData) -> str:
 
 
 def explain_lines(price: Price, choices: Sequence[Choice] = (), bound: Bound | None = None) -> list[str]:
-    """What the time goes to, every choice with its runner-up, the proven distance, and speeds that nobody knows."""
+    """What the time goes to, every choice with its runner-up, the proven distance, and speeds that nobody published."""
     workload = price.workload
     lines = [
         _spent("prompt", workload.prompt * price.estimate.prompt_seconds, price.parts, lambda part: part.prompt),
@@ -36,12 +36,16 @@ def explain_lines(price: Price, choices: Sequence[Choice] = (), bound: Bound | N
     lines += [_choice(choice) for choice in choices]
     if bound is not None:
         lines.append(_bound(bound, price.seconds))
-    return lines + default_speeds(price)
+    return lines + _speeds(price, lambda source: source.is_default or source.is_remote)
 
 
 def default_speeds(price: Price) -> list[str]:
     """The speeds that are another device's, since nobody knows that of the one in question."""
-    return [f"speed of {source.device}: {source.text}" for source in price.sources if source.is_default]
+    return _speeds(price, lambda source: source.is_default)
+
+
+def _speeds(price: Price, is_shown: Callable[[SpeedSource], bool]) -> list[str]:
+    return [f"speed of {source.device}: {source.text}" for source in price.sources if is_shown(source)]
 
 
 def _spent(what: str, seconds: float, parts: Sequence[Part], of: Callable[[Part], float]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import add
 
@@ -47,11 +47,12 @@ def lower_bound(
     and caches; ``host_budget`` the same of the host, ``None`` where it is unlimited. Infinite where nothing fits.
 
     Proof: ``price`` is at least the sum, over layers and tensors, of what each costs at its place, since it adds to
-    that only graph splits (one at least, where anything is on a device and the token embedding is not), hops and
-    synchronisation, and takes of reading and unpacking the slower. So a placement is a solution of the linear programme
-    that spreads every byte over places at that cost per byte, within the budgets, and is not cheaper than its least
-    value. That is at least ``sum over items of min over places (cost + rent × bytes) - sum over places of rent ×
-    budget`` for any rents of 0 or more (weak duality), which is what is returned, whatever the rents were found by.
+    that only graph splits (one at least, where anything is on a device and the token embedding is not), hops, the
+    network and synchronisation, and takes of reading and unpacking the slower. So a placement is a solution of the
+    linear programme that spreads every byte over places at that cost per byte, within the budgets, and is not cheaper
+    than its least value. That is at least ``sum over items of min over places (cost + rent × bytes) - sum over places
+    of rent × budget`` for any rents of 0 or more (weak duality), which is what is returned, whatever the rents were
+    found by.
 
     Raises ``ValueError`` on speeds of 0 or less.
     """
@@ -102,8 +103,8 @@ class _Places:
             if len(index_of) > len(self._devices):
                 self._devices.append(d)
         # whichever device is the first computes a prompt with what the host has; where none is used, the host does
-        firsts = [replace(at, devices=(at.devices[d],)) for d in self._devices] if at.streams else []
-        self._hosts = [*firsts, replace(at, devices=(), streams=False)]
+        firsts = [at.on((at.devices[d],)) for d in self._devices if not at.devices[d].is_remote] if at.streams else []
+        self._hosts = [*firsts, at.on(())]
         self._prices: dict[tuple[float, bool, bool], tuple[float, ...]] = {}
 
     def room(self, budgets: Sequence[int], host_budget: int | None) -> list[int | None]:
@@ -146,7 +147,7 @@ class _Places:
             return at.request(layer_seconds(Layer(device, (), attention), at))
         # the device attends to a cache on the host or, where the weights before it are there as well, the host does
         layers = [Layer(1, weights, attention, HOST) for weights in ((), (Weights(HOST, 0, 0),))]
-        settings = [replace(at, devices=(at.devices[first], at.devices[device])) for first in self._devices]
+        settings = [at.on((at.devices[first], at.devices[device])) for first in self._devices]
         return min(at.request(layer_seconds(layer, at)) for at in settings for layer in layers)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,8 @@ class Setting:
     """What prices depend on beside the placement.
 
     ``batch``: tokens of a micro batch. ``prompt_live``, ``generation_live``: tokens in the cache, on average over the
-    prompt and over generation. ``streams``: whether host weights are computed with on the first device in a prompt.
+    prompt and over generation. ``streams``: whether host weights are computed with on the first device in a prompt
+    (``streamer``; a remote one never does that).
     """
 
     devices: tuple[DeviceSpeed, ...]
@@ -224,6 +225,20 @@ class Setting:
         """The family of every device."""
         return tuple(self.costs.families[family_name(device)] for device in self.devices)
 
+    @functools.cached_property
+    def streamer(self) -> int:
+        """The device that computes with host weights in a prompt, where one does."""
+        return next(d for d, device in enumerate(self.devices) if not device.is_remote)
+
+    def on(self, devices: tuple[DeviceSpeed, ...]) -> Setting:
+        """The same on other devices."""
+        return replace(self, devices=devices, streams=self.streams and _has_local(devices))
+
+    def link(self, device: int) -> float:
+        """Bytes per second that get to a device."""
+        speed = self.devices[device]
+        return speed.pcie if speed.is_remote else self.costs.pcie * speed.pcie
+
     @property
     def threads(self) -> int:
         """Threads that compute on the host."""
@@ -246,11 +261,15 @@ def setting(
         batch,
         workload.cached + workload.prompt / 2,
         workload.cached + workload.prompt + workload.generate / 2,
-        bool(devices) and work.op_offload and batch >= MIN_OFFLOAD_BATCH,
+        _has_local(devices) and work.op_offload and batch >= MIN_OFFLOAD_BATCH,
         share,
         1 - (1 - share) ** batch,
         workload,
     )
+
+
+def _has_local(devices: Iterable[DeviceSpeed]) -> bool:
+    return not all(device.is_remote for device in devices)
 
 
 def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
@@ -269,8 +288,8 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
     bandwidth = costs.host.bandwidth * at.host.bandwidth
     if at.streams:
         # the first device takes over what the host has, and reads it over PCIe for every micro batch
-        device, family = at.devices[0], at.families[0]
-        prompt = prompt_bytes / (costs.pcie * device.pcie) + flops / (family.compute * device.compute)
+        device, family = at.devices[at.streamer], at.families[at.streamer]
+        prompt = prompt_bytes / at.link(at.streamer) + flops / (family.compute * device.compute)
     else:
         prompt = prompt_bytes / bandwidth + flops / (costs.host.compute * at.threads)
     return Seconds(prompt, generation_bytes / bandwidth)
@@ -285,7 +304,7 @@ def _fixed(layer: Layer, at: Setting) -> Seconds:
     sync = at.costs.host.sync * at.threads
     if layer.home == HOST:
         # attention and feed-forward
-        return Seconds(at.families[0].layer if at.streams else 2 * sync, 2 * sync)
+        return Seconds(at.families[at.streamer].layer if at.streams else 2 * sync, 2 * sync)
     home = at.families[layer.home].layer
     away = sync if any(weights.place == HOST for weights in layer.weights) else 0.0
     return Seconds(home + (0 if at.streams else away), home + away)
@@ -304,7 +323,8 @@ def _attention(layer: Layer, at: Setting) -> Seconds:
         generation = attention.flops * seen / on_host
     elif cache == HOST:
         # the device computes, and has all of the cache copied for every token
-        generation = attention.kv_bytes * seen / (costs.pageable * at.devices[layer.home].pcie)
+        device = at.devices[layer.home]
+        generation = attention.kv_bytes * seen / (device.pcie * (1 if device.is_remote else costs.pageable))
     else:
         device, family = at.devices[cache], at.families[cache]
         # kernels for one token of a cache that is not f16 read it for each query head, not for each KV head
@@ -312,11 +332,11 @@ def _attention(layer: Layer, at: Setting) -> Seconds:
         reached = family.quantized_cache if attention.quantized else family.cache
         generation = read * seen / (reached * device.bandwidth)
     if cache != HOST or at.streams:
-        place = cache if cache != HOST else 0
+        place = cache if cache != HOST else at.streamer
         device, family = at.devices[place], at.families[place]
         prompt = flops / (family.attention * device.compute)
         if cache == HOST:
-            prompt += attention.kv_bytes * prompt_seen / (costs.pcie * device.pcie)
+            prompt += attention.kv_bytes * prompt_seen / at.link(place)
     else:
         prompt = flops / on_host
     return Seconds(prompt, generation)
@@ -360,10 +380,42 @@ def predicted_prompt_splits(work: Work) -> int:
     return splits
 
 
-def hops(work: Work) -> int:
-    """How often the graph passes on from one device to another."""
+def hops(work: Work, remote: Collection[int] = ()) -> int:
+    """How often the graph passes on from one device to another that is none of ``remote``."""
     homes = [layer.home for layer in work.layers if layer.home != HOST]
-    return sum(a != b for a, b in itertools.pairwise(homes))
+    return sum(a != b and b not in remote for a, b in itertools.pairwise(homes))
+
+
+def visits(work: Work, remote: Collection[int]) -> dict[int, int]:
+    """How often the graph goes to each device of ``remote`` and back, whatever it comes from."""
+    found = dict.fromkeys(remote, 0)
+    place = HOST
+    for layer in work.layers:
+        others = {weights.place for weights in layer.weights} | {layer.cache} - {None}
+        others.discard(layer.home)
+        if layer.home in found:
+            found[layer.home] += (layer.home != place) + len(others)
+        for other in others:
+            if other in found:
+                found[other] += 1
+        place = layer.home
+    return found
+
+
+def visit_seconds(device: int, at: Setting) -> Seconds:
+    """What going to a remote device and back with the activations costs; nothing of a local one."""
+    if not at.devices[device].is_remote:
+        return Seconds()
+    round_trip, activations = at.devices[device].round_trip, 2 * 4 * at.n_embd / at.link(device)
+    return Seconds(round_trip + activations * at.batch, round_trip + activations)
+
+
+def logits_seconds(output: Layer, at: Setting) -> Seconds:
+    """What getting the logits of each generated token from a remote device costs, where the output is on one."""
+    if output.home == HOST or not at.devices[output.home].is_remote:
+        return Seconds()
+    n_vocab = sum(weights.n_params for weights in output.weights) / at.n_embd
+    return Seconds(0, 4 * n_vocab / at.link(output.home))
 
 
 def price(
@@ -386,10 +438,16 @@ def price(
         cache = layer.home if layer.cache is None else layer.cache
         add(f"{names[layer.home]}: layers", _fixed(layer, at) * count)
         add(f"{names[cache]}: attention", _attention(layer, at) * count)
-    passed_on = hops(work)
+    remote = [d for d, device in enumerate(at.devices) if device.is_remote]
+    for d, count in visits(work, remote).items():
+        add(f"{names[d]}: network", visit_seconds(d, at) * count)
+    if work.layers and work.layers[-1].home in remote:
+        add(f"{names[work.layers[-1].home]}: network", logits_seconds(work.layers[-1], at))
+    passed_on = hops(work, remote)
     splits = work.n_splits[1] if work.n_splits else predicted_splits(work)
     prompt_splits = work.n_splits[0] if work.n_splits else predicted_prompt_splits(work) if at.streams else splits
-    activations = 4 * work.n_embd * at.batch / min((d.pcie * at.costs.pcie for d in at.devices), default=float("inf"))
+    local = (at.link(d) for d in range(len(at.devices)) if d not in remote)
+    activations = 4 * work.n_embd * at.batch / min(local, default=float("inf"))
     # the first split is every model's, and is in the fixed cost of its layers
     add("graph splits", Seconds(max(0, prompt_splits - 1), max(0, splits - 1)) * at.costs.split)
     add("device hops", Seconds(at.costs.hop + activations, at.costs.hop) * passed_on)

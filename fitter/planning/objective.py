@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
-from fitter.planning.cost import Estimate, Seconds, Setting, layer_seconds, price, setting, tensor_seconds
+from fitter.planning.cost import (
+    Estimate,
+    Seconds,
+    Setting,
+    layer_seconds,
+    logits_seconds,
+    price,
+    setting,
+    tensor_seconds,
+    visit_seconds,
+)
 from fitter.planning.memory import HOST, Unit
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
@@ -56,6 +65,8 @@ class Prices:
             found = layer_seconds(layer, at)
             for weights in layer.weights:
                 found += tensor_seconds(weights, at)
+            if index == len(facts.layers):
+                found += logits_seconds(layer, at)
             seconds[index if index < len(facts.layers) else -1] = self._value(found)
         return seconds
 
@@ -66,16 +77,25 @@ class Prices:
         return self._value(Seconds(costs.hop + costs.split, costs.hop + costs.split))
 
     @cached_property
+    def visits(self) -> list[float]:
+        """Seconds for going to each device and back, where that takes a network."""
+        return [self._value(visit_seconds(d, self._setting)) for d in range(len(self._devices))]
+
+    def is_remote(self, device: int) -> bool:
+        """Whether a device is another machine's."""
+        return self._devices[device].is_remote
+
+    @cached_property
     def apart(self) -> float:
         """Seconds that a layer costs more where some of its tensors are elsewhere."""
         costs = self._setting.costs
         sync = costs.host.sync * self._setting.threads
         prompt = 3 * costs.split if self._setting.streams else 2 * costs.split + sync
-        return self._value(Seconds(prompt, 2 * costs.split + sync))
+        return self._value(Seconds(prompt, 2 * costs.split + sync)) + sum(self.visits[:1])
 
     def streaming(self, device: int) -> float:
         """Seconds that the largest layer on the host costs where prompts have it through ``device``, the first one."""
-        at = replace(self._setting, devices=(self._devices[device],))
+        at = self._setting.on((self._devices[device],))
         layers = [self._pieces.layer(index, HOST) for index in range(len(self._pieces.facts.layers))]
         largest = max(layers, key=lambda layer: sum(weights.bytes for weights in layer.weights))
         return self._value(sum((tensor_seconds(weights, at) for weights in largest.weights), Seconds()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -68,11 +68,17 @@ def _whole_counts(units: Sequence[Unit], budgets: Sequence[int], first: int) -> 
 
 
 def pack_fastest(
-    units: Sequence[Unit], budgets: Sequence[int], seconds: Sequence[Sequence[float]], hop: float, first: int = 0
+    units: Sequence[Unit],
+    budgets: Sequence[int],
+    seconds: Sequence[Sequence[float]],
+    hop: float,
+    first: int = 0,
+    visits: Sequence[float] = (),
 ) -> Placement | None:
     """All units from ``first`` on, whole, where they take the least time; ``None`` where they do not fit.
 
-    ``seconds`` has, for every device, those of each unit there; ``hop`` is what passing on to another device costs.
+    ``seconds`` has, for every device, those of each unit there; ``hop`` is what passing on to another device costs,
+    ``visits`` what going to each and back costs beside that, wherever from.
     Exact, by a dynamic programme over the boundaries between devices; a device may get nothing.
     """
     n_units = len(units)
@@ -80,12 +86,19 @@ def pack_fastest(
     states: dict[int, tuple[float, tuple[int, ...]]] = {first: (0.0, ())}
     for device, budget in enumerate(budgets):
         spent = list(accumulate(seconds[device], initial=0.0))
+        visit = visits[device] if visits else 0.0
         following: dict[int, tuple[float, tuple[int, ...]]] = {}
         # of equal devices the first one has the layers
         for start, (before, counts) in sorted(states.items(), reverse=True):
             stop = start
             while stop <= n_units and (stop == start or size[stop] - size[start] <= budget):
-                total = before + spent[stop] - spent[start] + (hop if first < start < stop else 0.0)
+                total = (
+                    before
+                    + spent[stop]
+                    - spent[start]
+                    + (hop if first < start < stop else 0.0)
+                    + (visit if start < stop else 0.0)
+                )
                 if stop not in following or total < following[stop][0]:
                     following[stop] = (total, (*counts, stop - start))
                 stop += 1
@@ -101,14 +114,15 @@ def pack(
     first: int | None = None,
     counts: Sequence[int] | None = None,
     apart: int = 0,
+    far: Collection[int] = (),
 ) -> Placement | None:
     """The placement with the most weight bytes on devices, ``None`` where not even one exists.
 
     With ``spread`` (mixture of experts) as many layers as possible are on devices, with as many of their items as fit
     beside them. Without it a device takes whole layers and at most one whose items are partly elsewhere. ``first``
     fixes the first unit on devices; ``counts`` fixes the units per device. Items that their own device cannot hold go
-    to another that can, else to the host. ``apart``: how many bytes on a device are worth one layer less that has items
-    elsewhere.
+    to another that can and is none of ``far``, else to the host. ``apart``: how many bytes on a device are worth one
+    layer less that has items elsewhere.
     """
     if counts is not None:
         first = len(units) - sum(counts)
@@ -130,7 +144,7 @@ def pack(
         if kept is None:
             return None
         spilled += kept.spilled
-    return _move(units, budgets, placement, spilled)
+    return _move(units, budgets, placement, spilled, far)
 
 
 class _Sums:
@@ -392,7 +406,13 @@ def _partial_counts(units: Sequence[Unit], budgets: Sequence[int]) -> tuple[int,
     return best[1] if sum(best[1]) else None
 
 
-def _move(units: Sequence[Unit], budgets: Sequence[int], placement: Placement, spilled: Sequence[Item]) -> Placement:
+def _move(
+    units: Sequence[Unit],
+    budgets: Sequence[int],
+    placement: Placement,
+    spilled: Sequence[Item],
+    far: Collection[int] = (),
+) -> Placement:
     """Give every spilled item to a device that has room for it, nearest in size first, else to the host."""
     at_home = Placement(placement.first, placement.counts, tuple((item, HOST) for item in spilled))
     gaps = [
@@ -402,7 +422,7 @@ def _move(units: Sequence[Unit], budgets: Sequence[int], placement: Placement, s
     moved = []
     for item in sorted(spilled, key=lambda item: (-item.bytes, item.layer, item.stem)):
         target = min(
-            (d for d, gap in enumerate(gaps) if gap >= item.bytes and placement.counts[d]),
+            (d for d, gap in enumerate(gaps) if gap >= item.bytes and placement.counts[d] and d not in far),
             key=lambda d: gaps[d],
             default=HOST,
         )

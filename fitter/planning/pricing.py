@@ -23,11 +23,13 @@ class SpeedSource:
     """Where the speed of ``device`` (a device's name, or ``host``) is from.
 
     ``is_default``: nobody knows the device, so that it has the speed of another one, which ``text`` names.
+    ``is_remote``: it is a device of an rpc-server, and ``text`` says what its network takes.
     """
 
     device: str
     text: str
     is_default: bool
+    is_remote: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown
     named = tuple(replace(part, name=_named(part.name, speeds.names)) for part in estimate.parts)
     used = {place for layer in work.layers for place in (layer.home, layer.cache, *(w.place for w in layer.weights))}
     sources = [
-        SpeedSource(name, speed.source, not speed.known)
+        SpeedSource(name, speed.source, not speed.known, speed.is_remote)
         for d, (name, speed) in enumerate(zip(speeds.names, speeds.devices, strict=True))
         if d in used
     ]

@@ -116,7 +116,23 @@ def search(
         trial = attempt.run()
         if _rank(trial) >= _rank(best):
             best = trial
-    return best
+    return _worth_their_network(attempt, best)
+
+
+def _worth_their_network(last: _Attempt, best: Trial) -> Trial:
+    """``best``, or a plan without remote devices whose part takes less time elsewhere."""
+    asked: set[tuple[DeviceLimit, ...]] = set()
+    while True:
+        attempt = last.on(best.devices)
+        doubtful = next((group for group in attempt.doubtful_remotes(best.placement) if group not in asked), None)
+        if doubtful is None:
+            return best
+        asked.add(doubtful)
+        best = replace(best, seconds=attempt.prices().seconds(best.placement))
+        trial = last.on(tuple(device for device in best.devices if device not in doubtful)).run()
+        is_better = _rank(trial) > _rank(best)
+        last.explain_remote(doubtful, *((trial, best) if is_better else (best, trial)))
+        best = trial if is_better else best
 
 
 def _largest(request: Request) -> tuple[DeviceLimit, ...]:
@@ -171,6 +187,10 @@ class _Attempt:
         self._units: dict[int, tuple[Unit, ...]] = before._units if before else {}
         self._is_priced = request.strategy == "fastest" and request.facts is not None and request.host_speed is not None
         self._prices: Prices | None = None
+
+    def on(self, devices: tuple[DeviceLimit, ...]) -> _Attempt:
+        """The same search on other devices, with what does not depend on them."""
+        return _Attempt(self.request, devices, self._measure, self._record, self._on_candidate, self._on_choice, self)
 
     # what is known
 
@@ -398,18 +418,59 @@ class _Attempt:
         if not self._chooses_devices() or not self._is_too_large(n_ctx):
             return None
         prices = self.prices()
-        seconds = [prices.streaming(d) for d in range(len(self.devices))]
-        first = seconds.index(min(seconds))
-        if seconds[first] >= seconds[0] * (1 - _WORTH_A_LOAD):
+        # a remote device never computes with them, so that it does not matter where those stand
+        local = [d for d in range(len(self.devices)) if not prices.is_remote(d)]
+        seconds = {d: prices.streaming(d) for d in local}
+        if not local or min(seconds.values()) >= seconds[local[0]] * (1 - _WORTH_A_LOAD):
             return None
-        order = (self.devices[first], *self.devices[:first], *self.devices[first + 1 :])
-        other = _Attempt(self.request, order, self._measure, self._record, self._on_candidate, self._on_choice, self)
+        first = min(local, key=lambda d: seconds[d])
+        others = [d for d in local if d != first]
+        remote = [d for d in range(len(self.devices)) if d not in local]
+        order = tuple(self.devices[d] for d in (*remote, first, *others))
+        other = self.on(order)
         before, after = self._expected(n_ctx, spread), other._expected(n_ctx, spread)
         if not after < before * (1 - _WORTH_A_LOAD):
             return None
-        said = f"{order[0].name}, which host weights reach fastest in a prompt"
-        self._on_choice(Choice("which device is the first", said, after, f"{self.devices[0].name}, as given", before))
+        said = f"{self.devices[first].name}, which host weights reach fastest in a prompt"
+        self._on_choice(
+            Choice("which device is the first", said, after, f"{self.devices[local[0]].name}, as given", before)
+        )
         return order
+
+    def doubtful_remotes(self, placement: Placement) -> list[tuple[DeviceLimit, ...]]:
+        """Remote devices that a plan may be better without: all that are slower than what is here, then one by one.
+
+        Those alone whose layers in ``placement`` are estimated to take less time elsewhere, the most doubtful first.
+        """
+        if not self._is_priced or self.request.fixed & {"devices", "tensor_split", "n_gpu_layers"}:
+            return []
+        remote = [d for d, device in enumerate(self.devices) if self.request.speeds[device.name].is_remote]
+        if not remote:
+            return []
+        prices = self.prices()
+        seconds = [prices.unit_seconds(d) for d in (*range(len(self.devices)), HOST)]
+        here = min(sum(own) for d, own in enumerate(seconds) if d not in remote)
+        slower = tuple(self.devices[d] for d in remote if sum(seconds[d]) + prices.visits[d] > here)
+        gained: dict[int, float] = {}
+        for d, (start, stop) in enumerate(placement.ranges()):
+            if d in remote and start < stop:
+                there = sum(seconds[d][start:stop]) + prices.visits[d]
+                gained[d] = there - min(sum(own[start:stop]) for other, own in enumerate(seconds) if other != d)
+        one_by_one: list[tuple[DeviceLimit, ...]] = [
+            (self.devices[d],) for d in sorted(gained, key=lambda d: -gained[d]) if gained[d] > 0
+        ]
+        is_used = any(self.devices[d] in slower for d in gained)
+        return [slower, *(group for group in one_by_one if group != slower)] if is_used else one_by_one
+
+    def explain_remote(self, devices: Sequence[DeviceLimit], chosen: Trial, other: Trial) -> None:
+        """Say what a plan takes with remote devices and without them, where both fit with the same context."""
+        if chosen.seconds is None or not other.fits or chosen.params.n_ctx != other.params.n_ctx:
+            return
+        names = " and ".join(device.name for device in devices)
+        said = [f"{'with' if devices[0] in trial.devices else 'without'} {names}" for trial in (chosen, other)]
+        self._on_choice(
+            Choice("whether remote devices are worth their network", said[0], chosen.seconds, said[1], other.seconds)
+        )
 
     def _explain_devices(self, trial: Trial) -> None:
         default = self._default()
@@ -434,7 +495,7 @@ class _Attempt:
         def propose(budgets: list[int]) -> Placement | None:
             prices = self.prices()
             seconds = [prices.unit_seconds(d) for d in range(len(self.devices))]
-            return pack_fastest(self.units(n_ctx), budgets, seconds, prices.hop, self._default().first)
+            return pack_fastest(self.units(n_ctx), budgets, seconds, prices.hop, self._default().first, prices.visits)
 
         return propose
 
@@ -554,7 +615,10 @@ class _Attempt:
     def _styles(self, n_ctx: int) -> list[bool]:
         """Ways to spill, the more promising first: single tensors of any layer (``True``), or whole layers."""
         request = self.request
-        if not self._is_priced or request.is_expert_model or request.fixed & {"n_gpu_layers", "tensor_split"}:
+        # experts apart from a layer of a remote device take another trip there
+        is_far = self._is_priced and any(map(self.prices().is_remote, range(len(self.devices))))
+        is_settled = request.is_expert_model and not is_far
+        if not self._is_priced or is_settled or request.fixed & {"n_gpu_layers", "tensor_split"}:
             return [request.is_expert_model]
         seconds = {spread: self._expected(n_ctx, spread) for spread in (False, True)}
         return sorted(seconds, key=lambda spread: seconds[spread])
@@ -598,7 +662,8 @@ class _Attempt:
         apart = self._apart() if self._is_priced else 0
         first = len(units) - self._n_gpu_layers() if "n_gpu_layers" in request.fixed else None
         if "tensor_split" not in request.fixed:
-            return pack(units, budgets, spread=spread, first=first, apart=apart) or _nothing(units, budgets, first)
+            found = pack(units, budgets, spread=spread, first=first, apart=apart)
+            return (found and self._nearer(found, units, budgets, first)) or _nothing(units, budgets, first)
         choices = range(len(units), 0, -1) if first is None else (len(units) - first,)
         for n_gpu_layers in choices:
             counts = self._counts(n_gpu_layers)
@@ -606,6 +671,22 @@ class _Attempt:
             if placement and (request.is_expert_model or first is not None or not placement.moved):
                 return placement
         return _nothing(units, budgets, first)
+
+    def _nearer(self, found: Placement, units: Sequence[Unit], budgets: Sequence[int], first: int | None) -> Placement:
+        """``found``, or the same with tensors on the host that are apart from their layer on a remote device.
+
+        Each of those takes a trip there; whether they are worth it, or the host has no room for them, is asked here.
+        """
+        if not self._is_priced:
+            return found
+        far = {target for _, target in found.moved if target != HOST and self.prices().is_remote(target)}
+        if not far:
+            return found
+        nearer = pack(units, budgets, spread=True, counts=found.counts, apart=self._apart(), far=far)
+        target = self.request.host.target
+        if nearer is None or (target is not None and not self.request.host.paging and _on_host(units, nearer) > target):
+            return found
+        return min(found, nearer, key=self.prices().seconds)
 
     def _apart(self) -> int:
         """How many bytes on devices are worth as much as a layer less that has tensors on the host."""
@@ -663,6 +744,12 @@ class _Attempt:
             return low
         n_ctx = low + (high - low) * (target - used_bottom) // (used_top - used_bottom)
         return max(low, n_ctx - n_ctx % request.alignment)
+
+
+def _on_host(units: Sequence[Unit], placement: Placement) -> int:
+    """Bytes of layers and tensors that are left to the host."""
+    layers = sum(unit.weights + unit.cache for unit in units[: placement.first])
+    return layers + sum(item.bytes for item, target in placement.moved if target == HOST)
 
 
 def _nothing(units: Sequence[Unit], budgets: Sequence[int], first: int | None) -> Placement | None:

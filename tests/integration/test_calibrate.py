@@ -109,7 +109,7 @@ def test_a_model_of_the_users(server: str, tmp_path: Path) -> None:
 NOWHERE = {
     "no GPU": ([], 3, "llama.cpp has no GPU here to calibrate"),
     "no such device": (["-dev", "CUDA7"], 2, "unknown device 'CUDA7'"),
-    "no server": (["--rpc", "127.0.0.1:1"], 3, "Failed to connect to 127.0.0.1:1"),
+    "no server": (["--rpc", "127.0.0.1:1"], 3, "the RPC server 127.0.0.1:1 cannot be reached (connection refused)"),
     "no endpoint": (["--rpc", "host"], 2, "RPC server 'host' is not of the form host:port"),
     "no profile": (["--twin", "abacus:1.0"], 2, "unknown profile 'abacus'"),
     "no model": (["nowhere.gguf"], 3, "llama.cpp has no GPU here to calibrate"),

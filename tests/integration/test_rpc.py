@@ -1,0 +1,476 @@
+"""Devices of rpc-servers: real servers on loopback, upstream's own tools beside, and servers that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+import fitter
+from fitter import api
+from fitter.errors import FitterError, RemoteError, UsageError
+from fitter.llama import rpc
+from fitter.llama.client import Worker
+from fitter.llama.types import Params, VirtualDevice
+from fitter.machine import remote
+from fitter.machine.gpu import parse_gpus
+from tests import rpc_servers, upstream
+from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
+
+MIB = 2**20
+SLOW = "0.1GB/s"
+FAST = "2TB/s"
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[tuple[str, ...]]:
+    with rpc_servers.servers(2) as endpoints:
+        yield endpoints
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "dense.gguf", replace(TINY_DENSE, n_layer=8, n_embd=512))
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "moe.gguf", replace(TINY_MOE, n_embd=512, n_ff=1024))
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fitter", *words], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def fit_params(
+    model: Path, words: Sequence[str], virtual: Sequence[VirtualDevice] = ()
+) -> dict[str, upstream.UpstreamRow]:
+    """MiB per device, and of ``Host``, in upstream's order, that upstream measures with ``words``."""
+    program = [str(upstream.tool("llama-fit-params")), "-m", str(model), *words, "--fit-print", "on"]
+    done = subprocess.run(
+        program, env=upstream.environment(virtual), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^(\S+) (\d+) (\d+) (\d+) *$", done.stdout, re.MULTILINE)
+    return {name: upstream.UpstreamRow(name, *map(int, numbers)) for name, *numbers in found}
+
+
+# --- what there is
+
+
+def test_remote_devices_come_first_and_have_their_memory(two: tuple[str, ...]) -> None:
+    found, host = api.devices(rpc=two)
+    assert [(device.name, device.backend, device.description) for device in found] == [
+        ("RPC0", "RPC", two[0]),
+        ("RPC1", "RPC", two[1]),
+    ]
+    # the servers' CPU is this machine's
+    assert {device.total for device in found} == {host.total}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "names"),
+    [
+        (["rtx-4090", "rtx-3090"], ["RPC0", "RPC1", "CUDA0", "CUDA1"]),
+        (["vulkan:8GiB"], ["RPC0", "RPC1", "Vulkan0"]),
+        (["none"], ["RPC0", "RPC1"]),
+    ],
+    ids=["two cards", "another backend", "no card"],
+)
+def test_beside_described_cards(two: tuple[str, ...], gpus: list[str], names: list[str]) -> None:
+    found, _ = api.devices(gpus, rpc=",".join(two))
+    assert [device.name for device in found] == names
+    assert [device.virtual for device in found] == [not name.startswith("RPC") for name in names]
+
+
+def test_the_order_is_upstreams(two: tuple[str, ...], dense: Path) -> None:
+    cards = parse_gpus(["24GiB", "16GiB"])
+    # an override that matches nothing makes it look for more backends
+    rows = fit_params(dense, ["--rpc", ",".join(two), "-ot", "nothing=CPU", "-c", "512"], cards)
+    assert list(rows) == ["RPC0", "RPC1", "CUDA0", "CUDA1", "Host"]
+    measured = api.measure(dense, gpus=cards, rpc=two, n_ctx=512)
+    assert measured.devices == ("RPC0", "RPC1", "CUDA0", "CUDA1")
+
+
+def test_the_command_lists_them(two: tuple[str, ...]) -> None:
+    done = command("devices", "--rpc", two[0], "--rpc", two[1], "--gpu", "rtx-4090", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [device["name"] for device in json.loads(done.stdout)["devices"]] == ["RPC0", "RPC1", "CUDA0"]
+
+
+# --- bytes
+
+
+CONFIGURATIONS = {
+    "all layers": ["-c", "2048"],
+    "some layers": ["-c", "2048", "-ngl", "3"],
+    "split": ["-c", "2048", "-ts", "3,1", "-ub", "128"],
+    "one of the two": ["-c", "1024", "-dev", "RPC1", "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on"],
+    "experts on the host": ["-c", "512", "-ot", "exps=CPU"],
+    "experts elsewhere": ["-c", "512", "-dev", "RPC0", "-ot", "blk[.]1[.].*exps=RPC0[{0}]"],
+}
+
+
+@pytest.mark.parametrize("words", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+def test_bytes_are_upstreams(two: tuple[str, ...], moe: Path, words: list[str]) -> None:
+    words = [word.replace("{0}", two[0]) for word in words]
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    measured = api.measure(
+        moe,
+        rpc=two,
+        devices=given["-dev"].split(",") if "-dev" in given else None,
+        n_ctx=int(given["-c"]),
+        n_gpu_layers=int(given.get("-ngl", -1)),
+        tensor_split=[float(part) for part in given["-ts"].split(",")] if "-ts" in given else None,
+        n_ubatch=int(given.get("-ub", 512)),
+        override_tensor=[given["-ot"]] if "-ot" in given else [],
+        type_k=given.get("-ctk", "f16"),
+        type_v=given.get("-ctv", "f16"),
+        flash_attn="on" if "-fa" in given else "auto",
+    )
+    rows = fit_params(moe, ["--rpc", ",".join(two), *words])
+    for name in measured.devices:
+        row = measured.on(name)
+        ours = (row.model // MIB, row.context // MIB, row.compute // MIB)
+        assert ours == (rows[name].model, rows[name].context, rows[name].compute)
+        assert row.used
+
+
+def test_bytes_are_those_of_a_real_load(two: tuple[str, ...], moe: Path) -> None:
+    params = Params(n_ctx=512, n_gpu_layers=4, devices=("RPC0", "RPC1"), tensor_split=(1.0, 1.0), n_ubatch=64)
+    with Worker(rpc=two) as worker:
+        dummy = worker.measure(moe, params)
+        loaded = worker.load(moe, params)
+        assert [(row.buffer_type, row.model, row.context, row.compute) for row in loaded.breakdown.rows] == [
+            (row.buffer_type, row.model, row.context, row.compute) for row in dummy.rows
+        ]
+        worker.unload()
+
+
+# --- plans
+
+
+def test_a_plan_names_its_servers_and_upstream_takes_it(two: tuple[str, ...], dense: Path) -> None:
+    done = command(str(dense), "--rpc", ",".join(two), "--rpc-bandwidth", FAST, "-ts", "1,1", "-c", "1024")
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    assert words[words.index("--rpc") + 1] == ",".join(two)
+    assert words.index("--rpc") < words.index("-dev")
+    assert words[words.index("-dev") + 1] == "RPC0,RPC1"
+    plan = fitter.fit(dense, rpc=two, rpc_bandwidth=FAST, tensor_split=[1, 1], n_ctx=1024)
+    assert plan.arguments() == words
+    assert (plan.rpc, plan.virtual, plan.to_dict()["rpc"]) == (two, False, list(two))
+    rows = fit_params(dense, words)
+    for use in plan.devices:
+        row = rows[use.name]
+        assert (use.model // MIB, use.context // MIB, use.compute // MIB) == (row.model, row.context, row.compute)
+
+
+def test_a_plan_for_a_remote_and_a_described_device(two: tuple[str, ...], dense: Path) -> None:
+    cards = parse_gpus(["24GiB"])
+    plan = fitter.fit(dense, gpus=["24GiB"], rpc=two[1], devices=["RPC0", "CUDA0"], tensor_split=[1, 1], n_ctx=1024)
+    assert (plan.fits, plan.virtual, plan.rpc) == (True, True, (two[1],))
+    assert all(device.model for device in plan.devices)
+    rows = fit_params(dense, plan.arguments(), cards)
+    assert [row.model for row in rows.values()][:2] == [device.model // MIB for device in plan.devices]
+
+
+def test_margins_limit_them(two: tuple[str, ...], moe: Path) -> None:
+    """With next to nothing free on either server, the model goes to both and the host."""
+    found, _ = api.devices(rpc=two)
+    whole = api.measure(moe, rpc=two[0], n_ctx=512)
+    room = whole.on("RPC0").used * 2 // 5
+    # what is free on a server's CPU changes only with its memory
+    margins = [device.free - room for device in found]
+    plan = fitter.fit(
+        moe, rpc=two, rpc_bandwidth=FAST, margin=margins, n_ctx=512, n_ubatch=64, devices=["RPC0", "RPC1"]
+    )
+    assert plan.fits
+    assert [device.used > 0 and device.used <= room for device in plan.devices] == [True, True]
+    assert plan.host.model > 0
+
+
+WORTH = {
+    "slower than the host": ({"rpc_bandwidth": SLOW, "host_bandwidth": "50GB/s"}, ()),
+    "faster than the host": ({"rpc_bandwidth": f"{FAST},{SLOW}", "host_bandwidth": "1GB/s"}, ("RPC0",)),
+    "one of two": ({"rpc_bandwidth": f"{SLOW},{FAST}", "host_bandwidth": "1GB/s"}, ("RPC1",)),
+    "slow, but the user's word": ({"rpc_bandwidth": SLOW, "devices": ["RPC0"]}, ("RPC0",)),
+}
+
+
+@pytest.mark.parametrize(("given", "used"), WORTH.values(), ids=WORTH)
+def test_a_remote_device_is_used_where_it_is_worth_it(
+    two: tuple[str, ...], dense: Path, given: dict[str, object], used: tuple[str, ...]
+) -> None:
+    plan = fitter.fit(dense, rpc=two, objective="generation", n_ctx=1024, **given)  # type: ignore[arg-type]
+    assert plan.breakdown.devices == used
+    assert plan.rpc == (two if used else ())
+    assert ("--rpc" in plan.arguments()) == bool(used)
+    assert ("whether remote devices are worth their network: without RPC0 and RPC1" in plan.explain()) == (not used)
+
+
+def test_a_price_says_what_the_network_takes(two: tuple[str, ...], dense: Path) -> None:
+    price = api.estimate(dense, rpc=two, rpc_bandwidth=["100GB/s", "200GB/s"], n_ctx=1024, tensor_split=[1, 1])
+    assert {"RPC0: network", "RPC1: network"} <= {part.name for part in price.parts}
+    texts = {source.device: source.text for source in price.sources}
+    assert texts["RPC0"].startswith("given; reads 100 GB/s; network: ")
+    assert texts["RPC1"].startswith("given; reads 200 GB/s; network: ")
+
+
+# --- speed
+
+
+def test_speed_is_measured_once(two: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "cache_path", lambda: tmp_path / "remote.json")
+    asked = []
+    with Worker(rpc=two) as worker:
+        devices = worker.devices()
+
+        def measure(*question: object) -> object:
+            asked.append(question[0])
+            return worker.speed(*question)  # type: ignore[arg-type]
+
+        first = remote.remote_speeds(devices, devices, measure)  # type: ignore[arg-type]
+        second = remote.remote_speeds(devices, devices, measure)  # type: ignore[arg-type]
+    assert asked == ["RPC0", "RPC1"]
+    for name, speed in first.items():
+        # any machine's memory, arithmetic and loopback
+        assert 1e8 < speed.bandwidth < 1e13
+        assert 1e8 < speed.compute < 1e15
+        assert 1e7 < speed.pcie < 1e12
+        assert 1e-6 < speed.round_trip < 0.1
+        assert speed.known
+        assert speed.source.startswith("measured; ")
+        assert second[name] == replace(speed, source=second[name].source)
+        assert second[name].source.startswith("measured, kept since; ")
+
+
+def test_what_cannot_be_measured_has_a_stated_default(two: tuple[str, ...], dense: Path) -> None:
+    with Worker(rpc=two) as worker, pytest.raises(FitterError, match="too little free memory to measure with"):
+        worker.speed("RPC0", 10 * MIB, 0.5)
+
+
+# --- servers that are none
+
+
+def _silent(connection: socket.socket) -> None:
+    connection.recv(1 << 16)
+    connection.recv(1 << 16)
+
+
+def _http(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+    connection.recv(1 << 16)
+
+
+def _drip(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"\x1c")
+        time.sleep(0.2)
+
+
+def _greets(*version: int, devices: int | None = None) -> Callable[[socket.socket], None]:
+    return rpc_servers.answer(*version, devices=devices)
+
+
+def _greets_and_waits(connection: socket.socket) -> None:
+    _greets(*rpc.PROTOCOL, 0)(connection)
+    connection.recv(1 << 16)
+
+
+IMPOSTORS: dict[str, tuple[rpc_servers.Behaviour, str]] = {
+    "says nothing": (_silent, "accepts a connection but does not answer"),
+    "a byte now and then": (_drip, "accepts a connection but does not answer"),
+    "closes": (lambda connection: connection.close(), "it is no rpc-server, or one of another version"),
+    "another program": (_http, "does not answer as an rpc-server"),
+    "an older protocol": (_greets(rpc.PROTOCOL[0] - 1, 3, 1), "speaks version 6.3.1 of the protocol"),
+    "a newer protocol": (_greets(rpc.PROTOCOL[0], rpc.PROTOCOL[1] + 1, 0), "speaks version 7.1.0 of the protocol"),
+    "no device": (_greets(*rpc.PROTOCOL, 0, devices=0), "has no device"),
+    "greets and waits": (_greets_and_waits, "accepts a connection but does not answer"),
+}
+
+
+@pytest.mark.parametrize(("behave", "message"), IMPOSTORS.values(), ids=IMPOSTORS)
+def test_no_server_of_ours(two: tuple[str, ...], dense: Path, behave: rpc_servers.Behaviour, message: str) -> None:
+    with rpc_servers.impostor(behave) as endpoint, pytest.raises(RemoteError) as raised:
+        fitter.fit(dense, rpc=[two[0], endpoint], timeout=1.5)
+    assert str(raised.value).startswith(f"the RPC server {endpoint} ")
+    assert message in str(raised.value)
+    assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("words", [["devices"], ["MODEL"], ["calibrate", "--no-store"]], ids=lambda words: words[0])
+def test_one_line_and_status_3(dense: Path, words: list[str]) -> None:
+    given = [str(dense) if word == "MODEL" else word for word in words]
+    with rpc_servers.impostor(_silent) as endpoint:
+        done = command(*given, "--rpc", endpoint, "--timeout", "1")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+    assert done.stderr.startswith(f"fitter: error: the RPC server {endpoint} accepts a connection but does not answer")
+
+
+def test_nobody_listens(dense: Path) -> None:
+    nowhere = f"127.0.0.1:{rpc_servers.free_port()}"
+    done = command(str(dense), "--rpc", nowhere)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == (
+        f"fitter: error: the RPC server {nowhere} cannot be reached (connection refused): is rpc-server running there, "
+        "and on that port?\n"
+    )
+
+
+def test_a_full_queue_is_a_time_limit(dense: Path) -> None:
+    """What a firewall that drops packets looks like."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        clients = [socket.socket() for _ in range(8)]
+        try:
+            for client in clients:
+                client.setblocking(False)
+                client.connect_ex(listening.getsockname())
+            with pytest.raises(RemoteError, match=r"cannot be reached within 1\.?\d* seconds: check address|0\.99"):
+                fitter.fit(dense, rpc=f"127.0.0.1:{listening.getsockname()[1]}", timeout=1)
+        finally:
+            for client in clients:
+                client.close()
+
+
+def test_an_unknown_name(dense: Path) -> None:
+    with pytest.raises(RemoteError, match=r"the RPC server nowhere\.invalid:50052 (is not known|was not found)"):
+        fitter.fit(dense, rpc="nowhere.invalid:50052", timeout=5)
+
+
+def test_the_same_server_by_another_name(two: tuple[str, ...], dense: Path) -> None:
+    other = two[0].replace("127.0.0.1", "localhost")
+    with pytest.raises(UsageError, match=f"the RPC servers {two[0]} and {other} are the same one"):
+        fitter.fit(dense, rpc=[two[0], other])
+
+
+# --- servers that go
+
+
+@pytest.mark.parametrize("mute", [False, True], ids=["dies", "falls silent"])
+@pytest.mark.parametrize("connections", [1, 3, 8])
+def test_a_server_that_goes(two: tuple[str, ...], dense: Path, connections: int, mute: bool) -> None:
+    """Where it goes depends on how many connections a fit makes; wherever, it is named, and the next fit works."""
+    with rpc_servers.relay(two[1], connections, mute=mute) as endpoint, pytest.raises(RemoteError) as raised:
+        fitter.fit(dense, rpc=[two[0], endpoint], tensor_split=[1, 1], timeout=2)
+    assert endpoint in str(raised.value)
+    assert two[0] not in str(raised.value)
+    assert_nothing_is_left()
+    assert fitter.fit(dense, rpc=two, n_ctx=512).fits
+
+
+def test_a_server_that_comes_back(dense: Path) -> None:
+    process, endpoint = rpc_servers.start()
+    params = Params(n_ctx=512)
+    try:
+        with Worker(rpc=endpoint, timeout=8) as worker:
+            before = worker.measure(dense, params)
+            rpc_servers.stop(process)
+            with pytest.raises(RemoteError, match=f"lost an RPC server during 'measure': {endpoint}, which cannot be"):
+                worker.measure(dense, replace(params, n_ctx=1024))
+            with pytest.raises(RemoteError, match=f"the RPC server {endpoint} cannot be reached"):
+                worker.measure(dense, params)
+            process, _ = rpc_servers.start(int(endpoint.rpartition(":")[2]))
+            assert worker.measure(dense, params) == before
+    finally:
+        rpc_servers.stop(process)
+    assert_nothing_is_left()
+
+
+def test_a_server_that_is_stopped(dense: Path) -> None:
+    """The system still accepts connections for it."""
+    process, endpoint = rpc_servers.start()
+    try:
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(RemoteError, match=f"the RPC server {endpoint} accepts a connection but does not answer"):
+            api.devices(rpc=endpoint, timeout=1)
+    finally:
+        rpc_servers.stop(process)
+
+
+def test_two_fits_share_a_server(two: tuple[str, ...], dense: Path) -> None:
+    """It has one client at a time: each waits for the other between its loads."""
+    plans: list[api.Plan] = []
+    threads = [
+        threading.Thread(target=lambda: plans.append(fitter.fit(dense, rpc=two, rpc_bandwidth=FAST, n_ctx=512)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [plan.params for plan in plans] == [plans[0].params] * 3
+
+
+def assert_nothing_is_left() -> None:
+    servers = [child for child in psutil.Process().children() if child.name() != "rpc-server"]
+    _, alive = psutil.wait_procs(servers, timeout=5)
+    assert not alive
+
+
+# --- words
+
+
+WORDS = {
+    "no port": ("host", "is not of the form host:port"),
+    "an empty port": ("host:", "'' is no port"),
+    "no host": (":50052", "is not of the form host:port"),
+    "port 0": ("host:0", "'0' is no port"),
+    "a large port": ("host:65536", "'65536' is no port"),
+    "a port that is none": ("host:ssh", "'ssh' is no port"),
+    "IPv6": ("::1:50052", "knows no IPv6"),
+    "IPv6 in brackets": ("[::1]:50052", "knows no IPv6"),
+    "a scheme": ("http://host:50052", "knows no IPv6"),
+    "a comma too many": ("host:1,", "'' is not of the form host:port"),
+    "twice": ("host:1,host:1", "the RPC server host:1 is given twice"),
+    "a space": ("my host:1", "is not of the form host:port"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WORDS.values(), ids=WORDS)
+def test_words_that_are_no_server(dense: Path, text: str, message: str) -> None:
+    done = command(str(dense), "--rpc", text)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert message in done.stderr
+
+
+BANDWIDTHS = {
+    "zero": (["--rpc-bandwidth", "0GB/s"], "no bandwidth that memory has"),
+    "negative": (["--rpc-bandwidth", "-1GB/s"], "is no bandwidth"),
+    "none": (["--rpc-bandwidth", "fast"], "is no bandwidth"),
+    "three for two": (["--rpc-bandwidth", "1GB/s,2GB/s,3GB/s"], "has 3 values, and there are 2 remote devices"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), BANDWIDTHS.values(), ids=BANDWIDTHS)
+def test_bandwidths_that_are_none(two: tuple[str, ...], dense: Path, words: list[str], message: str) -> None:
+    done = command(str(dense), "--rpc", ",".join(two), *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert message in done.stderr
+
+
+def test_a_bandwidth_without_a_server(dense: Path) -> None:
+    done = command(str(dense), "--rpc-bandwidth", "1GB/s")
+    assert (done.returncode, "name one with --rpc" in done.stderr) == (2, True)
+
+
+def test_the_protocol_is_that_of_the_pinned_source() -> None:
+    text = (upstream.ROOT / "vendor/llama.cpp/source/ggml/include/ggml-rpc.h").read_text(encoding="utf-8")
+    numbers = dict(re.findall(r"#define RPC_PROTO_(\w+)_VERSION\s+(\d+)", text))
+    assert tuple(int(numbers[name]) for name in ("MAJOR", "MINOR")) == rpc.PROTOCOL
