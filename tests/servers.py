@@ -1,4 +1,4 @@
-"""rpc-servers on loopback, upstream's own, and one that can be cut off in the middle of something."""
+"""An rpc-server that can be limited and ended, and a way to one that is cut off in the middle of something."""
 
 from __future__ import annotations
 
@@ -6,24 +6,19 @@ import contextlib
 import resource
 import select
 import socket
-import subprocess
 import threading
-import time
-from collections.abc import Iterator
 
-from tests import upstream
+from tests import rpc_servers
 
-SECONDS = 30.0
-"""For a server to begin to listen."""
+_SECONDS = 30.0
 
 
 class RpcServer:
-    """An ``rpc-server`` with the CPU as its device, on a port that was free; ``address`` is ``host:port``."""
+    """An ``rpc-server`` with the CPU as its device; ``address`` is ``host:port``."""
 
-    def __init__(self, port: int | None = None) -> None:
-        self.port = port or free_port()
-        self.address = f"127.0.0.1:{self.port}"
-        self._start()
+    def __init__(self) -> None:
+        self._process, self.address = rpc_servers.start()
+        self.port = int(self.address.rpartition(":")[2])
 
     def __enter__(self) -> RpcServer:
         return self
@@ -31,27 +26,9 @@ class RpcServer:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [str(upstream.tool("rpc-server")), "-H", "127.0.0.1", "-p", str(self.port)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        end = time.monotonic() + SECONDS
-        while not is_listening(self.port):
-            assert self._process.poll() is None, "rpc-server has ended"
-            assert time.monotonic() < end, "rpc-server does not listen"
-            time.sleep(0.02)
-
     def kill(self) -> None:
         """End it at once."""
-        self._process.kill()
-        self._process.wait()
-
-    def restart(self) -> None:
-        """End it, and start another one on the same port."""
-        self.kill()
-        self._start()
+        rpc_servers.stop(self._process)
 
     @property
     def resident(self) -> int:
@@ -84,7 +61,7 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self._closing.set()
-        self._thread.join(SECONDS)
+        self._thread.join(_SECONDS)
         self._listener.close()
 
     def revive(self, limit: int = 1 << 62, connections: int = 1 << 62, stalls: bool = False) -> None:
@@ -133,23 +110,3 @@ class Proxy:
                 with contextlib.suppress(ConnectionError):
                     (server if source is client else client).sendall(data)
         return False
-
-
-@contextlib.contextmanager
-def rpc_servers(count: int) -> Iterator[list[RpcServer]]:
-    """``count`` of them, ended at the end."""
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(RpcServer()) for _ in range(count)]
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-def is_listening(port: int) -> bool:
-    """Whether somebody listens there, seen from outside: a connection would be one of its clients."""
-    with open("/proc/net/tcp", encoding="ascii") as file:
-        lines = [line.split() for line in file][1:]
-    return any(line[3] == "0A" and int(line[1].split(":")[1], 16) == port for line in lines)

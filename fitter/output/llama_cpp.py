@@ -237,6 +237,8 @@ def _check_devices(plan: PlanData, registry: Registry) -> None:
 
 # --- what went wrong
 
+_DIAGNOSIS_SECONDS = 3.0
+
 
 def _failure(plan: PlanData, path: str, registry: Registry, outcome: guarded.Outcome[Any]) -> Exception:
     """The error for a load that failed."""
@@ -260,7 +262,7 @@ def _failure(plan: PlanData, path: str, registry: Registry, outcome: guarded.Out
     kept = "; what it has allocated stays so until the process ends" if outcome.is_lost else ""
     if plan.rpc and (outcome.stalled is not None or "ggml-rpc" in (outcome.crash or "")):
         servers = ", ".join(plan.rpc)
-        if gone := rpc.lost(plan.rpc):
+        if gone := rpc.lost(plan.rpc, _DIAGNOSIS_SECONDS):
             return RemoteError(f"llama.cpp lost an RPC server while it loaded {path}: {gone}{kept}")
         if outcome.stalled is not None:
             return RemoteError(f"nothing was loaded from or to {servers} in {outcome.stalled:.0f} seconds{kept}")

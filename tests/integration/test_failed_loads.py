@@ -129,7 +129,9 @@ def test_a_server_that_dies_while_weights_are_sent(model: Path, server: RpcServe
     ):
         failed = script.read()
         assert failed["error"] == "RemoteError"
-        assert f"lost an RPC server while it loaded {model}: {proxy.address}, which cannot be reached" in failed["message"]
+        assert (
+            f"lost an RPC server while it loaded {model}: {proxy.address}, which cannot be reached" in failed["message"]
+        )
         assert "\n" not in failed["message"]
         assert script.read() == {"tokens": 2}, "without the server"
         assert script.read() == {"at": "failed"}
@@ -220,7 +222,9 @@ def test_a_process_ends_whose_model_is_still_open(model: Path, is_alive: bool) -
 
 
 def test_a_server_with_too_little_memory(model: Path) -> None:
-    code = REFUSED.replace('print(json.dumps({**attempt', 'warnings.simplefilter("always")\nprint(json.dumps({**attempt')
+    code = REFUSED.replace(
+        "print(json.dumps({**attempt", 'warnings.simplefilter("always")\nprint(json.dumps({**attempt'
+    )
     with RpcServer() as server, Script(code, model, options=on_server(server.address)) as script:
         script.read()
         server.limit_memory(4 * MIB)
