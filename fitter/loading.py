@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fitter.errors import ModelError, OutOfMemoryError
+from fitter.errors import ModelError, OutOfMemoryError, UsageError
 from fitter.model.source import model_files, show
 from fitter.planning.plan import stamp_of
 
@@ -34,10 +34,30 @@ def Llama(model_path: str | os.PathLike[str], **kwargs: Any) -> llama_cpp.Llama:
 
     known = inspect.signature(api.fit).parameters
     output = _output()
-    asked = {name: value for name, value in kwargs.items() if name in known and name != "model"}
+    asked = {name: _as_fit_says(name, value) for name, value in kwargs.items() if name in known and name != "model"}
     rest = {name: value for name, value in kwargs.items() if name not in asked}
+    # Llama's word for a default; fit has others
+    asked = {name: value for name, value in asked.items() if value is not None}
     output.check_names(rest)
     return load(api.fit(model_path, **asked), rest)
+
+
+def _as_fit_says(name: str, value: Any) -> Any:
+    """``value`` in ``fit``'s words, where it is in those of ``Llama``: ggml's numbers, and a ``bool`` for flash attention.
+
+    Raises ``UsageError`` for a number that says nothing.
+    """
+    from fitter.llama import binding
+
+    if name == "flash_attn" and isinstance(value, bool):
+        return "on" if value else "off"
+    numbers = {"type_k": binding.CACHE_TYPES, "type_v": binding.CACHE_TYPES, "split_mode": binding.SPLIT_MODES}
+    if name not in numbers or isinstance(value, bool) or not isinstance(value, int):
+        return value
+    for word, number in numbers[name].items():
+        if number == value:
+            return word
+    raise UsageError(f"{name}={value} is none of {', '.join(f'{n} ({word})' for word, n in numbers[name].items())}")
 
 
 def load(plan: Plan, kwargs: Mapping[str, Any]) -> llama_cpp.Llama:

@@ -53,7 +53,7 @@ MAX_ARRAY_VALUES = 4096
 """Metadata arrays of numbers up to this length keep their values."""
 
 _DEVICE_TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
-_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _UINT32_MAX = 2**32 - 1
 _MAX_ROWS = 1024
@@ -220,7 +220,7 @@ def _apply_model(params: Params, out: Any, known: Registry, leave_default: bool,
         keep.append(pointers)
 
     out.n_gpu_layers = _in_range("n_gpu_layers", params.n_gpu_layers, -(2**31), 2**31 - 1)
-    out.split_mode = _named("split_mode", params.split_mode, _SPLIT_MODES)
+    out.split_mode = _named("split_mode", params.split_mode, SPLIT_MODES)
     out.main_gpu = _in_range("main_gpu", params.main_gpu, -1, MAX_DEVICES)
 
     if params.tensor_split is not None:
