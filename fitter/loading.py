@@ -43,7 +43,7 @@ def Llama(model_path: str | os.PathLike[str], **kwargs: Any) -> llama_cpp.Llama:
 
 
 def _as_fit_says(name: str, value: Any) -> Any:
-    """``value`` in ``fit``'s words, where it is in those of ``Llama``: ggml's numbers, and a ``bool`` for flash attention.
+    """``value`` in ``fit``'s words, where it is in ``Llama``'s: ggml's numbers, and a ``bool`` for flash attention.
 
     Raises ``UsageError`` for a number that says nothing.
     """
