@@ -194,6 +194,14 @@ def host(devices: Registry) -> DeviceInfo:
 # --- parameters
 
 
+MODEL_FIELDS = ("devices", "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "tensor_buft_overrides")
+CONTEXT_FIELDS = (
+    *("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "type_k", "type_v", "flash_attn_type", "offload_kqv"),
+    *("op_offload", "swa_full", "embeddings"),
+)
+"""What ``apply`` writes."""
+
+
 def apply(params: Params, model_params: Any, context_params: Any, devices: Registry | None = None) -> list[object]:
     """Write ``params`` into llama-cpp-python's two parameter structs.
 

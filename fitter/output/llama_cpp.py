@@ -36,13 +36,6 @@ _UNMEASURED = {
 }
 """Parameters of ``Llama`` that change what llama.cpp allocates, and what to do where a plan does not count them."""
 
-_MODEL_FIELDS = ("devices", "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "tensor_buft_overrides")
-_CONTEXT_FIELDS = (
-    "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "type_k", "type_v", "flash_attn_type", "offload_kqv",
-    "op_offload", "swa_full", "embeddings",
-)  # fmt: skip
-"""What ``binding.apply`` writes."""
-
 _REFUSED = re.compile(r"failed to allocate (?P<buffer_type>.+) buffer of size (?P<size>[0-9.]+)(?P<mib> MiB)?")
 _NO_MEMORY = re.compile(r"std::bad_alloc|Cannot allocate memory|unable to allocate|failed to allocate|out of memory")
 
@@ -344,7 +337,7 @@ class PlannedLlama(llama_cpp.Llama):
         if not self._is_planned:
             # The constructor writes its own values field by field and reads the struct a last time to hand it to
             # llama.cpp: writing the plan at every read is what makes the plan's values the last ones.
-            for name in _MODEL_FIELDS:
+            for name in binding.MODEL_FIELDS:
                 setattr(self._model_struct, name, getattr(self._planned_model, name))
             self._model_struct.progress_callback = self._progress.callback
         return self._model_struct
@@ -357,7 +350,7 @@ class PlannedLlama(llama_cpp.Llama):
     def context_params(self) -> Any:
         """llama.cpp's ``llama_context_params``."""
         if not self._is_planned:
-            for name in _CONTEXT_FIELDS:
+            for name in binding.CONTEXT_FIELDS:
                 setattr(self._context_struct, name, getattr(self._planned_context, name))
         return self._context_struct
 
@@ -382,6 +375,8 @@ class PlannedLlama(llama_cpp.Llama):
         outcome = guarded.attempt(
             lambda _: super(PlannedLlama, self).close(), servers, _CLOSE_SECONDS, lambda: _lose(servers, True)
         )
+        if outcome.error is not None:
+            raise outcome.error
         if outcome.is_lost:
             self._let_go()
             warn(f"an RPC server ({', '.join(servers)}) is gone: what the model has here is not freed")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import pickle
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 import fitter
 from fitter.errors import ModelError, PlanError, PlanWarning, UsageError
 from fitter.llama import binding
+from fitter.llama.types import TensorBuftOverride
 from tests.tiny import write_tiny
 
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "verbose": False, "n_threads": 1}
@@ -75,6 +78,26 @@ def test_copies_are_loaded_again(llm: llama_cpp.Llama) -> None:
         assert say(again) == say(llm)
         again.close()
         again.close()
+
+
+def test_all_that_a_plan_has_is_in_the_structs() -> None:
+    """``PlannedLlama`` copies the fields that ``apply`` writes; one that is forgotten would be llama.cpp's default."""
+    params = fitter.Params(
+        tensor_split=(1.0,), devices=(), tensor_buft_overrides=(TensorBuftOverride("a", "CPU"),), n_ctx=512
+    )
+    structs = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()
+    for struct in structs:
+        # what no parameter is
+        ctypes.memset(ctypes.addressof(struct), 0x5A, ctypes.sizeof(struct))
+    before = [bytes(struct) for struct in structs]
+    kept = binding.apply(params, *structs)
+    written = []
+    for struct, old in zip(structs, before, strict=True):
+        places = [(name, getattr(type(struct), name)) for name, *_ in struct._fields_]
+        ends = {name: slice(place.offset, place.offset + place.size) for name, place in places}
+        written.append({name for name, where in ends.items() if bytes(struct)[where] != old[where]})
+    assert kept
+    assert written == [set(binding.MODEL_FIELDS), set(binding.CONTEXT_FIELDS)]
 
 
 @pytest.mark.parametrize("n_ubatch", [None, 128])
@@ -174,6 +197,17 @@ def test_nothing_is_said_where_all_is_well(model: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fitter.Llama(model, **OPTIONS).close()
+
+
+def test_loads_at_the_same_time(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """llama-cpp-python turns stdout and stderr off for each of them, and must find what it left."""
+    with ThreadPoolExecutor(4) as threads:
+        loaded = list(threads.map(lambda _: fitter.Llama(model, **OPTIONS), range(8)))
+    assert len({say(each) for each in loaded}) == 1
+    for each in loaded:
+        each.close()
+    subprocess.run([sys.executable, "-c", "print('still there')"], check=True, timeout=60)
+    assert capfd.readouterr().out == "still there\n"
 
 
 def test_llama_cpp_is_imported_with_the_first_model() -> None:
