@@ -108,6 +108,7 @@ def load(plan: PlanData, model_path: str, kwargs: Mapping[str, Any], timeout: fl
     outcome = guarded.attempt(construct, plan.rpc, timeout, lambda: _lose(plan.rpc, is_connected=bool(described)))
     if outcome.value is not None:
         _warn_of_difference(plan, outcome.value)
+        _warn_of_logits(plan, outcome.value)
         return outcome.value
     raise _failure(plan, model_path, described[0] if described else Registry((), ()), outcome) from outcome.error
 
@@ -294,6 +295,19 @@ def _warn_of_difference(plan: PlanData, model: PlannedLlama) -> None:
         used = real.on(own).used
         if used > planned[name]:
             warn(f"{name} holds {used} bytes, {used - planned[name]} more than the plan counts: please report it")
+
+
+def _warn_of_logits(plan: PlanData, model: PlannedLlama) -> None:
+    """Say so where what ``Llama`` itself keeps of every token's logits may not have room on the host."""
+    row = 4 * model.n_vocab()
+    # those of one batch in llama.cpp, and the array that Llama copies them to
+    size = row * plan.params.n_batch + int(model.scores.nbytes)
+    left = plan.host.left
+    if model._logits_all and left is not None and size > left:
+        warn(
+            f"logits_all, or a draft model, keeps up to {size} bytes ({human(size)}) in host memory, where the plan "
+            f"leaves {left}: give a smaller n_ctx or n_batch"
+        )
 
 
 # --- the model

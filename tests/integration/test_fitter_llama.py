@@ -157,6 +157,15 @@ def test_what_a_chat_handler_brings_is_told(model: Path) -> None:
     assert caught[0].filename == __file__, "who is told is who called"
 
 
+@pytest.mark.parametrize(("host_memory", "is_told"), [("60MiB", True), ("2GiB", False)])
+def test_what_logits_of_all_tokens_take_is_told(model: Path, host_memory: str, is_told: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PlanWarning)
+        options = {**OPTIONS, "n_ctx": 16384, "logits_all": True, "host_memory": host_memory, "host_margin": 0}
+        fitter.Llama(model, **options).close()
+    assert ["keeps up to 32366592 bytes" in str(warning.message) for warning in caught] == [True] * is_told
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
