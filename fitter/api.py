@@ -37,6 +37,7 @@ from fitter.planning import cost
 from fitter.planning import fit as planning
 from fitter.planning.constraints import (
     Parameters,
+    batches_of,
     check_choices,
     check_live_tokens,
     check_pins,
@@ -46,6 +47,7 @@ from fitter.planning.constraints import (
     device_limits,
     levers,
     params_of,
+    sequences_of,
     workload_of,
 )
 from fitter.planning.cost import Workload
@@ -144,7 +146,7 @@ def fit(
     main_gpu: int = 0,
     n_batch: int | None = None,
     n_ubatch: int | None = None,
-    n_seq_max: int = 1,
+    n_seq_max: int | None = None,
     kv_unified: bool = False,
     type_k: str | None = None,
     type_v: str | None = None,
@@ -208,6 +210,8 @@ def fit(
     check_choices(objective, strategy)
     check_pins(n_gpu_layers, tensor_split)
     allowed = levers(allow)
+    n_batch, micro_batch = batches_of(embedding, n_batch, n_ubatch)
+    n_seq_max, kv_unified = sequences_of(embedding, n_batch, n_seq_max, kv_unified)
     given = params_of(
         None,
         n_ctx=n_ctx or 0,
@@ -218,7 +222,7 @@ def fit(
         n_cpu_moe=n_cpu_moe,
         split_mode=split_mode,
         n_batch=n_batch,
-        n_ubatch=Params.n_ubatch if n_ubatch is None else n_ubatch,
+        n_ubatch=micro_batch,
         n_seq_max=n_seq_max,
         kv_unified=kv_unified,
         type_k=Params.type_k if type_k is None else type_k,
@@ -229,7 +233,6 @@ def fit(
         swa_full=swa_full,
         embedding=embedding,
     )
-    n_seq_max, kv_unified = given.n_seq_max, given.kv_unified
     overrides = given.tensor_buft_overrides
     host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
     remote_bandwidths = _given_bandwidths(rpc, rpc_bandwidth)
@@ -267,7 +270,7 @@ def fit(
             "n_gpu_layers": n_gpu_layers,
             "tensor_split": tensor_split if tensor_split and any(tensor_split) else None,
             "devices": devices,
-            "n_ubatch": given.n_ubatch if embedding else n_ubatch,
+            "n_ubatch": micro_batch if embedding else n_ubatch,
             "type_k": type_k,
             "type_v": type_v,
             "op_offload": op_offload,

@@ -91,11 +91,6 @@ def params_of(
         raise UsageError("tensor_split has a share below 0: give each device a share of 0 or more")
     # llama.cpp cuts n_ubatch to n_batch; a larger micro batch alone means a larger batch too
     batch = max(Params.n_batch, n_ubatch) if n_batch is None else n_batch
-    if embedding:
-        # a model that is not causal needs all of a batch at once, and llama.cpp aborts where it is not so
-        batch = n_ubatch if n_batch is None else n_batch
-        # as many texts at once as Llama hands to it
-        n_seq_max, kv_unified = (min(batch, MAX_SEQUENCES), True) if n_seq_max == 1 else (n_seq_max, kv_unified)
     return Params(
         n_ctx=n_ctx,
         n_gpu_layers=n_gpu_layers,
@@ -116,6 +111,25 @@ def params_of(
         main_gpu=main_gpu,
         devices=None if devices is None else tuple(devices),
     )
+
+
+def batches_of(embedding: bool, n_batch: int | None, n_ubatch: int | None) -> tuple[int | None, int]:
+    """``n_batch`` and ``n_ubatch`` of a fit; for embeddings the same unless both are given.
+
+    A model that is not causal needs all of a batch at once, and llama.cpp aborts where it is not so.
+    """
+    if embedding and n_batch is None:
+        n_batch = Params.n_ubatch if n_ubatch is None else n_ubatch
+    if n_ubatch is None:
+        n_ubatch = n_batch if embedding and n_batch is not None else Params.n_ubatch
+    return n_batch, n_ubatch
+
+
+def sequences_of(embedding: bool, n_batch: int | None, n_seq_max: int | None, kv_unified: bool) -> tuple[int, bool]:
+    """``n_seq_max`` and ``kv_unified`` of a fit: for embeddings as many texts at once as ``Llama`` hands to it."""
+    if n_seq_max is not None:
+        return n_seq_max, kv_unified
+    return (min(n_batch or Params.n_batch, MAX_SEQUENCES), True) if embedding else (1, kv_unified)
 
 
 def check_split_mode(split_mode: str) -> None:

@@ -36,6 +36,7 @@ def fit_kwargs(plan: PlanData) -> dict[str, Any]:
     """Keyword arguments of ``fitter.fit`` that leave it nothing to choose: what it measures is what ``plan`` is."""
     pins = {field.name: getattr(plan.params, field.name) for field in fields(Params)}
     del pins["tensor_buft_overrides"]
+    pins["embedding"] = pins.pop("embeddings")
     overrides = [part for each in settings(plan) if each.option.name == "-ot" for part in each.value.split(",")]
     devices = plan.breakdown.devices if plan.params.devices is None else plan.params.devices
     margins = {device.name: device.margin for device in plan.devices}
