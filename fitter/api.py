@@ -404,7 +404,7 @@ def measure(
 
     ``parameters`` are those of ``fit`` that llama.cpp has too, none of them fitted, each with llama.cpp's own default
     (``n_ctx`` 0, the model's own; ``n_gpu_layers`` -1, all). A ``worker`` that is given is used and stays open, for
-    many measurements in a row; it is told of ``gpus`` anew.
+    many measurements in a row; it is told of ``gpus`` and ``rpc`` anew.
 
     Raises what ``fit`` raises.
     """

@@ -56,6 +56,12 @@ def servers(count: int) -> Iterator[tuple[str, ...]]:
             stop(process)
 
 
+def greet(connection: socket.socket) -> None:
+    """Become the client that a server has."""
+    connection.sendall(struct.pack("<BQ24x", HELLO, 24))
+    assert len(connection.recv(36, socket.MSG_WAITALL)) == 36
+
+
 Behaviour = Callable[[socket.socket], None]
 
 
@@ -104,48 +110,62 @@ def answer(*version: int, devices: int | None = None) -> Behaviour:
 def relay(endpoint: str, connections: int, *, mute: bool) -> Iterator[str]:
     """What stands before a real server, and after so many connections is gone (or, ``mute``, says nothing more).
 
-    Connections count as they are made; the one that is too many ends, or silences, the others as well.
+    Connections count as they are made; the one that is too many ends, or silences, the others as well. The real server
+    is left by resetting its connections, for one that answers a closed one is ended by SIGPIPE.
     """
     host, _, port = endpoint.rpartition(":")
     listening = socket.create_server(("127.0.0.1", 0))
-    opened: list[socket.socket] = []
-    over = threading.Event()
-
-    def end() -> None:
-        over.set()
-        for each in opened if mute else (listening, *opened):
-            if not mute:
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-                each.close()
+    listening.settimeout(0.05)
+    silent, over = threading.Event(), threading.Event()
 
     def copy(source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while (data := source.recv(1 << 16)) and not over.is_set():
-                target.sendall(data)
+            while not over.is_set():
+                try:
+                    data = source.recv(1 << 16)
+                except TimeoutError:
+                    continue
+                if not silent.is_set():
+                    if not data:
+                        break
+                    target.sendall(data)
+
+    def serve(connection: socket.socket) -> None:
+        with connection, socket.create_connection((host, int(port))) as beyond:
+            for each in (connection, beyond):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                each.settimeout(0.05)
+            back = threading.Thread(target=copy, args=(beyond, connection), daemon=True)
+            back.start()
+            copy(connection, beyond)
             if not over.is_set():
-                target.shutdown(socket.SHUT_WR)
+                beyond.shutdown(socket.SHUT_WR)
+            back.join()
 
     def accept() -> None:
         count = 0
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = listening.accept()
-                opened.append(connection)
-                count += 1
-                if count > connections:
-                    end()
+        kept = []
+        with listening:
+            while not over.is_set():
+                try:
+                    connection, _ = listening.accept()
+                except TimeoutError:
                     continue
-                beyond = socket.create_connection((host, int(port)))
-                opened.append(beyond)
-                for pair in ((connection, beyond), (beyond, connection)):
-                    threading.Thread(target=copy, args=pair, daemon=True).start()
+                count += 1
+                if count <= connections:
+                    threads.append(threading.Thread(target=serve, args=(connection,), daemon=True))
+                    threads[-1].start()
+                    continue
+                kept.append(connection)
+                (silent if mute else over).set()
+        for connection in kept:
+            connection.close()
 
-    threading.Thread(target=accept, daemon=True).start()
+    threads = [threading.Thread(target=accept, daemon=True)]
+    threads[0].start()
     try:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
     finally:
-        for each in (listening, *opened):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        over.set()
+        for thread in threads:
+            thread.join()

@@ -40,6 +40,7 @@ _STDERR_LINES = 60
 
 _DROPPED = "Remote RPC server crashed"
 _DIAGNOSIS_SECONDS = 2.0
+_FAREWELL_SECONDS = 1.0
 
 
 class Worker:
@@ -202,7 +203,7 @@ class Worker:
     def dismiss(self) -> None:
         """Let the process end, or make it end where it is busy, without waiting for that: ``close`` does."""
         if self._child is not None:
-            self._child.dismiss(at_once=bool(self._begun))
+            self._child.dismiss(at_once=bool(self._begun) and not self._rpc)
 
     def close(self) -> None:
         """End the process and wait for it. Nothing of it is left behind."""
@@ -210,7 +211,7 @@ class Worker:
         child, self._child = self._child, None
         begun, self._begun = self._begun, []
         if child is not None and begun:
-            child.kill()
+            child.kill(self._farewell)
         elif child is not None:
             child.close()
 
@@ -322,6 +323,11 @@ class Worker:
             raise LlamaCppCrashError(_crash_message(begun.command, ended.status, log), log) from None
 
     @property
+    def _farewell(self) -> float:
+        """Seconds in which the process may take leave of its rpc-servers: see ``reset_connections``."""
+        return min(_FAREWELL_SECONDS, self._timeout / 8) if self._rpc else 0.0
+
+    @property
     def _patience(self) -> float:
         """Seconds for one answer: with rpc-servers there is then still time to ask which one is lost."""
         return self._timeout - min(_DIAGNOSIS_SECONDS, self._timeout / 4) if self._rpc else self._timeout
@@ -343,7 +349,7 @@ class Worker:
     def _kill(self) -> tuple[str, ...]:
         child, self._child = self._child, None
         self._begun = []
-        return child.kill() if child is not None else ()
+        return child.kill(self._farewell) if child is not None else ()
 
 
 def _servers(rpc: str | Sequence[str]) -> tuple[str, ...]:
@@ -468,9 +474,9 @@ class _Child:
         """Let the process end by itself, and make it end if it does not."""
         self._process.close()
 
-    def kill(self) -> tuple[str, ...]:
-        """End the process at once; returns the last lines that it printed."""
-        return tuple(self._process.kill().decode("utf-8", "replace").splitlines()[-_STDERR_LINES:])
+    def kill(self, patience: float = 0.0) -> tuple[str, ...]:
+        """End the process, ``patience`` seconds after it was told to end; returns the last lines that it printed."""
+        return tuple(self._process.kill(patience).decode("utf-8", "replace").splitlines()[-_STDERR_LINES:])
 
 
 def _temporary_directory() -> contextlib.AbstractContextManager[str]:

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import sys
+import time
 
 import fitter
 
@@ -119,9 +120,12 @@ class Process:
             os.close(self.answers)
             os.close(self._output)
 
-    def kill(self) -> bytes:
-        """End it at once; returns the last of what it printed."""
+    def kill(self, patience: float = 0.0) -> bytes:
+        """End it at once, or let it end by itself for so many seconds; returns the last of what it printed."""
         if self._status is None:
+            if patience:
+                self.dismiss()
+                self._await_end(patience)
             self._signal()
             self._reap()
         self.dismiss()
@@ -130,6 +134,15 @@ class Process:
         text = os.pread(self._output, 1 << 16, max(0, size - (1 << 16)))
         os.close(self._output)
         return text
+
+    def _await_end(self, seconds: float) -> None:
+        """Wait for the end of its answers."""
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(self.answers, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1000):
+            if not os.read(self.answers, 1 << 16):
+                return
 
     def _is_readable(self) -> bool:
         poll = select.poll()

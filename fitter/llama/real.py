@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from typing import Any
@@ -100,6 +101,21 @@ def add_rpc_server(endpoint: str) -> None:
     if not server:
         raise RemoteError(f"the RPC server {endpoint} has no device: start it with one")
     ggml.ggml_backend_register(server)
+
+
+def reset_connections() -> None:
+    """Have the connections to rpc-servers reset when this process ends, so that it takes none of them with it."""
+    import socket
+    import stat
+
+    from fitter.llama.rpc import RESET
+
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                connection = socket.socket(fileno=int(name))
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                connection.detach()
 
 
 def compute_capabilities(devices: binding.Registry) -> dict[str, int]:

@@ -21,6 +21,9 @@ ANSWER_SECONDS = 30.0
 _HOST = re.compile(r"[A-Za-z0-9_.-]+")
 _HELLO = struct.pack("<BQ24x", 14, 24)
 _ANSWER = struct.Struct("<QBBBx24x")
+RESET = struct.pack("ii", 1, 0)
+"""``SO_LINGER`` with which closing a connection resets it."""
+
 _DEVICE_COUNT = struct.pack("<BQ", 15, 0)
 _COUNT = struct.Struct("<QI")
 
@@ -113,6 +116,8 @@ def _greet(server: str, connect_by: float, answer_by: float) -> tuple[str, int]:
     except OSError as error:
         raise _Refusal(f"cannot be reached ({_said(error)}): is rpc-server running there, and on that port?") from None
     with connection:
+        # A server that answers when nobody is there any more is ended by SIGPIPE, unless the connection was reset.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         version = _asked(connection, _HELLO, _ANSWER, answer_by)
         if version[0] != PROTOCOL[0] or version[1] > PROTOCOL[1]:
             theirs, ours = ".".join(map(str, version)), ".".join(map(str, PROTOCOL))

@@ -38,6 +38,7 @@ class Session:
         self._reported = 0
         self._adopted = False
         self._real: real.RealLoad | None = None
+        self._has_servers = False
         # Outlives the loader: a header has nothing to do with devices.
         self._headers: binding.Headers | None = None
 
@@ -98,6 +99,7 @@ class Session:
         return self._open().layout(path, params)
 
     def add_rpc_server(self, endpoint: str) -> None:
+        self._has_servers = True
         real.add_rpc_server(endpoint)
         if self._loader:
             # what is loaded refers to devices by address, and those stay
@@ -124,6 +126,13 @@ class Session:
 
     def match(self, patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
         return binding.match(patterns, names)
+
+    def _end(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._has_servers:
+            with contextlib.suppress(Exception):
+                real.reset_connections()
+        os._exit(0)
 
     def _keep(self, ahead: Ahead) -> None:
         """Go on with a load that began before there was a session."""
@@ -186,10 +195,10 @@ def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session]
 
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     # Native calls release the interpreter's lock, so this thread also ends the process during one that hangs.
-    threading.Thread(target=_read_requests, args=(request_fd, parent, requests.put), daemon=True).start()
+    session = Session()
+    threading.Thread(target=_read_requests, args=(request_fd, parent, requests.put, session._end), daemon=True).start()
 
     native.load_only_bindings()
-    session = Session()
     with contextlib.suppress(FitterError):
         # Every request fails with the same error, where it can be answered.
         native.prepare()
@@ -202,18 +211,18 @@ def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session]
         _write(answer_fd, json.dumps(answer).encode() + b"\n")
 
 
-def _read_requests(fd: int, parent: int, put: Callable[[bytes], None]) -> None:
+def _read_requests(fd: int, parent: int, put: Callable[[bytes], None], end: Callable[[], None]) -> None:
     pending = b""
     while True:
         # The pipe stays open if the parent was killed while a fork of it lives on.
         readable: Sequence[int] = select.select([fd], [], [], 1.0)[0]
         if not readable:
             if os.getppid() != parent:
-                os._exit(0)
+                end()
             continue
         data = os.read(fd, 1 << 16)
         if not data:
-            os._exit(0)
+            end()
         *lines, pending = (pending + data).split(b"\n")
         for line in filter(None, lines):
             put(line)

@@ -131,6 +131,9 @@ def _worth_their_network(last: _Attempt, best: Trial) -> Trial:
         best = replace(best, seconds=attempt.prices().seconds(best.placement))
         trial = last.on(tuple(device for device in best.devices if device not in doubtful)).run()
         is_better = _rank(trial) > _rank(best)
+        if last.request.objective != "context" and attempt.are_slower_than_host(doubtful) and trial.fits and best.fits:
+            # what the host could hold as well is no reason to take more context from something slower
+            is_better = (trial.seconds or 0.0) < (best.seconds or 0.0)
         last.explain_remote(doubtful, *((trial, best) if is_better else (best, trial)))
         best = trial if is_better else best
 
@@ -438,7 +441,7 @@ class _Attempt:
         return order
 
     def doubtful_remotes(self, placement: Placement) -> list[tuple[DeviceLimit, ...]]:
-        """Remote devices that a plan may be better without: all that are slower than what is here, then one by one.
+        """Remote devices that a plan may be better without: all that are slower than the host, then one by one.
 
         Those alone whose layers in ``placement`` are estimated to take less time elsewhere, the most doubtful first.
         """
@@ -449,8 +452,7 @@ class _Attempt:
             return []
         prices = self.prices()
         seconds = [prices.unit_seconds(d) for d in (*range(len(self.devices)), HOST)]
-        here = min(sum(own) for d, own in enumerate(seconds) if d not in remote)
-        slower = tuple(self.devices[d] for d in remote if sum(seconds[d]) + prices.visits[d] > here)
+        slower = tuple(self.devices[d] for d in remote if self.are_slower_than_host((self.devices[d],)))
         gained: dict[int, float] = {}
         for d, (start, stop) in enumerate(placement.ranges()):
             if d in remote and start < stop:
@@ -462,12 +464,21 @@ class _Attempt:
         is_used = any(self.devices[d] in slower for d in gained)
         return [slower, *(group for group in one_by_one if group != slower)] if is_used else one_by_one
 
+    def are_slower_than_host(self, devices: Sequence[DeviceLimit]) -> bool:
+        """Whether each of ``devices``, remote ones, would take longer for the whole model than the host would."""
+        prices = self.prices()
+        here = sum(prices.unit_seconds(HOST))
+        places = [self.devices.index(device) for device in devices]
+        return all(sum(prices.unit_seconds(d)) + prices.visits[d] > here for d in places)
+
     def explain_remote(self, devices: Sequence[DeviceLimit], chosen: Trial, other: Trial) -> None:
-        """Say what a plan takes with remote devices and without them, where both fit with the same context."""
-        if chosen.seconds is None or not other.fits or chosen.params.n_ctx != other.params.n_ctx:
+        """Say what a plan takes with remote devices and without them, where both fit."""
+        if chosen.seconds is None or not other.fits:
             return
         names = " and ".join(device.name for device in devices)
         said = [f"{'with' if devices[0] in trial.devices else 'without'} {names}" for trial in (chosen, other)]
+        if chosen.params.n_ctx != other.params.n_ctx:
+            said = [f"{text}, context {trial.params.n_ctx}" for text, trial in zip(said, (chosen, other), strict=True)]
         self._on_choice(
             Choice("whether remote devices are worth their network", said[0], chosen.seconds, said[1], other.seconds)
         )

@@ -26,7 +26,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine import remote
 from fitter.machine.gpu import parse_gpus
-from tests import rpc_servers, upstream
+from tests import rpc_servers, shapes, upstream
 from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 MIB = 2**20
@@ -223,6 +223,28 @@ def test_a_remote_device_is_used_where_it_is_worth_it(
     assert ("whether remote devices are worth their network: without RPC0 and RPC1" in plan.explain()) == (not used)
 
 
+@pytest.mark.parametrize(
+    ("bandwidth", "host_memory", "used"),
+    [(SLOW, "64GiB", ("CUDA0",)), (FAST, "64GiB", ("RPC0",)), (SLOW, "3GiB", ("RPC0", "CUDA0"))],
+    ids=["slower than the host", "faster than the host", "the host is full"],
+)
+def test_beside_a_card_that_is_too_small(
+    two: tuple[str, ...], tmp_path: Path, bandwidth: str, host_memory: str, used: tuple[str, ...]
+) -> None:
+    """What is slower than the host is not taken for the context that it would leave room for either."""
+    model = shapes.write("llama-3.1-8b", tmp_path, vocab=False)
+    plan = fitter.fit(
+        model,
+        gpus=["4GiB"],
+        rpc=two[0],
+        rpc_bandwidth=bandwidth,
+        host_memory=host_memory,
+        objective="generation",
+    )
+    assert plan.fits
+    assert plan.breakdown.devices == used
+
+
 def test_a_price_says_what_the_network_takes(two: tuple[str, ...], dense: Path) -> None:
     price = api.estimate(dense, rpc=two, rpc_bandwidth=["100GB/s", "200GB/s"], n_ctx=1024, tensor_split=[1, 1])
     assert {"RPC0: network", "RPC1: network"} <= {part.name for part in price.parts}
@@ -402,6 +424,38 @@ def test_a_server_that_is_stopped(dense: Path) -> None:
             api.devices(rpc=endpoint, timeout=1)
     finally:
         rpc_servers.stop(process)
+
+
+def test_a_busy_server_outlives_who_did_not_wait(dense: Path) -> None:
+    """rpc-server answers whoever has waited, and SIGPIPE ends it where that one has closed the connection."""
+    process, endpoint = rpc_servers.start()
+    try:
+        host, _, port = endpoint.rpartition(":")
+        with socket.create_connection((host, int(port))) as client:
+            rpc_servers.greet(client)
+            with pytest.raises(RemoteError, match=f"{endpoint} accepts a connection but does not answer: it has one"):
+                fitter.fit(dense, rpc=endpoint, timeout=1)
+        assert fitter.fit(dense, rpc=endpoint, n_ctx=512).fits
+        assert process.poll() is None
+    finally:
+        rpc_servers.stop(process)
+
+
+def test_a_server_outlives_a_worker_that_is_ended(dense: Path) -> None:
+    process, endpoint = rpc_servers.start()
+    params = Params(n_ctx=512)
+    try:
+        for patience in (0.0, 0.01, 0.03, 0.1):
+            with Worker(rpc=endpoint) as worker:
+                worker.devices()
+                worker.begin_measure(dense, params)
+                time.sleep(patience)
+        with Worker(rpc=endpoint) as worker:
+            assert worker.measure(dense, params).on("RPC0").used
+        assert process.poll() is None
+    finally:
+        rpc_servers.stop(process)
+    assert_nothing_is_left()
 
 
 def test_two_fits_share_a_server(two: tuple[str, ...], dense: Path) -> None:

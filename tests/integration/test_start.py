@@ -137,6 +137,7 @@ WORKERS = {
     "a model": (["model.gguf", "--gpu", "24GiB"], 2),
     "a model and a GPU in one word": (["--gpu=2x 24GiB", "model.gguf"], 2),
     "real devices, for one process only": (["fit", "model.gguf"], 1),
+    "an rpc-server, which talks to one process": (["model.gguf", "--gpu", "24GiB", "--rpc", "host:1"], 1),
     "inspect": (["inspect", "model.gguf"], 1),
     "devices": (["devices"], 1),
     "catalogue": (["devices", "--catalogue"], 0),

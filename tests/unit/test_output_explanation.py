@@ -10,7 +10,7 @@ import pytest
 from plans import make_plan, make_price
 
 from fitter.output import table
-from fitter.output.explanation import explain_lines, explanation
+from fitter.output.explanation import default_speeds, explain_lines, explanation
 from fitter.output.json import to_dict
 from fitter.output.units import duration
 from fitter.planning.cost import Part
@@ -99,6 +99,12 @@ def test_default_speeds_come_last() -> None:
         "bound: 1 s; at most 1411.1 % from the best that any placement of these tensors can reach by this model",
         "speed of host: default: two channels",
     ]
+
+
+def test_a_remote_device_says_what_its_network_takes() -> None:
+    far = SpeedSource("RPC0", "measured; reads 20 GB/s; network: 0.1 GB/s, 0.3 ms there and back", False, True)
+    assert explain_lines(make_price(far))[-1] == f"speed of RPC0: {far.text}"
+    assert default_speeds(make_price(far)) == []
 
 
 def test_a_plan_without_an_estimate() -> None:

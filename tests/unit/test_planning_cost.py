@@ -381,3 +381,75 @@ def test_a_suspect_row_is_not_used(tmp_path) -> None:  # type: ignore[no-untyped
     rows, skipped = speed_rows.placements(path)
     assert len(rows) == 1
     assert "SUSPECT" in skipped[0].reason
+
+
+# ---- devices of other machines
+
+FAR = DeviceSpeed(1000 * GB, 160e12, 1 * GB, "remote", "", "test", True, round_trip=1e-3)
+NEAR = replace(FAR, round_trip=1e-4)
+TRIP = 1e-3 + 2 * 4 * 4096 / GB
+"""Seconds of a token to FAR and back."""
+LOGITS = 4 * 0.5e9 / 4096 / GB
+
+
+def network(estimate: Estimate, device: int) -> float:
+    """Seconds of generation that a device's network takes."""
+    return sum(part.generation for part in estimate.parts if part.name == f"device {device}: network")
+
+
+TRIPS = {
+    "all there": ((0, 0, 0), 0, TRIP + LOGITS),
+    "none there": ((1, 1, 1), 0, 0.0),
+    "the first ones there": ((0, 0, 1), 0, TRIP),
+    "the last ones there": ((1, 0, 0), 0, TRIP + LOGITS),
+    "there and back and there": ((0, 1, 0), 0, 2 * TRIP + LOGITS),
+    "from the host": ((HOST, 0, 1), 0, TRIP),
+}
+
+
+@pytest.mark.parametrize(("homes", "device", "seconds"), TRIPS.values(), ids=TRIPS)
+def test_every_visit_is_a_round_trip(homes: tuple[int, ...], device: int, seconds: float) -> None:
+    estimate = priced(work(*map(layer, homes)), (FAR, FAST))
+    assert network(estimate, device) == pytest.approx(seconds)
+    assert network(estimate, 1) == 0
+
+
+def test_a_tensor_apart_from_a_remote_layer_is_another_trip() -> None:
+    away = priced(work(layer(0), layer(0, HOST), layer(0, 1), layer(1)), (FAR, FAST))
+    assert network(away, 0) == pytest.approx(3 * TRIP)
+    guest = priced(work(layer(1), layer(1, 0)), (FAR, FAST))
+    assert network(guest, 0) == pytest.approx(TRIP)
+    cache = priced(work(layer(0), layer(0, cache=HOST), layer(1)), (FAR, FAST))
+    assert network(cache, 0) == pytest.approx(2 * TRIP)
+
+
+def test_a_prompt_carries_its_activations() -> None:
+    estimate = priced(work(layer(0), layer(1)), (FAR, FAST))
+    (part,) = (part for part in estimate.parts if part.name == "device 0: network")
+    assert part.prompt * 512 == pytest.approx(1e-3 + 2 * 4 * 4096 * 512 / GB)
+
+
+def test_a_nearer_server_is_faster() -> None:
+    far, near = (priced(work(layer(0), layer(0)), (device,)) for device in (FAR, NEAR))
+    assert far.generation_seconds - near.generation_seconds == pytest.approx(9e-4)
+
+
+def test_a_remote_device_streams_no_host_weights() -> None:
+    """ggml-rpc does not take operations over; the first device that does is the next one."""
+    spilled = work(layer(0), layer(0, HOST), layer(0))
+    slow_link = replace(FAR, pcie=FAR.pcie / 1000)
+    alone = [priced(spilled, (device,)).parts for device in (FAR, slow_link)]
+    on_host = [[part for part in parts if part.name == "host: weights"] for parts in alone]
+    assert on_host[0] == on_host[1]
+    beside = [
+        next(part for part in priced(spilled, devices).parts if part.name == "host: weights")
+        for devices in ((FAR, FAST), (FAST, FAR))
+    ]
+    assert beside[0] == beside[1]
+    assert beside[0].prompt < on_host[0][0].prompt
+
+
+def test_what_a_remote_device_reaches_is_what_was_measured() -> None:
+    weights = Weights(0, 1 * GB, 2e9)
+    at = cost.setting(work(layer(0)), (FAR,), DESKTOP, Workload())
+    assert cost.tensor_seconds(weights, at).generation == pytest.approx(GB / FAR.bandwidth)

@@ -13,7 +13,7 @@ from fitter.llama.types import LAYOUT_DEVICE, DeviceInfo, Layout, LayoutEntry
 from fitter.planning.constraints import device_limits, expert_overrides, parse_overrides
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import HOST, Item, Unit, between, units_of
-from fitter.planning.packing import pack, pack_whole
+from fitter.planning.packing import pack, pack_fastest, pack_whole
 from fitter.planning.placement import Placement, caches_on, counts_for_split, overrides_of, pattern_for, weights_on
 
 MIB = 1024 * 1024
@@ -274,3 +274,24 @@ def test_margins(margin: int | list[int] | None, expected: list[int] | None) -> 
 
 def test_the_default_margin_may_be_larger_than_a_device() -> None:
     assert device_limits([device("CUDA0", 512 * MIB)], None)[0].target < 0
+
+
+def test_a_visit_decides_between_devices() -> None:
+    units = [layer(index) for index in range(4)]
+    seconds = [[1.0] * 4, [1.5] * 4]
+    budgets = [4 * 85, 4 * 85]
+    assert pack_fastest(units, budgets, seconds, 0.0) == Placement(0, (4, 0))
+    # all there saves 2 seconds
+    assert pack_fastest(units, budgets, seconds, 0.0, visits=[1.9, 0.0]) == Placement(0, (4, 0))
+    assert pack_fastest(units, budgets, seconds, 0.0, visits=[2.1, 0.0]) == Placement(0, (0, 4))
+
+
+def test_nothing_is_moved_to_a_far_device() -> None:
+    """The first device holds two layers but one tensor, for which only the second one has room."""
+    units = model(4)
+    budgets = [2 * 85 - 5, 2 * 85 + 15 + 40]
+    near, far = (pack(units, budgets, spread=True, counts=(2, 3), far=far) for far in ((), (1,)))
+    assert near is not None
+    assert far is not None
+    assert [target for _, target in near.moved] == [1]
+    assert [target for _, target in far.moved] == [HOST]
