@@ -69,7 +69,8 @@ def options(servers: list[RpcServer], **more: Any) -> dict[str, Any]:
         "devices": [f"RPC{i}" for i in range(len(rpc))],
         "host_memory": HOST,
         "host_margin": 0,
-        # as if the servers had cards, whatever this machine is: experts then go to the host, not layers
+        # by bytes alone, however fast this machine and its network are just now: experts go to the host
+        "strategy": "llama.cpp",
         "rpc_bandwidth": "400GB/s",
         "host_bandwidth": "40GB/s",
         "n_ctx": 1024,
