@@ -31,6 +31,11 @@ class RpcServer:
         rpc_servers.stop(self._process)
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    @property
     def resident(self) -> int:
         """Bytes of memory that it has now."""
         with open(f"/proc/{self._process.pid}/statm", encoding="ascii") as file:

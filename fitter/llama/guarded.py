@@ -10,6 +10,7 @@ import contextvars
 import ctypes
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -151,7 +152,12 @@ def _wait_for(guard: Any, seconds: float) -> int:
 
 
 def disconnect(servers: Sequence[str]) -> None:
-    """Shut down this process's connections to ``servers``: who waits there is told that it is over."""
+    """Reset this process's connections to ``servers``: who waits for one is told that it is over.
+
+    Not shut down, if it can be helped: a server that answers when nobody is there any more is ended by SIGPIPE.
+    """
+    connect = ctypes.CDLL(None).connect
+    nowhere = struct.pack("H14x", socket.AF_UNSPEC)
     addresses = set()
     for server in servers:
         host, _, port = server.rpartition(":")
@@ -161,7 +167,10 @@ def disconnect(servers: Sequence[str]) -> None:
         with contextlib.suppress(OSError, ValueError):
             connection = socket.socket(fileno=os.dup(int(name)))
             with connection:
-                if connection.family == socket.AF_INET and connection.getpeername() in addresses:
+                if connection.family != socket.AF_INET or connection.getpeername() not in addresses:
+                    continue
+                # some kernels refuse it while a thread waits
+                if connect(connection.fileno(), nowhere, len(nowhere)):
                     connection.shutdown(socket.SHUT_RDWR)
 
 

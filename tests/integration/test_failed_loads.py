@@ -141,6 +141,23 @@ def test_a_server_that_dies_while_weights_are_sent(model: Path, server: RpcServe
         assert "on stdout" in script.end(), "llama-cpp-python had turned the streams off"
 
 
+def test_a_server_beside_one_that_dies_lives_on(model: Path, server: RpcServer) -> None:
+    """It had a part of the model, and is given back at once: to others, and to this process."""
+    with RpcServer() as other, Proxy(server.port, limit=model.stat().st_size // 4) as proxy:
+        servers = f"{proxy.address},{other.address}"
+        with Script(FAIL_AND_RECOVER, model, options=on_server(servers, tensor_split=[1, 1])) as script:
+            assert proxy.address in script.read()["message"]
+            script.read()
+            script.read()
+            elsewhere = fitter.fit(model, rpc=other.address, n_gpu_layers=99, n_ctx=256, timeout=5)
+            assert elsewhere.fits
+            proxy.revive()
+            script.go()
+            assert script.read() == {"tokens": 2}
+            script.end()
+        assert other.is_alive
+
+
 def test_a_server_that_says_nothing_any_more(model: Path, server: RpcServer) -> None:
     with (
         Proxy(server.port, limit=model.stat().st_size // 2, stalls=True) as proxy,
