@@ -93,6 +93,31 @@ bool fitter_device_speed(void * device, uint64_t memory, double seconds, fitter_
 // Loads a ggml backend into ggml's registry.
 bool fitter_backend_load(const char * path);
 
+// The i-th device of an rpc-server (host:port), without making it known to ggml's registry; out->device is NULL past the
+// last one. Its memory is not asked for.
+bool fitter_rpc_device(const char * endpoint, int32_t i, fitter_device_t * out);
+
+// ---- libfitter: a load that must not end the process
+
+// From fitter_guard_enter on, the calling thread does not abort: what ggml gives up on there is thrown to llama.cpp, which
+// fails to load then, or the thread is stopped for good. With is_remote, threads of ggml-rpc's are stopped as well.
+// Meanwhile llama.cpp's log is kept, and goes where it went before. NULL or false without memory.
+void * fitter_guard_new(bool is_remote);
+bool   fitter_guard_enter(void * guard);
+void   fitter_guard_leave(void * guard);
+
+// For the thread that waits: 1 once the other one has left, 2 if it never will, 0 where neither is so in that time.
+int32_t fitter_guard_wait(void * guard, int32_t milliseconds);
+
+// What ggml or the C++ runtime gave up with, NULL if nothing. Lives as long as the guard.
+const char * fitter_guard_crash(void * guard);
+
+// Log lines as fitter_log_lines gives them, up to 200.
+bool fitter_guard_log(void * guard, fitter_columns_t * out);
+
+// Frees the guard, unless its thread is still there.
+void fitter_guard_close(void * guard);
+
 // ---- libfitter: a loaded model (llama_model *) and context (llama_context *)
 
 typedef struct {

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from fitter.errors import FitterError, LibraryError, LlamaCppError, ModelError, PlanError, UsageError
+from fitter.errors import (
+    FitterError,
+    LibraryError,
+    LlamaCppError,
+    ModelError,
+    OutOfMemoryError,
+    PlanError,
+    PlanWarning,
+    RemoteError,
+    UsageError,
+)
 
 # typing's own would cost more than all the rest of this package.
 TYPE_CHECKING = False
@@ -11,10 +21,12 @@ if TYPE_CHECKING:
 
     from fitter.api import Plan, Price, calibrate, devices, estimate, fit, inspect, measure, verify
     from fitter.llama.types import Breakdown, Params, VirtualDevice
+    from fitter.loading import Llama
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Llama": "fitter.loading",
     "Plan": "fitter.api",
     "Price": "fitter.planning.pricing",
     "calibrate": "fitter.api",
@@ -43,12 +55,16 @@ __all__ = [
     "Breakdown",
     "FitterError",
     "LibraryError",
+    "Llama",
     "LlamaCppError",
     "ModelError",
+    "OutOfMemoryError",
     "Params",
     "Plan",
     "PlanError",
+    "PlanWarning",
     "Price",
+    "RemoteError",
     "UsageError",
     "VirtualDevice",
     "__version__",

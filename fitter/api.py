@@ -37,6 +37,7 @@ from fitter.planning import cost
 from fitter.planning import fit as planning
 from fitter.planning.constraints import (
     Parameters,
+    batches_of,
     check_choices,
     check_live_tokens,
     check_pins,
@@ -46,13 +47,14 @@ from fitter.planning.constraints import (
     device_limits,
     levers,
     params_of,
+    sequences_of,
     workload_of,
 )
 from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import pinned_matches
-from fitter.planning.plan import ModelSummary, PlanData, resolved
+from fitter.planning.plan import ModelSummary, PlanData, resolved, stamp_of
 from fitter.planning.pricing import Price, Speeds, price_params
 from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, DeviceLimit, HostLimit, Progress, Request
 from fitter.planning.work import facts_of
@@ -116,11 +118,17 @@ class Plan(PlanData):
     def load(self, **kwargs: Any) -> llama_cpp.Llama:
         """A ``llama_cpp.Llama`` with the whole plan applied, overrides too; ``kwargs`` go to ``Llama``.
 
-        Raises ``PlanError`` where the plan does not fit or is for devices that are not here.
-        """
-        from fitter.output.llama_cpp import load
+        Its ``plan`` is what it was loaded with: where a device has less memory than the plan counts on, what ``fit``
+        was asked for is fitted again, at most twice, with a ``PlanWarning``.
 
-        return load(self, self.model.path, **kwargs)
+        Raises ``PlanError`` where the plan does not fit or is for devices that are not here, ``UsageError`` for
+        ``kwargs`` that contradict it, ``ModelError`` where the model is gone or another one, ``OutOfMemoryError``
+        where a device refuses memory even so, ``RemoteError`` where an rpc-server fails, ``LlamaCppError`` where
+        llama.cpp cannot load the model. Where llama.cpp would end the process, ``LlamaCppCrashError`` is raised.
+        """
+        from fitter.loading import load
+
+        return load(self, kwargs)
 
     def verify(self, *, tolerance: int | str = 0, timeout: float = DEFAULT_TIMEOUT) -> Verification:
         """Load the plan for real in a worker process, and compare: ``fitter.verify``."""
@@ -148,7 +156,7 @@ def fit(
     main_gpu: int = 0,
     n_batch: int | None = None,
     n_ubatch: int | None = None,
-    n_seq_max: int = 1,
+    n_seq_max: int | None = None,
     kv_unified: bool = False,
     type_k: str | None = None,
     type_v: str | None = None,
@@ -170,6 +178,7 @@ def fit(
     image_max_tokens: int | None = None,
     lora: Path | Sequence[Path] = (),
     lora_scaled: str | Sequence[str] = (),
+    embedding: bool = False,
     allow: Collection[str] = (),
     prompt: int | None = None,
     generate: int | None = None,
@@ -220,12 +229,17 @@ def fit(
     ``timeout``: seconds for one dummy load. ``on_log`` gets every line of llama.cpp's log. A ``worker`` that is given
     is used and stays open, for many fits in a row; it is told of ``gpus`` anew.
 
+    ``embedding`` plans for ``Llama(embedding=True)``: unless they are set, a micro batch as large as the batch, and 256
+    sequences with one cache.
+
     The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
 
     Raises ``UsageError`` (a parameter makes no sense), ``ModelError`` (the model cannot be read), ``LlamaCppError``
     (llama.cpp refused, crashed or hung), ``LibraryError`` (libllama is missing or another one), ``RemoteError`` (an
     rpc-server cannot be used).
     """
+    # before there is anything else
+    words = {name: value for name, value in locals().items() if name not in ("model", "worker")}
     _check_limits(fit_ctx, host_margin, timeout)
     check_split_mode(split_mode)
     check_choices(objective, strategy)
@@ -248,6 +262,8 @@ def fit(
         lora_scaled=lora_scaled,
     )
     asked.check()
+    n_batch, micro_batch = batches_of(embedding, n_batch, n_ubatch)
+    n_seq_max, kv_unified = sequences_of(embedding, n_batch, n_seq_max, kv_unified)
     given = params_of(
         None,
         n_ctx=n_ctx or 0,
@@ -258,7 +274,7 @@ def fit(
         n_cpu_moe=n_cpu_moe,
         split_mode=split_mode,
         n_batch=n_batch,
-        n_ubatch=Params.n_ubatch if n_ubatch is None else n_ubatch,
+        n_ubatch=micro_batch,
         n_seq_max=n_seq_max,
         kv_unified=kv_unified,
         type_k=Params.type_k if type_k is None else type_k,
@@ -267,6 +283,7 @@ def fit(
         offload_kqv=offload_kqv,
         op_offload=Params.op_offload if op_offload is None else op_offload,
         swa_full=swa_full,
+        embedding=embedding,
     )
     given = replace(given, load_mtp=mtp, n_rs_seq=asked.n_rs_seq, lora=asked.adapters)
     overrides = given.tensor_buft_overrides
@@ -298,6 +315,7 @@ def fit(
         draft = open_draft(asked, worker)
         opened = open_model(model, worker.header)
         check_mtp(asked, opened)
+        stamps = tuple(stamp_of(file) for file in opened.files)
         machine = _machine(worker, virtual, host_memory, bool(gpus), bool(rpc))
         if gpus and not virtual and devices is None:
             devices = [device.name for device in machine.devices]
@@ -318,7 +336,7 @@ def fit(
             "n_gpu_layers": n_gpu_layers,
             "tensor_split": tensor_split if tensor_split and any(tensor_split) else None,
             "devices": devices,
-            "n_ubatch": n_ubatch,
+            "n_ubatch": micro_batch if embedding else n_ubatch,
             "type_k": type_k,
             "type_v": type_v,
             "op_offload": op_offload,
@@ -377,6 +395,7 @@ def fit(
             each.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}
     data = replace(data, rpc=worker.rpc if remote.intersection(data.breakdown.devices) else ())
+    data = replace(data, asked=words, files=stamps)
     return Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
 
 

@@ -52,5 +52,18 @@ class RemoteError(FitterError):
     """An rpc-server cannot be reached, is none, speaks another protocol, or has gone while it was used."""
 
 
+class OutOfMemoryError(LlamaCppError):
+    """llama.cpp was refused memory that a plan counts on: ``missing`` bytes in one piece on ``device``, or ``host``."""
+
+    def __init__(self, message: str, device: str, missing: int, log: tuple[str, ...] = ()) -> None:
+        super().__init__(message, log)
+        self.device = device
+        self.missing = missing
+
+
+class PlanWarning(UserWarning):
+    """A model was not loaded as its plan says, or takes memory that the plan does not count."""
+
+
 class PlanError(FitterError):
     """A plan was asked for something that it cannot do, such as loading parameters that do not fit."""

@@ -9,7 +9,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -58,7 +58,7 @@ MAX_ARRAY_VALUES = 4096
 """Metadata arrays of numbers up to this length keep their values."""
 
 _DEVICE_TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
-_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _CONTEXT_TYPES = {"default": 0, "mtp": 1}
 _UINT32_MAX = 2**32 - 1
 _MAX_ROWS = 1024
@@ -122,28 +122,48 @@ def remote_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
     return tuple(d for d in devices if d.info.backend == RPC)
 
 
+def rpc_devices(server: str) -> tuple[Device, ...]:
+    """The devices of an rpc-server (``host:port``), unknown to ggml's registry. Their memory is not asked for.
+
+    Raises ``LibraryError`` where libllama has no RPC. llama.cpp ends the process where nobody answers.
+    """
+    library = native.load()
+    out = library.ffi.new("fitter_device_t *")
+    found: list[Device] = []
+    while True:
+        if not library.fitter.fitter_rpc_device(server.encode(), len(found), out):
+            raise LibraryError(f"the devices of the RPC server {server} cannot be used: {library.last_error()}")
+        if out.device == library.ffi.NULL:
+            return tuple(found)
+        found.append(_device(library, out))
+
+
 def _devices(library: native.Library) -> Iterator[Device]:
     out = library.ffi.new("fitter_device_t *")
     for i in range(library.fitter.fitter_device_count()):
         if not library.fitter.fitter_device_get(i, out):
             raise LibraryError(f"ggml does not describe its device {i}: {library.last_error()}")
-        backend = library.text(out.backend) or ""
-        yield Device(
-            info=DeviceInfo(
-                name=library.text(out.name) or "",
-                description=library.text(out.description) or "",
-                type=_DEVICE_TYPES.get(out.type, str(out.type)),
-                backend=backend,
-                total=int(out.total),
-                free=int(out.free),
-                virtual=backend == "fitter",
-                buffer_type=library.text(out.buffer_type_name),
-            ),
-            device_id=library.text(out.device_id),
-            address=library.address(out.device),
+        yield _device(library, out)
+
+
+def _device(library: native.Library, out: Any) -> Device:
+    backend = library.text(out.backend) or ""
+    return Device(
+        info=DeviceInfo(
+            name=library.text(out.name) or "",
+            description=library.text(out.description) or "",
+            type=_DEVICE_TYPES.get(out.type, str(out.type)),
+            backend=backend,
+            total=int(out.total),
+            free=int(out.free),
+            virtual=backend == "fitter",
             buffer_type=library.text(out.buffer_type_name),
-            buffer_type_address=library.address(out.buffer_type),
-        )
+        ),
+        device_id=library.text(out.device_id),
+        address=library.address(out.device),
+        buffer_type=library.text(out.buffer_type_name),
+        buffer_type_address=library.address(out.buffer_type),
+    )
 
 
 def default_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
@@ -179,6 +199,16 @@ def host(devices: Registry) -> DeviceInfo:
 # --- parameters
 
 
+MODEL_FIELDS = (
+    *("devices", "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "tensor_buft_overrides", "load_mtp"),
+)
+CONTEXT_FIELDS = (
+    *("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "type_k", "type_v", "flash_attn_type", "offload_kqv"),
+    *("op_offload", "swa_full", "embeddings", "ctx_type", "n_rs_seq", "n_outputs_max"),
+)
+"""What ``apply`` writes."""
+
+
 def apply(params: Params, model_params: Any, context_params: Any, devices: Registry | None = None) -> list[object]:
     """Write ``params`` into llama-cpp-python's two parameter structs.
 
@@ -205,7 +235,7 @@ def _apply_model(params: Params, out: Any, known: Registry, leave_default: bool,
         keep.append(pointers)
 
     out.n_gpu_layers = _in_range("n_gpu_layers", params.n_gpu_layers, -(2**31), 2**31 - 1)
-    out.split_mode = _named("split_mode", params.split_mode, _SPLIT_MODES)
+    out.split_mode = _named("split_mode", params.split_mode, SPLIT_MODES)
     out.main_gpu = _in_range("main_gpu", params.main_gpu, -1, MAX_DEVICES)
     out.load_mtp = params.load_mtp
 
@@ -254,6 +284,7 @@ def _apply_context(params: Params, out: Any) -> None:
     out.ctx_type = _named("ctx_type", params.ctx_type, _CONTEXT_TYPES)
     out.n_rs_seq = _in_range("n_rs_seq", params.n_rs_seq, 0, _UINT32_MAX)
     out.n_outputs_max = _in_range("n_outputs_max", params.n_outputs_max, 0, _UINT32_MAX)
+    out.embeddings = params.embeddings
 
 
 def select(names: Sequence[str], known: Registry) -> tuple[Device, ...]:
@@ -386,9 +417,14 @@ class LogLine(NamedTuple):
 
 def captured_log() -> tuple[LogLine, ...]:
     """Lines since the log was cleared, if this process captures it."""
+    return log_lines(native.load().fitter.fitter_log_lines)
+
+
+def log_lines(fill: Callable[[Any], bool]) -> tuple[LogLine, ...]:
+    """The lines that ``fill`` writes into a ``fitter_columns_t``, none where it fails."""
     library = native.load()
     out = library.ffi.new("fitter_columns_t *")
-    if not library.fitter.fitter_log_lines(out):
+    if not fill(out):
         return ()
     (texts,), (levels,) = _columns(library, out, 1, 1)
     return tuple(map(LogLine, levels, texts))
@@ -499,6 +535,7 @@ class Loader:
             swa_full=params.swa_full,
             load_mtp=params.load_mtp,
             n_rs_seq=params.n_rs_seq,
+            embeddings=params.embeddings,
         )
         dummy = self._model("layout", path, everything, Registry((recorder,), (recorder,)))
         backend.fitter_virtual_record_clear()

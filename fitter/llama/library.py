@@ -224,7 +224,7 @@ def _import_llama_cpp() -> Any:
         raise LibraryError(
             f"llama-cpp-python is not installed: pip install llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
         ) from error
-    except (OSError, RuntimeError) as error:
+    except (ImportError, OSError, RuntimeError) as error:
         path = os.environ.get("LLAMA_CPP_LIB_PATH")
         where = f" from LLAMA_CPP_LIB_PATH={path}" if path else ""
         raise LibraryError(f"libllama cannot be loaded{where}: {_one_line(error)}") from error

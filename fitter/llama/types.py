@@ -69,6 +69,7 @@ class Params:
     offload_kqv: bool = True
     op_offload: bool = True
     swa_full: bool = False
+    embeddings: bool = False
     split_mode: SplitMode = "layer"
     main_gpu: int = 0
     devices: tuple[str, ...] | None = None

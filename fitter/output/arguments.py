@@ -58,6 +58,8 @@ def arguments(plan: PlanData) -> list[str]:
         args += ["--no-op-offload"]
     if params.swa_full:
         args += ["--swa-full"]
+    if params.embeddings:
+        args += ["--embedding"]
     # llama-server takes four slots with a unified KV cache unless it is told a number; told one, it keeps the cache
     # split by default. Only llama-server knows -kvu, and one sequence takes the same memory with it and without.
     args += ["-np", str(params.n_seq_max)]

@@ -243,6 +243,7 @@ def _params(params: Params) -> dict[str, Any]:
         "op_offload": params.op_offload,
         "kv_unified": params.kv_unified,
         "swa_full": params.swa_full,
+        "embeddings": params.embeddings,
         "split_mode": params.split_mode,
         "main_gpu": params.main_gpu,
         "devices": list(params.devices or ()),

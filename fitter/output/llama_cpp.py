@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import llama_cpp
 
-from fitter.errors import LlamaCppError, PlanError, UsageError
-from fitter.llama import binding
-from fitter.llama.types import Params
+from fitter.errors import (
+    LlamaCppCrashError,
+    LlamaCppError,
+    OutOfMemoryError,
+    PlanError,
+    PlanWarning,
+    RemoteError,
+    UsageError,
+)
+from fitter.llama import binding, guarded, rpc
+from fitter.llama.binding import Device, LogLine, Registry
+from fitter.llama.types import RPC, Params
+from fitter.output.units import human
+from fitter.planning.constraints import MAX_SEQUENCES
 from fitter.planning.plan import PlanData
 
-_UNMEASURED = ("embedding", "vocab_only", "lora_path")
-"""Parameters of ``Llama`` that change what llama.cpp allocates and that no plan knows of."""
+_UNMEASURED = {
+    "lora_path": "fit with it",
+    "vocab_only": "leave it out",
+}
+"""Parameters of ``Llama`` that change what llama.cpp allocates, and what to do where a plan does not count them."""
+
+_REFUSED = re.compile(r"failed to allocate (?P<buffer_type>.+) buffer of size (?P<size>[0-9.]+)(?P<mib> MiB)?")
+_NO_MEMORY = re.compile(r"std::bad_alloc|Cannot allocate memory|unable to allocate|failed to allocate|out of memory")
 
 
 def llama_kwargs(plan: PlanData) -> dict[str, Any]:
@@ -24,9 +49,10 @@ def llama_kwargs(plan: PlanData) -> dict[str, Any]:
     """
     params = plan.params
     needs = {
+        "devices of rpc-servers": bool(plan.rpc),
         "tensor overrides": bool(params.tensor_buft_overrides),
         "the list of devices": params.devices is not None and not _are_default(plan),
-        "more than one sequence": params.n_seq_max > 1,
+        "more than one sequence": (params.n_seq_max, params.kv_unified) not in _sequences(params),
         "the layers for multi-token prediction": params.load_mtp,
     }
     for need, is_needed in needs.items():
@@ -35,32 +61,166 @@ def llama_kwargs(plan: PlanData) -> dict[str, Any]:
     return _kwargs(plan)
 
 
+def _sequences(params: Params) -> tuple[tuple[int, bool], ...]:
+    """What ``Llama`` itself asks for: numbers of sequences, and whether they share a cache."""
+    if params.embeddings:
+        return ((min(params.n_batch, params.n_ctx or params.n_batch, MAX_SEQUENCES), True),)
+    return ((1, False), (1, True))
+
+
 def _are_default(plan: PlanData) -> bool:
     """Whether llama.cpp takes the plan's devices here without being told."""
     return not plan.virtual and plan.params.devices == tuple(d.info.name for d in binding.registry().default)
 
 
-def load(plan: PlanData, model_path: str, **kwargs: Any) -> llama_cpp.Llama:
+def load(plan: PlanData, model_path: str, kwargs: Mapping[str, Any], timeout: float | None = None) -> PlannedLlama:
     """Load ``model_path`` with all parameters of ``plan``, those included that ``llama_cpp.Llama`` has no name for.
 
     ``kwargs`` go to ``llama_cpp.Llama``. ``use_mmap`` is its default, true: host weights are mapped from the file
-    rather than allocated; with ``use_mmap=False`` every buffer type takes exactly the predicted bytes.
+    rather than allocated; with ``use_mmap=False`` every buffer type takes exactly the predicted bytes. ``timeout``:
+    seconds in which rpc-servers may be silent.
 
     What shares the memory has its place in the plan, and loading it is the caller's business: a draft model and a chat
-    handler's projector are given to ``Llama``, and so is an adapter of the plan as ``lora_path``.
+    handler's projector are given to ``Llama``. An adapter of the plan is applied.
 
     Raises :class:`PlanError` where the plan does not fit or is for devices that are not here, :class:`UsageError` for
-    ``kwargs`` that contradict the plan, :class:`LlamaCppError` where llama.cpp cannot load the model.
+    ``kwargs`` that contradict the plan, :class:`OutOfMemoryError` where a device refuses memory, :class:`RemoteError`
+    where an rpc-server fails, :class:`LlamaCppError` where llama.cpp cannot load the model for another reason. None of
+    these ends the process, whatever llama.cpp does.
     """
     fixed = _kwargs(plan)
     if plan.virtual:
         raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
+    _check_kwargs(plan, fixed, kwargs)
+    if plan.rpc:
+        _check_servers(plan.rpc, timeout)
+    described: list[Registry] = []
+
+    def construct(progress: guarded.Progress) -> PlannedLlama:
+        registry = _registry(plan.rpc, progress)
+        described.append(registry)
+        _check_devices(plan, registry)
+        model = PlannedLlama.__new__(PlannedLlama)
+        try:
+            model.__init__(model_path, plan, registry, progress, kwargs)  # type: ignore[misc]
+        except BaseException:
+            # here, where what it has can be freed without ending the process
+            model.close()
+            raise
+        return model
+
+    outcome = guarded.attempt(construct, plan.rpc, timeout, lambda: _lose(plan.rpc, is_connected=bool(described)))
+    if outcome.value is not None:
+        _warn_of_difference(plan, outcome.value)
+        _warn_of_logits(plan, outcome.value)
+        return outcome.value
+    raise _failure(plan, model_path, described[0] if described else Registry((), ()), outcome) from outcome.error
+
+
+def _check_kwargs(plan: PlanData, fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
+    check_names(kwargs)
     for name, value in kwargs.items():
         if name in fixed and value != fixed[name]:
             raise UsageError(f"{name}={value!r} contradicts the plan, which has {fixed[name]!r}: fit again with it")
-        if name in _UNMEASURED and value and not (name == "lora_path" and _is_counted(plan, value)):
-            raise UsageError(f"{name}={value!r} takes memory that the plan does not count: leave it out")
-    registry = binding.registry()
+        if name in _UNMEASURED and value and name not in fixed:
+            raise UsageError(f"{name}={value!r} takes memory that the plan does not count: {_UNMEASURED[name]}")
+        if name == "model_path":
+            raise UsageError("model_path is the plan's own: fit the other model")
+    projector = getattr(kwargs.get("chat_handler"), "clip_model_path", None)
+    if projector and not _is_shared(plan, "projector", projector):
+        warn(f"the chat handler's {projector} takes memory that the plan does not count: fit with it")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ``UsageError`` for a keyword that ``llama_cpp.Llama`` does not have; it would take it and do nothing."""
+    known = inspect.signature(llama_cpp.Llama.__init__).parameters
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise UsageError(
+                f"llama_cpp.Llama has no parameter '{name}'" + (f"; did you mean '{close[0]}'?" if close else "")
+            )
+
+
+def _is_shared(plan: PlanData, kind: str, path: str) -> bool:
+    return any(
+        shared.kind == kind and os.path.realpath(shared.name) == os.path.realpath(path) for shared in plan.shared
+    )
+
+
+def warn(text: str) -> None:
+    # as if the caller of load or Llama had been told by them
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "fitter":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, PlanWarning, stacklevel=level)
+
+
+# --- devices
+
+
+_users: dict[int, tuple[str, ...]] = {}
+"""The rpc-servers of what is loaded now: they talk to this process alone, and would not answer another question."""
+
+_lost: dict[str, int] = {}
+"""Servers that were lost while something was loaded there, and how often.
+
+ggml-rpc keeps the connection that is dead, under the name of its server, for as long as somebody waits for it.
+"""
+_is_rpc_lost = False
+
+
+def _lose(servers: Sequence[str], is_connected: bool) -> None:
+    """Give up the connections to ``servers`` that nothing else needs, so that those that live can serve others."""
+    global _is_rpc_lost
+    # who is stopped while it connects holds locks that every other connection needs
+    _is_rpc_lost = _is_rpc_lost or (bool(servers) and not is_connected)
+    used = {server for others in _users.values() for server in others}
+    free = [server for server in servers if server not in used]
+    guarded.disconnect(free)
+    for server in free:
+        _lost[server] = _lost.get(server, 0) + 1
+
+
+def _name(server: str) -> str:
+    """What ggml-rpc is to call ``server``: a dead connection under one name is in nobody's way under another."""
+    host, _, port = server.rpartition(":")
+    return f"{host}:{'0' * _lost.get(server, 0)}{port}"
+
+
+def _check_servers(servers: Sequence[str], timeout: float | None) -> None:
+    if _is_rpc_lost:
+        raise RemoteError(
+            "an RPC server was lost while llama.cpp connected to it, and now this process can connect to none: "
+            "load the plan in another process"
+        )
+    busy = {server for others in _users.values() for server in others}
+    if idle := [server for server in servers if server not in busy]:
+        rpc.check(idle, rpc.ANSWER_SECONDS if timeout is None else timeout)
+
+
+def _registry(servers: Sequence[str], progress: guarded.Progress) -> Registry:
+    """The devices here and those of ``servers``, named as in the process that made the plan."""
+    local = binding.registry()
+    remote: list[Device] = []
+    for server in servers:
+        name = _name(server)
+        found = binding.rpc_devices(name)
+        if not found:
+            raise RemoteError(f"the RPC server {server} has no device: start it with one")
+        for device in found:
+            buffer_type = (device.buffer_type or "").replace(name, server)
+            info = replace(device.info, name=f"RPC{len(remote)}", description=server, buffer_type=buffer_type)
+            remote.append(replace(device, info=info, buffer_type=buffer_type))
+        progress.step()
+    if not remote:
+        return local
+    known = tuple(device for device in local.devices if device.info.backend != RPC)
+    default = tuple(device for device in local.default if device.info.backend != RPC)
+    return Registry((*remote, *known), (*remote, *default))
+
+
+def _check_devices(plan: PlanData, registry: Registry) -> None:
     wanted = plan.breakdown.devices if plan.params.devices is None else plan.params.devices
     here = [device.info.name for device in registry.devices]
     here_by_default = [device.info.name for device in registry.default]
@@ -69,35 +229,133 @@ def load(plan: PlanData, model_path: str, **kwargs: Any) -> llama_cpp.Llama:
             f"the plan is for {', '.join(wanted) or 'no device'}, but llama.cpp has "
             f"{', '.join(here_by_default) or 'no device'} here: fit again on this machine"
         )
-    try:
-        return PlannedLlama(model_path, params=plan.params, registry=registry, kwargs={**fixed, **kwargs})
-    except (ValueError, RuntimeError) as error:
-        raise LlamaCppError(f"{error}; load with verbose=True to see llama.cpp's log") from error
 
 
-def _is_counted(plan: PlanData, path: object) -> bool:
-    """Whether the adapter is one that the plan was made with."""
-    return any(use.kind == "lora" and use.name == str(path) for use in plan.shared)
+# --- what went wrong
+
+_DIAGNOSIS_SECONDS = 3.0
+
+
+def _failure(plan: PlanData, path: str, registry: Registry, outcome: guarded.Outcome[Any]) -> Exception:
+    """The error for a load that failed."""
+    error, log = outcome.error, tuple(line.text for line in outcome.log)
+    if outcome.crash is None and outcome.stalled is None:
+        if error is None:
+            return LlamaCppError(f"{path}: the load was given up", log)
+        if refused := _refused(plan, registry, outcome.log, error):
+            device, size, what = refused
+            return OutOfMemoryError(
+                f"{path}: {'the host' if device == 'host' else device} has no {size} bytes ({human(size)}) left for "
+                f"{what}: free memory there, or fit again with a larger margin",
+                device,
+                size,
+                log,
+            )
+        if not isinstance(error, (ValueError, RuntimeError)) or isinstance(error, UsageError):
+            return error if isinstance(error, Exception) else LlamaCppError(f"{path}: {error!r}", log)
+        said = binding.reason(outcome.log)
+        return LlamaCppError(f"{path}: {said or error}; load with verbose=True to see llama.cpp's log", log)
+    kept = "; what it has allocated stays so until the process ends" if outcome.is_lost else ""
+    if plan.rpc and (outcome.stalled is not None or "ggml-rpc" in (outcome.crash or "")):
+        servers = ", ".join(plan.rpc)
+        if gone := rpc.lost(plan.rpc, _DIAGNOSIS_SECONDS):
+            return RemoteError(f"llama.cpp lost an RPC server while it loaded {path}: {gone}{kept}")
+        if outcome.stalled is not None:
+            return RemoteError(f"nothing was loaded from or to {servers} in {outcome.stalled:.0f} seconds{kept}")
+        return RemoteError(
+            f"an RPC server ({servers}) dropped the connection while llama.cpp loaded {path}, and answers now: see its "
+            f"log for why, and try again{kept}"
+        )
+    return LlamaCppCrashError(f"{path}: llama.cpp gave up: {_one_line(outcome.crash or '')}{kept}", log)
+
+
+def _refused(
+    plan: PlanData, registry: Registry, log: Sequence[LogLine], error: BaseException
+) -> tuple[str, int, str] | None:
+    """The device that had too little memory, and how much of it for what; ``None`` where something else is wrong."""
+    if isinstance(error, MemoryError):
+        return "host", plan.host.used, f"the plan and llama-cpp-python ({_one_line(str(error)) or 'no memory'})"
+    for line in reversed(log):
+        if found := _REFUSED.search(line.text):
+            size = float(found["size"]) * (1024 * 1024 if found["mib"] else 1)
+            device = next((d.info.name for d in registry.default if d.buffer_type == found["buffer_type"]), "host")
+            return device, int(size), f"a buffer of type {found['buffer_type']}"
+    if any(_NO_MEMORY.search(line.text) for line in log):
+        return "host", plan.host.used, "the plan"
+    return None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _warn_of_difference(plan: PlanData, model: PlannedLlama) -> None:
+    """Say so where what was loaded takes more than the plan counts."""
+    real = binding.breakdown_of(model.ctx)
+    planned = {name: plan.breakdown.on(name).used for name in plan.breakdown.devices}
+    for name, own in zip(plan.breakdown.devices, real.devices, strict=False):
+        used = real.on(own).used
+        if used > planned[name]:
+            warn(f"{name} holds {used} bytes, {used - planned[name]} more than the plan counts: please report it")
+
+
+def _warn_of_logits(plan: PlanData, model: PlannedLlama) -> None:
+    """Say so where what ``Llama`` itself keeps of every token's logits may not have room on the host."""
+    row = 4 * model.n_vocab()
+    # those of one batch in llama.cpp, and the array that Llama copies them to
+    size = row * plan.params.n_batch + int(model.scores.nbytes)
+    left = plan.host.left
+    if model._logits_all and left is not None and size > left:
+        warn(
+            f"logits_all, or a draft model, keeps up to {size} bytes ({human(size)}) in host memory, where the plan "
+            f"leaves {left}: give a smaller n_ctx or n_batch"
+        )
+
+
+# --- the model
 
 
 class PlannedLlama(llama_cpp.Llama):
-    """A ``llama_cpp.Llama`` whose parameter structs hold a plan's parameters, whatever its constructor writes there."""
+    """A ``llama_cpp.Llama`` whose parameter structs hold a plan's parameters, whatever its constructor writes there.
+
+    ``plan`` is what it was loaded with. It can be pickled, and is then loaded again.
+    """
 
     _model_struct: Any = None
     _context_struct: Any = None
     _is_planned = False
+    _is_remote = False
 
-    def __init__(self, model_path: str, *, params: Params, registry: binding.Registry, kwargs: dict[str, Any]) -> None:
-        self._params = params
-        self._registry = registry
-        self._keep: list[object] = []
-        super().__init__(model_path, **kwargs)
+    def __init__(
+        self,
+        model_path: str,
+        plan: PlanData,
+        registry: Registry,
+        progress: guarded.Progress,
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self.plan = plan
+        self._kwargs = dict(kwargs)
+        self._progress = progress
+        self._planned_model = llama_cpp.llama_model_default_params()
+        self._planned_context = llama_cpp.llama_context_default_params()
+        # llama.cpp keeps the pointers for as long as there is a model
+        self._keep = binding.apply(plan.params, self._planned_model, self._planned_context, registry)
+        super().__init__(model_path, **{**_kwargs(plan), **kwargs})
         self._is_planned = True
+        self._is_remote = bool(plan.rpc)
+        if plan.rpc:
+            _users[id(self)] = plan.rpc
 
     @property
     def model_params(self) -> Any:
         """llama.cpp's ``llama_model_params``."""
-        self._plan()
+        if not self._is_planned:
+            # The constructor writes its own values field by field and reads the struct a last time to hand it to
+            # llama.cpp: writing the plan at every read is what makes the plan's values the last ones.
+            for name in binding.MODEL_FIELDS:
+                setattr(self._model_struct, name, getattr(self._planned_model, name))
+            self._model_struct.progress_callback = self._progress.callback
         return self._model_struct
 
     @model_params.setter
@@ -107,20 +365,54 @@ class PlannedLlama(llama_cpp.Llama):
     @property
     def context_params(self) -> Any:
         """llama.cpp's ``llama_context_params``."""
-        self._plan()
+        if not self._is_planned:
+            for name in binding.CONTEXT_FIELDS:
+                setattr(self._context_struct, name, getattr(self._planned_context, name))
         return self._context_struct
 
     @context_params.setter
     def context_params(self, value: Any) -> None:
         self._context_struct = value
 
-    def _plan(self) -> None:
-        # The constructor writes its own values field by field and reads the struct a last time to hand it to
-        # llama.cpp: writing the plan at every read is what makes the plan's values the last ones.
-        if self._is_planned:
+    def close(self) -> None:
+        """Free the model. An rpc-server that is gone keeps nobody from it, nor does it end the process."""
+        if not self._is_remote:
+            # without a stack where its constructor has not come that far
+            if hasattr(self, "_stack"):
+                super().close()
             return
-        context = self._context_struct or llama_cpp.llama_context_default_params()
-        self._keep = binding.apply(self._params, self._model_struct, context, self._registry)
+        self._is_remote = False
+        _users.pop(id(self), None)
+        if sys.is_finalizing():
+            # the servers free what was theirs when the connection ends, with the process
+            self._let_go()
+            return
+        servers = self.plan.rpc
+        outcome = guarded.attempt(
+            lambda _: super(PlannedLlama, self).close(), servers, _CLOSE_SECONDS, lambda: _lose(servers, True)
+        )
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.is_lost:
+            self._let_go()
+            warn(f"an RPC server ({', '.join(servers)}) is gone: what the model has here is not freed")
+
+    def _let_go(self) -> None:
+        """Forget the native model and context without freeing them."""
+        self._ctx.ctx = None
+        self._model.model = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # what fit told is told to somebody in this process
+        asked = {name: value for name, value in self.plan.asked.items() if not callable(value)}
+        return _reload, (replace(self.plan, asked=asked), self._kwargs)
+
+
+_CLOSE_SECONDS = 30.0
+
+
+def _reload(plan: Any, kwargs: dict[str, Any]) -> Any:
+    return plan.load(**kwargs)
 
 
 def _kwargs(plan: PlanData) -> dict[str, Any]:
@@ -143,4 +435,13 @@ def _kwargs(plan: PlanData) -> dict[str, Any]:
         "offload_kqv": params.offload_kqv,
         "op_offload": params.op_offload,
         "swa_full": params.swa_full,
+        "embedding": params.embeddings,
+        **_adapter(plan),
     }
+
+
+def _adapter(plan: PlanData) -> dict[str, Any]:
+    adapters = plan.params.lora
+    if len(adapters) > 1:
+        raise PlanError(f"llama_cpp.Llama has room for one adapter, and the plan has {len(adapters)}: fit with one")
+    return {"lora_path": adapters[0].path, "lora_scale": adapters[0].scale} if adapters else {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from fitter.errors import UsageError
-from fitter.llama.types import FlashAttn, Params, Row, SplitMode, TensorBuftOverride
+from fitter.llama.types import FlashAttn, Lora, Params, Row, SplitMode, TensorBuftOverride
 from fitter.output.json import SCHEMA
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
 
@@ -183,15 +183,19 @@ _PARAMS: Mapping[str, Callable[[_Entry], Any]] = {
     "offload_kqv": _Entry.flag,
     "op_offload": _Entry.flag,
     "swa_full": _Entry.flag,
+    "embeddings": _Entry.flag,
     "split_mode": lambda entry: entry.one_of(*get_args(SplitMode)),
     "main_gpu": _Entry.whole,
     "devices": lambda entry: entry.each(_Entry.text),
+    "load_mtp": _Entry.flag,
+    "n_rs_seq": _Entry.whole,
+    "lora": lambda entry: entry.each(lambda lora: Lora(lora["path"].text(), lora["scale"].number())),
 }
-"""How each parameter is read."""
+"""How each parameter of a model is read; what only a draft has is in no plan."""
 
 
 def _params(entry: _Entry) -> Params:
-    return Params(**{field.name: _PARAMS[field.name](entry[field.name]) for field in fields(Params)})
+    return Params(**{name: read(entry[name]) for name, read in _PARAMS.items()})
 
 
 def _device(entry: _Entry) -> DeviceUse:
@@ -235,8 +239,9 @@ def _shared(entry: _Entry) -> SharedUse:
         sizes = (part["model"].size(), part["context"].size(), part["compute"].size())
         return Row(device or "Host", device, device is None, *sizes)
 
-    return SharedUse(entry["kind"].text(), entry["name"].text(), entry["memory"].each(row))
+    arguments = entry["arguments"].each(_Entry.text)
+    return SharedUse(entry["kind"].text(), entry["name"].text(), entry["memory"].each(row), arguments)
 
 
 def _search(entry: _Entry) -> Search:
-    return Search(entry["dummy_loads"].whole(), entry["seconds"].number())
+    return Search(entry["dummy_loads"].whole(), entry["seconds"].number(), entry["shared_loads"].whole())

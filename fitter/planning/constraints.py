@@ -30,6 +30,10 @@ def default_margin(outside: int | None) -> int:
     return max(DEFAULT_MARGIN, 0 if outside is None else outside + SLACK)
 
 
+MAX_SEQUENCES = 256
+"""``LLAMA_MAX_SEQ``: sequences in one context."""
+
+
 class Parameters(TypedDict, total=False):
     """What ``params_of`` takes: llama.cpp's parameters for one load, as people give them."""
 
@@ -54,6 +58,7 @@ class Parameters(TypedDict, total=False):
     load_mtp: bool
     n_rs_seq: int
     n_outputs_max: int
+    embedding: bool
 
 
 def params_of(
@@ -80,6 +85,7 @@ def params_of(
     load_mtp: bool = False,
     n_rs_seq: int = 0,
     n_outputs_max: int = 0,
+    embedding: bool = False,
 ) -> Params:
     """Parameters of one load. Raises ``UsageError`` where one makes no sense."""
     if n_ctx < 0:
@@ -109,6 +115,7 @@ def params_of(
         offload_kqv=offload_kqv,
         op_offload=op_offload,
         swa_full=swa_full,
+        embeddings=embedding,
         split_mode=split_mode,
         main_gpu=main_gpu,
         devices=None if devices is None else tuple(devices),
@@ -116,6 +123,25 @@ def params_of(
         n_rs_seq=n_rs_seq,
         n_outputs_max=n_outputs_max,
     )
+
+
+def batches_of(embedding: bool, n_batch: int | None, n_ubatch: int | None) -> tuple[int | None, int]:
+    """``n_batch`` and ``n_ubatch`` of a fit; for embeddings the same unless both are given.
+
+    A model that is not causal needs all of a batch at once, and llama.cpp aborts where it is not so.
+    """
+    if embedding and n_batch is None:
+        n_batch = Params.n_ubatch if n_ubatch is None else n_ubatch
+    if n_ubatch is None:
+        n_ubatch = n_batch if embedding and n_batch is not None else Params.n_ubatch
+    return n_batch, n_ubatch
+
+
+def sequences_of(embedding: bool, n_batch: int | None, n_seq_max: int | None, kv_unified: bool) -> tuple[int, bool]:
+    """``n_seq_max`` and ``kv_unified`` of a fit: for embeddings as many texts at once as ``Llama`` hands to it."""
+    if n_seq_max is not None:
+        return n_seq_max, kv_unified
+    return (min(n_batch or Params.n_batch, MAX_SEQUENCES), True) if embedding else (1, kv_unified)
 
 
 def check_split_mode(split_mode: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.explain import Bound, Choice
@@ -121,6 +124,21 @@ class Search:
 
 
 @dataclass(frozen=True)
+class FileStamp:
+    """What a file of the model was when it was read: bytes, and nanoseconds of its last change."""
+
+    path: str
+    bytes: int
+    changed: int
+
+
+def stamp_of(path: str | os.PathLike[str]) -> FileStamp:
+    """The stamp of the file at ``path`` as it is now. Raises ``OSError``."""
+    found = os.stat(path)
+    return FileStamp(os.fspath(path), found.st_size, found.st_mtime_ns)
+
+
+@dataclass(frozen=True)
 class PlanData:
     """Parameters confirmed by a dummy load of the user's own file, with what that load measured.
 
@@ -129,7 +147,8 @@ class PlanData:
     the plan takes in time, ``None`` where it does not fit. ``choices`` says what was chosen over what, ``bound`` what
     no placement is faster than, ``levers`` what was given up for it, of what the user allowed to be. ``shared`` is what
     else takes of the same memory; it is in no row of ``breakdown``. ``rpc`` has the rpc-servers (``host:port``) that
-    were given, where the plan uses a device of theirs; their order decides how those are named.
+    were given, where the plan uses a device of theirs; their order decides how those are named. ``asked`` has what
+    ``fit`` was called with, ``files`` what was fitted: to load what was planned, and to fit again.
     """
 
     model: ModelSummary
@@ -147,6 +166,8 @@ class PlanData:
     levers: tuple[str, ...] = ()
     shared: tuple[SharedUse, ...] = ()
     rpc: tuple[str, ...] = ()
+    asked: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    files: tuple[FileStamp, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def fits(self) -> bool:

@@ -65,6 +65,7 @@ static int print_params(int argc, char ** argv) {
     print("offload_kqv", std::to_string(!params.no_kv_offload));
     print("op_offload", std::to_string(!params.no_op_offload));
     print("swa_full", std::to_string(params.swa_full));
+    print("embeddings", std::to_string(params.embedding));
     print("split_mode", name_of(params.split_mode));
     print("main_gpu", std::to_string(params.main_gpu));
     print("devices", devices);

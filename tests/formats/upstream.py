@@ -70,6 +70,7 @@ def read(
         offload_kqv=found["offload_kqv"] == "1",
         op_offload=found["op_offload"] == "1",
         swa_full=found["swa_full"] == "1",
+        embeddings=found["embeddings"] == "1",
         split_mode=found["split_mode"],
         main_gpu=int(found["main_gpu"]),
         devices=None if not devices_read else () if devices_read == "none" else tuple(devices_read.split(",")),

@@ -66,6 +66,7 @@ def test_a_plan_by_the_schema() -> None:
             "op_offload": True,
             "kv_unified": False,
             "swa_full": False,
+            "embeddings": False,
             "split_mode": "layer",
             "main_gpu": 0,
             "devices": ["CUDA0", "CUDA1"],

@@ -49,6 +49,7 @@ def test_the_arguments_of_llama() -> None:
         "offload_kqv": True,
         "op_offload": False,
         "swa_full": False,
+        "embedding": False,
     }
 
 
@@ -90,14 +91,14 @@ def test_the_list_of_all_devices_needs_no_parameter() -> None:
 
 def test_a_plan_that_does_not_fit_is_not_handed_out() -> None:
     plan = replace(REAL, problems=(PROBLEM,))
-    for ask in (llama_kwargs, lambda plan: load(plan, "model.gguf")):
+    for ask in (llama_kwargs, lambda plan: load(plan, "model.gguf", {})):
         with pytest.raises(PlanError, match="does not fit: 1 MiB too little"):
             ask(plan)
 
 
 def test_virtual_devices_run_nothing() -> None:
     with pytest.raises(PlanError, match="virtual devices"):
-        load(make_plan(virtual=True), "model.gguf")
+        load(make_plan(virtual=True), "model.gguf", {})
 
 
 @pytest.mark.parametrize(
@@ -105,17 +106,21 @@ def test_virtual_devices_run_nothing() -> None:
     [
         ({"n_ctx": 1024}, "n_ctx=1024 contradicts the plan, which has 512"),
         ({"flash_attn": False}, "flash_attn=False contradicts the plan"),
-        ({"embedding": True}, "embedding=True takes memory that the plan does not count"),
+        ({"embedding": True}, "embedding=True contradicts the plan, which has False: fit again with it"),
         ({"lora_path": "a.gguf"}, "lora_path='a.gguf' takes memory"),
+        ({"vocab_only": True}, "vocab_only=True takes memory"),
+        ({"model_path": "b.gguf"}, "model_path is the plan's own"),
+        ({"n_gpu_layer": 3}, "llama_cpp.Llama has no parameter 'n_gpu_layer'; did you mean 'n_gpu_layers'?"),
+        ({"xyz": 3}, "llama_cpp.Llama has no parameter 'xyz'"),
     ],
 )
 def test_arguments_that_contradict_the_plan(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        load(REAL, "model.gguf", **kwargs)
+        load(REAL, "model.gguf", kwargs)
 
 
 @pytest.mark.usefixtures("registry")
 def test_devices_that_are_not_here() -> None:
     for plan in (with_params(devices=("CUDA7",)), make_plan(Params(n_ctx=512), devices=["CUDA0"], virtual=False)):
         with pytest.raises(PlanError, match=r"llama\.cpp has CUDA0, CUDA1 here: fit again"):
-            load(plan, "model.gguf")
+            load(plan, "model.gguf", {})

@@ -37,6 +37,7 @@ def fit_kwargs(plan: PlanData) -> dict[str, Any]:
     pins = {
         field.name: getattr(plan.params, field.name) for field in fields(Params) if field.name not in _NOT_OF_THE_MODEL
     }
+    pins["embedding"] = pins.pop("embeddings")
     overrides = [part for each in settings(plan) if each.option.name == "-ot" for part in each.value.split(",")]
     devices = plan.breakdown.devices if plan.params.devices is None else plan.params.devices
     margins = {device.name: device.margin for device in plan.devices}

@@ -1,0 +1,224 @@
+"""``fitter.Llama`` and ``plan.load``: one call that fits and loads, and a model that is what its users know."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+
+import fitter
+from fitter.errors import ModelError, PlanError, PlanWarning, UsageError
+from fitter.llama import binding
+from fitter.llama.types import TensorBuftOverride
+from tests.tiny import write_tiny
+
+OPTIONS: dict[str, Any] = {"n_ctx": 512, "verbose": False, "n_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "moe.gguf")
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[llama_cpp.Llama]:
+    # a tuple of patterns is what only fit knows, a chat format what only Llama knows
+    loaded = fitter.Llama(
+        model, override_tensor=["ffn_down_exps=CPU"], type_k="q8_0", chat_format="chatml", seed=7, **OPTIONS
+    )
+    yield loaded
+    loaded.close()
+
+
+def say(llm: llama_cpp.Llama) -> Any:
+    return llm.create_completion("ba lu mi", max_tokens=4, temperature=0)["choices"][0]["text"]  # type: ignore[index]
+
+
+def rows(breakdown: fitter.Breakdown) -> dict[str, tuple[int, int, int]]:
+    return {row.buffer_type: (row.model, row.context, row.compute) for row in breakdown.rows if row.used}
+
+
+def test_it_is_a_llama_with_its_plan(llm: llama_cpp.Llama, model: Path) -> None:
+    assert isinstance(llm, llama_cpp.Llama)
+    plan = llm.plan
+    assert isinstance(plan, fitter.Plan)
+    assert plan.fits
+    assert plan.model.path == str(model)
+    assert llm.n_ctx() == plan.params.n_ctx == 512
+    assert llm.context_params.type_k == llama_cpp.GGML_TYPE_Q8_0
+    assert llm.chat_format == "chatml"
+    assert llm._seed == 7
+    assert llm.n_threads == 1
+
+
+def test_it_does_what_a_llama_does(llm: llama_cpp.Llama) -> None:
+    chat: Any = llm.create_chat_completion(messages=[{"role": "user", "content": "ba"}], max_tokens=4)
+    assert chat["usage"]["completion_tokens"] == 4
+    streamed: Any = llm.create_completion("ba lu mi", max_tokens=4, temperature=0, stream=True)
+    assert "".join(part["choices"][0]["text"] for part in streamed) == say(llm)
+    said, state = say(llm), llm.save_state()
+    llm.load_state(state)
+    assert say(llm) == said
+
+
+def test_copies_are_loaded_again(llm: llama_cpp.Llama) -> None:
+    for again in (pickle.loads(pickle.dumps(llm)), copy.copy(llm)):
+        assert again.plan == llm.plan
+        assert again.chat_format == "chatml"
+        assert say(again) == say(llm)
+        again.close()
+        again.close()
+
+
+def test_all_that_a_plan_has_is_in_the_structs() -> None:
+    """``PlannedLlama`` copies the fields that ``apply`` writes; one that is forgotten would be llama.cpp's default."""
+    params = fitter.Params(
+        tensor_split=(1.0,), devices=(), tensor_buft_overrides=(TensorBuftOverride("a", "CPU"),), n_ctx=512
+    )
+    structs = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()
+    for struct in structs:
+        # what no parameter is
+        ctypes.memset(ctypes.addressof(struct), 0x5A, ctypes.sizeof(struct))
+    before = [bytes(struct) for struct in structs]
+    kept = binding.apply(params, *structs)
+    written = []
+    for struct, old in zip(structs, before, strict=True):
+        places = [(name, getattr(type(struct), name)) for name, *_ in struct._fields_]
+        ends = {name: slice(place.offset, place.offset + place.size) for name, place in places}
+        written.append({name for name, where in ends.items() if bytes(struct)[where] != old[where]})
+    assert kept
+    assert written == [set(binding.MODEL_FIELDS), set(binding.CONTEXT_FIELDS)]
+
+
+@pytest.mark.parametrize("n_ubatch", [None, 128])
+def test_embeddings_take_the_predicted_bytes(model: Path, n_ubatch: int | None) -> None:
+    plan = fitter.fit(model, n_ctx=512, embedding=True, n_ubatch=n_ubatch)
+    llm = plan.load(verbose=False, use_mmap=False)
+    assert rows(binding.breakdown_of(llm.ctx)) == rows(plan.breakdown)
+    assert plan.params.n_batch == plan.params.n_ubatch == (n_ubatch or 512)
+    texts = [f"ba lu {'mi ' * (i % 3)}" for i in range(300)]
+    found: Any = llm.create_embedding(texts)
+    assert len(found["data"]) == 300
+    upstream = llama_cpp.Llama(
+        str(model), n_ctx=512, n_batch=plan.params.n_batch, flash_attn=True, embedding=True, verbose=False
+    )
+    assert llm.embed(texts[1]) == upstream.embed(texts[1])
+    assert plan.arguments()[-3:] == ["-kvu", "-fit", "off"]
+    assert "--embedding" in plan.arguments()
+    llm.close()
+    upstream.close()
+
+
+def test_llama_itself_embeds_what_was_planned(model: Path) -> None:
+    plan = fitter.fit(model, n_ctx=512, embedding=True)
+    llm = llama_cpp.Llama(str(model), verbose=False, use_mmap=False, **plan.llama_kwargs())
+    assert rows(binding.breakdown_of(llm.ctx)) == rows(plan.breakdown)
+    assert llm.context_params.n_seq_max == plan.params.n_seq_max == 256
+    assert len(llm.embed(["ba", "lu"])) == 2
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "planned"),
+    [
+        ({"flash_attn": True}, {"flash_attn": "on"}),
+        ({"flash_attn": False}, {"flash_attn": "off"}),
+        ({"type_k": llama_cpp.GGML_TYPE_Q8_0}, {"type_k": "q8_0"}),
+        ({"type_v": None, "tensor_split": None, "swa_full": None, "op_offload": None}, {"type_v": "f16"}),
+        ({"split_mode": llama_cpp.LLAMA_SPLIT_MODE_NONE}, {"split_mode": "none"}),
+        ({"n_gpu_layers": 0}, {"n_gpu_layers": 0}),
+    ],
+    ids=str,
+)
+def test_what_llama_calls_differently(model: Path, said: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
+    """Who has called ``llama_cpp.Llama`` so far need not say it in other words."""
+    llm = fitter.Llama(model, **{**OPTIONS, **said})
+    assert {name: getattr(llm.plan.params, name) for name in planned} == planned
+    llm.close()
+
+
+def test_what_a_chat_handler_brings_is_told(model: Path) -> None:
+    class Handler:
+        clip_model_path = "projector.gguf"
+
+    handler: Any = Handler()
+    with pytest.warns(PlanWarning, match="projector.gguf takes memory that the plan does not count") as caught:
+        fitter.Llama(model, chat_handler=handler, **OPTIONS).close()
+    assert caught[0].filename == __file__, "who is told is who called"
+
+
+@pytest.mark.parametrize(("host_memory", "is_told"), [("60MiB", True), ("2GiB", False)])
+def test_what_logits_of_all_tokens_take_is_told(model: Path, host_memory: str, is_told: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PlanWarning)
+        options = {**OPTIONS, "n_ctx": 16384, "logits_all": True, "host_memory": host_memory, "host_margin": 0}
+        fitter.Llama(model, **options).close()
+    assert ["keeps up to 32366592 bytes" in str(warning.message) for warning in caught] == [True] * is_told
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"n_thread": 3}, UsageError, "llama_cpp.Llama has no parameter 'n_thread'; did you mean 'n_threads'?"),
+        ({"lora_path": "adapter.gguf"}, UsageError, "lora_path='adapter.gguf' takes memory"),
+        ({"vocab_only": True}, UsageError, "vocab_only=True"),
+        ({"type_k": 9999}, UsageError, "type_k=9999 is none of 0"),
+        ({"split_mode": 7}, UsageError, "split_mode=7 is none of 0"),
+        ({"split_mode": llama_cpp.LLAMA_SPLIT_MODE_ROW}, UsageError, "split mode 'row' cannot be fitted"),
+        ({"rpc": "nowhere"}, UsageError, "host:port"),
+        ({"host_memory": "1MiB"}, PlanError, "the plan does not fit: the host lacks"),
+        ({"gpus": ["24GiB"]}, PlanError, "virtual devices"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_words_that_make_no_sense(model: Path, options: Mapping[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message.replace("?", r"\?")) as caught:
+        fitter.Llama(model, **{**OPTIONS, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no such file"):
+        fitter.Llama(tmp_path / "nothing.gguf")
+
+
+def test_a_plan_keeps_what_was_asked(model: Path) -> None:
+    plan = fitter.fit(model, n_ctx=512, type_k="q8_0")
+    assert plan.asked["n_ctx"] == 512
+    assert plan.asked["type_k"] == "q8_0"
+    assert "model" not in plan.asked
+    assert "asked" not in plan.to_dict()
+    again = fitter.fit(plan.model.path, **plan.asked)
+    assert (again.params, again.breakdown.rows) == (plan.params, plan.breakdown.rows)
+
+
+def test_nothing_is_said_where_all_is_well(model: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitter.Llama(model, **OPTIONS).close()
+
+
+def test_loads_at_the_same_time(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """llama-cpp-python turns stdout and stderr off for each of them, and must find what it left."""
+    with ThreadPoolExecutor(4) as threads:
+        loaded = list(threads.map(lambda _: fitter.Llama(model, **OPTIONS), range(8)))
+    assert len({say(each) for each in loaded}) == 1
+    for each in loaded:
+        each.close()
+    subprocess.run([sys.executable, "-c", "print('still there')"], check=True, timeout=60)
+    assert capfd.readouterr().out == "still there\n"
+
+
+def test_llama_cpp_is_imported_with_the_first_model() -> None:
+    code = "import fitter, sys; fitter.Llama; assert not {'llama_cpp', 'numpy', 'fitter.api'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
