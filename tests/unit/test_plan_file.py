@@ -11,7 +11,7 @@ import pytest
 from plans import make_plan, make_price
 
 from fitter.errors import UsageError
-from fitter.llama.types import Params, Row, TensorBuftOverride
+from fitter.llama.types import Lora, Params, Row, TensorBuftOverride
 from fitter.output.json import dumps, to_dict
 from fitter.output.plan_file import read_plan
 from fitter.planning.plan import Problem, SharedUse, resolved
@@ -31,20 +31,27 @@ EVERYTHING = Params(
     offload_kqv=False,
     op_offload=False,
     swa_full=True,
+    embeddings=True,
     split_mode="none",
     main_gpu=1,
     devices=("CUDA1", "CUDA0"),
+    load_mtp=True,
+    n_rs_seq=3,
+    lora=(Lora("adapter.gguf", 0.5),),
 )
-"""No parameter has its default."""
+"""No parameter has its default, but for those that only what drafts has."""
+
+OF_A_DRAFT = {"ctx_type", "n_outputs_max"}
 
 
 def test_no_parameter_of_the_example_has_its_default() -> None:
-    assert not [name for name, value in vars(EVERYTHING).items() if value == getattr(Params(), name)]
+    assert {name for name, value in vars(EVERYTHING).items() if value == getattr(Params(), name)} == OF_A_DRAFT
 
 
 @pytest.mark.parametrize("params", [EVERYTHING, Params()], ids=["everything", "defaults"])
 def test_what_is_written_is_read_back(tmp_path: Path, params: Params) -> None:
-    shared = SharedUse("reserve", "others", (Row("CUDA0", "CUDA0", False, 5, 0, 0), Row("Host", None, True, 0, 0, 7)))
+    rows = (Row("CUDA0", "CUDA0", False, 5, 0, 0), Row("Host", None, True, 0, 0, 7))
+    shared = SharedUse("draft", "draft.gguf", rows, ("-md", "draft.gguf"))
     plan = replace(
         make_plan(params, estimate=make_price(), levers=("no op_offload",)), shared=(shared,), rpc=("127.0.0.1:50052",)
     )
