@@ -471,9 +471,7 @@ def _llama(
             lambda params: worker.measure(path, params, reserve=True), lambda params: worker.layout(path, params)
         ),
         dummy_loads=lambda: worker.dummy_loads - loads + (beside.dummy_loads if beside else 0) - shared_loads(),
-        skeleton=planning.Loads(
-            lambda params: worker.measure(copy, params, reserve=True), lambda params: worker.layout(copy, params)
-        )
+        skeleton=planning.Loads(lambda params: worker.measure(copy, params), lambda params: worker.layout(copy, params))
         if skeleton
         else None,
         beside=beside,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from fitter.llama.client import Worker
-from fitter.llama.types import Breakdown, VirtualDevice, describe
-from fitter.output.plan_file import read_plan
+from fitter.llama.types import VirtualDevice, describe
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = Path(os.environ.get("FITTER_TOOLS", ROOT / "build" / "llama" / "bin"))
@@ -49,17 +45,6 @@ def tool(name: str) -> Path:
     path = TOOLS / name
     assert path.exists(), f"{path} is not there: run 'make tools'"
     return path
-
-
-def own_figure(model: Path, devices: Sequence[VirtualDevice], plan: Mapping[str, Any]) -> Breakdown:
-    """What llama.cpp's own dummy load says of the parameters of a plan (its JSON): what its programs print.
-
-    The plan has other compute buffers where those of a real load are others.
-    """
-    document = model.with_suffix(".json")
-    document.write_text(json.dumps(plan))
-    with Worker(devices) as worker:
-        return worker.measure(model, read_plan(document).params)
 
 
 def environment(devices: Sequence[VirtualDevice]) -> dict[str, str]:

@@ -459,6 +459,12 @@ def reason(lines: Sequence[LogLine]) -> str | None:
 # --- dummy loads
 
 
+def _with_reserved(rows: Sequence[Row], real: Sequence[Row]) -> tuple[Row, ...]:
+    reserved = {(row.buffer_type, row.device): row for row in real}
+    known = [replace(row, reserved=reserved.pop((row.buffer_type, row.device)).compute) for row in rows]
+    return (*known, *(replace(row, compute=0, reserved=row.compute) for row in reserved.values()))
+
+
 class Loader:
     """Makes dummy loads (``loads`` of them), and keeps the last model so that another context of it costs none.
 
@@ -500,18 +506,19 @@ class Loader:
     ) -> Breakdown:
         """Load ``path`` with ``params`` without allocating, and say what it would take. Raises ``LlamaCppError``.
 
-        The last model of each ``role`` is kept. With ``reserve``, compute buffers are reserved as for a real load,
-        though without memory: llama.cpp's own figure for them leaves out where a graph's builder wants single nodes,
-        and all graphs but the first.
+        The last model of each ``role`` is kept. With ``reserve``, compute buffers are also reserved as for a real load,
+        though without memory (``Row.reserved``): llama.cpp's own figure for them leaves out where a graph's builder
+        wants single nodes, and all graphs but the first.
         """
         dummy = self._model(role, path, params, self.devices)
         with dummy.context(params) as context:
             lora = dummy.apply(params.lora, context)
-            if reserve and not self._library.fitter.fitter_reserve(self._library.pointer(context)):
-                raise failure(dummy.name, "llama.cpp cannot reserve compute buffers")
             found = breakdown_of(context)
             log = [line.text for line in captured_log()]
-        return Breakdown(found.rows, found.devices, found.n_ctx, flash_attn_from(log), n_splits_from(log), lora)
+            rows = found.rows
+            if reserve and self._library.fitter.fitter_reserve(self._library.pointer(context)):
+                rows = _with_reserved(rows, breakdown_of(context).rows)
+        return Breakdown(rows, found.devices, found.n_ctx, flash_attn_from(log), n_splits_from(log), lora)
 
     def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
         """Load ``path`` as ``measure`` would and describe the model. Raises ``LlamaCppError``."""

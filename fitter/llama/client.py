@@ -171,8 +171,8 @@ class Worker:
         """Memory that loading ``path`` with ``params`` takes, by a dummy load.
 
         Raises ``UsageError`` for bad names, ``ModelError`` for an adapter that cannot be read or is another model's.
-        Compute buffers are llama.cpp's own figure, or with ``reserve`` those that it reserves for a real load: where
-        weights of a layer's device are on the host, its own figure may be too small or too large.
+        Compute buffers are llama.cpp's own figure. With ``reserve``, rows also say what it reserves for a real load,
+        which may be some MiB more or less where a model is on several devices.
         With a ``Skeleton``, what its model would take. ``LlamaCppError`` then may only mean that it has no skeleton.
         The last model of each ``role`` stays loaded, for other contexts of it.
         """

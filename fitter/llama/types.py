@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 # Known by this module's name, like all that is here.
@@ -127,7 +127,8 @@ class Row:
     """Memory of one buffer type, in bytes. ``device`` is ``None`` where ggml ties the buffer type to none.
 
     ``is_host`` is true where the memory is the host's: every buffer type that belongs to none of the devices
-    that the model is offloaded to. That includes ``CPU_REPACK``, which upstream's total leaves out.
+    that the model is offloaded to. That includes ``CPU_REPACK``, which upstream's total leaves out. ``compute`` is
+    llama.cpp's own figure, ``reserved`` what its scheduler reserves for a real load, where that was asked too.
     """
 
     buffer_type: str
@@ -136,11 +137,17 @@ class Row:
     model: int
     context: int
     compute: int
+    reserved: int | None = field(default=None, compare=False)
 
     @property
     def used(self) -> int:
         """Bytes of all three kinds."""
         return self.model + self.context + self.compute
+
+    @property
+    def real(self) -> Row:
+        """What a real load takes, as far as it is known."""
+        return self if self.reserved is None else replace(self, compute=self.reserved, reserved=None)
 
 
 @dataclass(frozen=True)
@@ -165,6 +172,11 @@ class Breakdown:
         """Sum of all rows of ``device`` (not host rows), as one row."""
         rows = [row for row in self.rows if row.device == device and not row.is_host]
         return _sum(device, device, False, rows)
+
+    @property
+    def real(self) -> Breakdown:
+        """What a real load takes, as far as it is known."""
+        return replace(self, rows=tuple(row.real for row in self.rows))
 
     @property
     def host(self) -> Row:

@@ -284,7 +284,8 @@ def _host(host: HostUse) -> dict[str, Any]:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    return {"buffer_type": row.buffer_type, "device": row.device, "is_host": row.is_host, **_bytes(row)}
+    place = {"buffer_type": row.buffer_type, "device": row.device, "is_host": row.is_host}
+    return {**place, **_bytes(row), "reserved": row.reserved}
 
 
 def _bytes(row: Row) -> dict[str, int]:

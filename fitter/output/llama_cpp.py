@@ -292,7 +292,7 @@ def _one_line(text: str) -> str:
 def _warn_of_difference(plan: PlanData, model: PlannedLlama) -> None:
     """Say so where what was loaded takes more than the plan counts."""
     real = binding.breakdown_of(model.ctx)
-    planned = {name: plan.breakdown.on(name).used for name in plan.breakdown.devices}
+    planned = {name: plan.breakdown.real.on(name).used for name in plan.breakdown.devices}
     for name, own in zip(plan.breakdown.devices, real.devices, strict=False):
         used = real.on(own).used
         if used > planned[name]:

@@ -230,6 +230,7 @@ def _row(entry: _Entry) -> Row:
         entry["model"].size(),
         entry["context"].size(),
         entry["compute"].size(),
+        entry["reserved"].maybe(_Entry.size),
     )
 
 

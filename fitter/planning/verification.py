@@ -148,7 +148,7 @@ def verify(
 
 def compare(predicted: Sequence[Row], real: Breakdown) -> tuple[VerifiedRow, ...]:
     """Every buffer type that either side has, in the order of the real load."""
-    expected = {(row.buffer_type, row.device): row for row in predicted}
+    expected = {(row.buffer_type, row.device): row.real for row in predicted}
     found = {(row.buffer_type, row.device): row for row in real.rows}
     return tuple(
         VerifiedRow(expected.get(key) or _empty(found[key]), found.get(key) or _empty(expected[key]))

@@ -99,17 +99,15 @@ def test_upstream_measures_what_fitter_says(directory: Path, model: str, words: 
     done = fitter(str(path), *gpus, "--json", *words.split())
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    own = upstream.own_figure(path, parse_gpus(specs), document)
-    rows = {name: own.on(name) for name in document["params"]["devices"]}
-    expected = {name: (row.model // MIB, row.context // MIB, row.compute // MIB) for name, row in rows.items()}
-    for device in document["devices"]:
-        if device["name"] in rows:
-            row = rows[device["name"]]
-            assert (device["model"], device["context"]) == (row.model, row.context)
+    expected = {
+        device["name"]: (device["model"] // MIB, device["context"] // MIB, device["compute"] // MIB)
+        for device in document["devices"]
+        if device["name"] in document["params"]["devices"]
+    }
     found = _upstream(path, parse_gpus(specs), document["arguments"])
     host = found.pop("Host")
     assert found == expected
-    assert host[1:] == (own.host.context // MIB, own.host.compute // MIB)
+    assert host[1:] == (document["host"]["context"] // MIB, document["host"]["compute"] // MIB)
     # upstream leaves out the buffer type CPU_REPACK
     assert host[0] <= document["host"]["model"] // MIB
 
@@ -288,6 +286,6 @@ def test_as_many_devices_as_llama_cpp_takes(directory: Path) -> None:
     assert len(plan.breakdown.devices) == 15
     found = _upstream(path, parse_gpus(["15x 5GiB"]), plan.arguments())
     found.pop("Host")
-    own = upstream.own_figure(path, parse_gpus(["15x 5GiB"]), plan.to_dict())
-    rows = {name: own.on(name) for name in plan.breakdown.devices}
-    assert found == {name: (row.model // MIB, row.context // MIB, row.compute // MIB) for name, row in rows.items()}
+    assert found == {
+        device.name: (device.model // MIB, device.context // MIB, device.compute // MIB) for device in plan.devices
+    }
