@@ -747,7 +747,9 @@ def _prediction(plan: PlanData | PlanDocument) -> Prediction:
         raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
     else:
         params, rows = resolved(plan), plan.breakdown.rows
-    return Prediction(plan.model, params, rows, plan.devices, plan.host, plan.problems, plan.shared)
+    # what has nothing of the model need not be here
+    used = tuple(use for use in plan.devices if use.name in (params.devices or ()))
+    return Prediction(plan.model, params, rows, used, plan.host, plan.problems, plan.shared)
 
 
 def _check_same_model(planned: ModelSummary, found: ModelSummary) -> None:

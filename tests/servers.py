@@ -75,6 +75,10 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", self.port))
         self._start(limit, connections, stalls)
 
+    def limit_to(self, limit: int) -> None:
+        """From now on, and for connections that are there too."""
+        self._limit = limit
+
     def _start(self, limit: int, connections: int, stalls: bool) -> None:
         self._limit, self._connections, self._stalls = limit, connections, stalls
         self.has_stalled = False

@@ -465,14 +465,25 @@ def test_a_projector_goes_where_the_model_leaves_room(large: Path, directory: Pa
     assert tight.breakdown == whole.breakdown and tight.shared[0].on(None) == tight.host.shared > 0
 
 
-def test_an_adapter_of_the_plan_is_no_surprise_for_llama(main_model: Path, adapters: tuple[Path, Path]) -> None:
+def test_adapters_and_a_load(main_model: Path, adapters: tuple[Path, Path]) -> None:
     first, second = adapters
-    plan = fitter.fit(main_model, devices=["none"], n_ctx=512, lora=first, host_margin=0)
-    llm = plan.load(lora_path=str(first), verbose=False)
-    assert llm.n_ctx() == 512
-    llm.close()
-    with pytest.raises(errors.UsageError, match="memory that the plan does not count"):
+    plain = fitter.fit(main_model, devices=["none"], n_ctx=512, host_margin=0).load(verbose=False)
+    plan = fitter.fit(main_model, devices=["none"], n_ctx=512, lora_scaled=f"{first}:4", host_margin=0)
+    llm = plan.load(verbose=False)
+    prompt = list(range(3, 20))
+    for each in (plain, llm):
+        each.reset()
+        each.eval(prompt)
+    logits = [each._ctx.get_logits_ith(-1)[: each.n_vocab()] for each in (plain, llm)]
+    assert any(logits[0])
+    assert logits[0] != logits[1], "the adapter is applied"
+    for each in (plain, llm):
+        each.close()
+    with pytest.raises(errors.UsageError, match="contradicts the plan"):
         plan.load(lora_path=str(second), verbose=False)
+    both = fitter.fit(main_model, devices=["none"], n_ctx=512, lora=[first, second], host_margin=0)
+    with pytest.raises(errors.PlanError, match="room for one adapter, and the plan has 2"):
+        both.load(verbose=False)
 
 
 # --- reserved memory

@@ -91,8 +91,8 @@ def test_a_plan_by_the_schema() -> None:
             "left": None,
         },
         "memory": [
-            {"buffer_type": "CUDA0", "device": "CUDA0", "is_host": False, **sizes},
-            {"buffer_type": "CUDA1", "device": "CUDA1", "is_host": False, **sizes},
+            {"buffer_type": "CUDA0", "device": "CUDA0", "is_host": False, **sizes, "reserved": None},
+            {"buffer_type": "CUDA1", "device": "CUDA1", "is_host": False, **sizes, "reserved": None},
             {
                 "buffer_type": "CPU",
                 "device": None,
@@ -100,6 +100,7 @@ def test_a_plan_by_the_schema() -> None:
                 "model": 300 * MIB,
                 "context": 0,
                 "compute": 20 * MIB,
+                "reserved": None,
             },
         ],
         "estimate": None,
