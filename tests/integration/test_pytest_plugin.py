@@ -626,12 +626,12 @@ def test_one_process_stores_and_a_group_of_xdist_is_no_part_of_a_name(pytester: 
     """The latter with a pytest whose node ids xdist can add to; those of 9.2 it cannot."""
     pytester.makeconftest(
         """
-        import os
         import pathlib
 
         def pytest_sessionstart(session):
             if session.config.pluginmanager.has_plugin("fitter-writer"):
-                pathlib.Path(os.environ.get("PYTEST_XDIST_WORKER", "controller") + ".writes").touch()
+                name = "worker" if hasattr(session.config, "workerinput") else "controller"
+                pathlib.Path(f"{name}.writes").touch()
         """
     )
     grouped = marked(f"gpu={GPU!r}, n_ctx={N_CTX}").replace("\ndef", "\n@pytest.mark.xdist_group('g')\ndef")

@@ -557,11 +557,14 @@ def test_interrupted(repository: Repository) -> None:
     repository.edit("n_ctx = 4096", "n_ctx = 8192")
     command = [sys.executable, "-m", "fitter", "lock", "-j", "1"]
     with subprocess.Popen(command, cwd=repository.path, stderr=subprocess.PIPE, text=True) as process:
-        time.sleep(0.3)
-        children = psutil.Process(process.pid).children(recursive=True)
+        end = time.monotonic() + 20
+        while not (children := psutil.Process(process.pid).children(recursive=True)) and time.monotonic() < end:
+            time.sleep(0.005)
         for child in children:
             child.suspend()
-        time.sleep(0.3)
+        time.sleep(0.5)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children and process.poll() is None
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=20)[1]
     assert (process.returncode, said) == (130, "")

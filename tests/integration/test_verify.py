@@ -326,7 +326,7 @@ def test_too_little_memory_for_the_real_load(models: Mapping[str, Path]) -> None
 
 def test_a_server_that_the_plan_leaves_out_is_not_missed(models: Mapping[str, Path]) -> None:
     with RpcServer() as server:
-        check(fitter.verify(models["moe"], rpc=[server.address], rpc_bandwidth="1MB/s", n_ctx=512))
+        check(fitter.verify(models["moe"], rpc=[server.address], rpc_bandwidth="1GB/s", n_ctx=512))
 
 
 def test_a_server_that_ends_before_the_load(models: Mapping[str, Path]) -> None:
