@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -546,7 +547,7 @@ def test_killed_while_locking(repository: Repository) -> None:
             children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             process.kill()
         wholes.add(repository.lock.read_bytes())
-        assert psutil.wait_procs(children, timeout=10)[1] == []
+        assert psutil.wait_procs(list(children), timeout=10)[1] == []
     assert repository.fitter("lock").returncode == 0
     assert wholes <= {before, repository.lock.read_bytes()}
 
@@ -557,18 +558,17 @@ def test_interrupted(repository: Repository) -> None:
     repository.edit("n_ctx = 4096", "n_ctx = 8192")
     command = [sys.executable, "-m", "fitter", "lock", "-j", "1"]
     with subprocess.Popen(command, cwd=repository.path, stderr=subprocess.PIPE, text=True) as process:
-        end = time.monotonic() + 20
-        while not (children := psutil.Process(process.pid).children(recursive=True)) and time.monotonic() < end:
-            time.sleep(0.005)
-        for child in children:
-            child.suspend()
-        time.sleep(0.5)
-        children = psutil.Process(process.pid).children(recursive=True)
+        end, children = time.monotonic() + 0.6, set[psutil.Process]()
+        while time.monotonic() < end:
+            for child in set(psutil.Process(process.pid).children(recursive=True)) - children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.suspend()
+                children.add(child)
         assert children and process.poll() is None
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=20)[1]
     assert (process.returncode, said) == (130, "")
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(list(children), timeout=10)[1] == []
     assert repository.lock.read_bytes() == before
 
 
