@@ -25,8 +25,10 @@ HEADERS = {
     "ggml/include/ggml.h": "// ggml\n",
     "ggml/src/ggml-backend-impl.h": "// impl\n",
     "src/llama-ext.h": "// ext\n",
+    "src/llama-context.h": "// context\n",
+    "tools/mtmd/mtmd.h": "// mtmd\n",
 }
-SOURCES = {"src/llama.cpp": "int main;\n", "src/llama-impl.h": "// private\n", "ggml/src/ggml-cuda/a.cuh": "// cuda\n"}
+SOURCES = {"src/llama.cpp": "int main;\n", "src/unicode.h": "// private\n", "ggml/src/ggml-cuda/a.cuh": "// cuda\n"}
 
 # Enough for pip to accept the archive as an sdist without asking anyone for a build backend.
 BACKEND = """
@@ -163,6 +165,14 @@ def test_a_second_run_lays_only_what_is_missing(
     assert done.stdout.strip() == str(vendor.source)
     assert (vendor.source.stat().st_ino != inode) is again
     assert vendor.laid() == set(HEADERS if first and second else HEADERS | SOURCES)
+
+
+def test_headers_that_an_earlier_one_did_not_want_are_laid(vendor: Vendor, sdist: Path) -> None:
+    vendor.pin(sdist)
+    assert vendor.fetch("--sdist", sdist, "--headers-only").returncode == 0
+    (vendor.source / "tools/mtmd/mtmd.h").unlink()
+    assert vendor.fetch("--sdist", sdist, "--headers-only").returncode == 0
+    assert vendor.laid() == set(HEADERS)
 
 
 def test_a_second_run_needs_no_sdist_and_no_pip(vendor: Vendor, sdist: Path) -> None:

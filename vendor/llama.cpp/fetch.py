@@ -29,13 +29,17 @@ PIN_KEYS = ("package", "version", "sdist", "sha256", "commit", "llama", "ggml")
 
 # What compiling bindings/ needs. The CMakeLists hold the versions.
 HEADERS = re.compile(
-    r"LICENSE|CMakeLists\.txt|ggml/CMakeLists\.txt|include/[^/]+\.h|ggml/include/[^/]+\.h|ggml/src/[^/]+\.h|src/llama-ext\.h"
+    r"LICENSE|CMakeLists\.txt|ggml/CMakeLists\.txt|include/[^/]+\.h|ggml/include/[^/]+\.h|ggml/src/[^/]+\.h|src/llama[^/]*\.h"
+    r"|tools/mtmd/mtmd\.h"
 )
 # What pip's warnings say when it is the network and not the package that is missing.
 NO_CONNECTION = re.compile(r"Retrying \(|ConnectionError|ConnectTimeout|Max retries|name resolution", re.IGNORECASE)
 
 # A tree without one of these is not a llama.cpp that fitter can be built against.
-NEEDED = ("CMakeLists.txt", "ggml/CMakeLists.txt", "include/llama.h", "ggml/src/ggml-backend-impl.h", "src/llama-ext.h")
+NEEDED = (
+    *("CMakeLists.txt", "ggml/CMakeLists.txt", "include/llama.h", "ggml/src/ggml-backend-impl.h", "src/llama-ext.h"),
+    *("src/llama-context.h", "tools/mtmd/mtmd.h"),
+)
 
 
 class FetchError(Exception):
@@ -74,7 +78,9 @@ def is_laid(source: Path, sha256: str, headers_only: bool) -> bool:
     except OSError:
         return False
     wanted = (["headers"] if headers_only else []) + ["full"]
-    return len(stamp) == 2 and stamp[0] == sha256 and stamp[1] in wanted
+    is_it = len(stamp) == 2 and stamp[0] == sha256 and stamp[1] in wanted
+    # an earlier fitter may have wanted fewer of the same
+    return is_it and all((source / name).is_file() for name in NEEDED)
 
 
 def check_sum(sdist: Path, sha256: str) -> None:
