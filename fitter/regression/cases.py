@@ -62,7 +62,7 @@ class Case:
     """A model on a machine. ``settings`` are those that ``fitter.toml`` gives, by their names there, in their order.
 
     ``max_growth`` is allowed to each device and to the host; ``max_slowdown`` is the part of its speed that a plan may
-    lose.
+    lose. Files in ``settings`` are relative to ``directory``.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Case:
     max_growth: Growth = Growth()
     max_slowdown: float = DEFAULT_SLOWDOWN
     budget: Budget = Budget()
+    directory: Path = Path()
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -81,7 +82,16 @@ class Case:
 
     def keywords(self) -> dict[str, Any]:
         """Keyword arguments of ``fitter.fit``."""
-        return {name: value for name, value in self.settings.items() if name != "gpu"} | {"gpus": self.gpus}
+        found = {name: self._resolved(name, value) for name, value in self.settings.items() if name != "gpu"}
+        return found | {"gpus": self.gpus}
+
+    def _resolved(self, name: str, value: Setting) -> Any:
+        if name not in _FILES:
+            return value
+        return [self._file(text) for text in map(str, value)] if isinstance(value, tuple) else self._file(str(value))
+
+    def _file(self, text: str) -> str:
+        return os.path.join(self.directory, os.path.expanduser(text))
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
@@ -123,7 +133,9 @@ def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Ca
     limits = {key: read(table[key], f"{where}.{key}") for key, read in _LIMITS.items() if key in table}
     budget = _budget(_table(table.get("budget", {}), f"{where}.budget"), settings, f"{where}.budget")
     models = _models(model, directory, where)
-    return tuple(Case(name + more, path, settings, budget=budget, **limits) for more, path in models)
+    return tuple(
+        Case(name + more, path, settings, budget=budget, directory=directory, **limits) for more, path in models
+    )
 
 
 def is_test(name: str) -> bool:
@@ -323,6 +335,21 @@ SETTINGS: Mapping[str, Callable[[Any, str], Setting]] = {
     "offload_kqv": _flag,
     "op_offload": _flag,
     "swa_full": _flag,
+    "embedding": _flag,
+    "reserve": _texts,
+    "model_draft": _text,
+    "devices_draft": _texts,
+    "n_gpu_layers_draft": _whole(-1),
+    "type_k_draft": _text,
+    "type_v_draft": _text,
+    "mtp": _flag,
+    "draft_max": _whole(1),
+    "mmproj": _text,
+    "mmproj_device": _text,
+    "image_min_tokens": _whole(1),
+    "image_max_tokens": _whole(1),
+    "lora": _texts,
+    "lora_scaled": _texts,
     "allow": _texts,
     "prompt": _whole(1),
     "generate": _whole(1),
@@ -331,6 +358,9 @@ SETTINGS: Mapping[str, Callable[[Any, str], Setting]] = {
     "host_bandwidth": _text,
 }
 """Keys of a case that say what is fitted, named as the keywords of ``fitter.fit`` (``gpu`` is ``gpus`` there)."""
+
+_FILES = ("model_draft", "mmproj", "lora", "lora_scaled")
+"""Those of them that name files, as the text's beginning at least."""
 
 _LIMITS: Mapping[str, Callable[[Any, str], Any]] = {"max_growth": _growth, "max_slowdown": _part}
 """Keys of a case that say how much it may change."""

@@ -5,6 +5,7 @@ Bytes.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -190,6 +191,8 @@ def snapshot_of(plan: PlanData, case: Case, worker: Worker, version: str) -> Sna
     """What ``plan`` takes, as a lock has it; ``version`` is what ``worker`` says of its llama.cpp."""
     devices, host = _memory(plan.breakdown.rows)
     params = replace(plan.params, devices=plan.breakdown.devices) if plan.params.devices is None else plan.params
+    # no path of this machine
+    params = replace(params, lora=tuple(replace(lora, path=os.path.basename(lora.path)) for lora in params.lora))
     price = plan.estimate
     return Snapshot(
         fits=plan.fits,

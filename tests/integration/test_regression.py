@@ -572,6 +572,18 @@ def test_interrupted(repository: Repository) -> None:
     assert repository.lock.read_bytes() == before
 
 
+def test_what_shares_the_memory(repository: Repository) -> None:
+    repository.edit("n_ctx = 4096", 'n_ctx = 4096\nmodel_draft = "models/dense.gguf"\nreserve = ["host=1GiB"]')
+    assert repository.fitter("lock").returncode == 0
+    assert str(repository.path) not in repository.lock.read_text()
+    assert repository.fitter("check").returncode == 0
+    repository.edit("host=1GiB", "host=1025MiB")
+    done = repository.fitter("check")
+    assert done.returncode == 4
+    assert "shared +1.0 MiB" in done.stdout + done.stderr
+    assert "setting: reserve host=1GiB → host=1025MiB" in done.stdout + done.stderr
+
+
 # --- for machines
 
 

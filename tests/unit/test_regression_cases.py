@@ -62,6 +62,24 @@ def test_a_case_with_everything(tmp_path: Path) -> None:
     assert case.budget == Budget({"cuda0": 22 * GIB, "host": 1024}, 16384, None, 20.0)
 
 
+def test_files_beside_the_model_are_relative_as_well(tmp_path: Path) -> None:
+    text = (
+        '[cases.a]\nmodel = "a.gguf"\nmmproj = "m/p.gguf"\nmodel_draft = "/d.gguf"\nlora = ["x.gguf", "y.gguf"]\n'
+        'lora_scaled = "z.gguf:0.5"\nreserve = "CUDA0=1GiB"\nmtp = true'
+    )
+    case = cases_of(tmp_path, text)["a"]
+    assert case.settings["mmproj"] == "m/p.gguf", "what a lock says has no path of the machine"
+    assert case.keywords() == {
+        "gpus": ("none",),
+        "mmproj": str(tmp_path / "m/p.gguf"),
+        "model_draft": "/d.gguf",
+        "lora": [str(tmp_path / "x.gguf"), str(tmp_path / "y.gguf")],
+        "lora_scaled": [str(tmp_path / "z.gguf:0.5")],
+        "reserve": ("CUDA0=1GiB",),
+        "mtp": True,
+    }
+
+
 def test_what_is_not_said(tmp_path: Path) -> None:
     case = cases_of(tmp_path, '[defaults]\ngpu = "24GiB"\nmax_growth = "1%"\n[cases.a]\nmodel = "a.gguf"')["a"]
     assert (case.settings, case.max_growth.of(1000), bool(case.budget)) == ({"gpu": ("24GiB",)}, 10, False)
