@@ -27,7 +27,7 @@ from fitter.llama.types import Params, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.model.header import Model, open_model
 from fitter.model.tensors import Role, layer_of, role_of
-from fitter.planning.constraints import parse_overrides, workload_of
+from fitter.planning.constraints import Parameters, parse_overrides, workload_of
 from fitter.planning.cost import Workload
 from fitter.planning.memory import HOST
 from fitter.planning.placement import counts_for_split
@@ -88,13 +88,11 @@ def _options(case: Case) -> dict[str, Any]:
 
 def _parameters(params: Params) -> dict[str, Any]:
     """What ``fitter.estimate`` takes for exactly ``params``."""
-    given = {
-        field.name: getattr(params, field.name)
-        for field in fields(Params)
-        if field.name not in ("tensor_buft_overrides", "devices")
-    }
+    # devices are said apart; what only drafts has is no parameter of it
+    known = Parameters.__annotations__.keys() - {"devices"}
+    given = {field.name: getattr(params, field.name) for field in fields(Params) if field.name in known}
     overrides = [f"{override.pattern}={override.buffer_type}" for override in params.tensor_buft_overrides]
-    return {**given, "override_tensor": overrides}
+    return {**given, "embedding": params.embeddings, "override_tensor": overrides}
 
 
 def _params(plan: upstream.UpstreamPlan, gpus: Sequence[VirtualDevice]) -> Params:
