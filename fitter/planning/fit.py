@@ -255,6 +255,8 @@ class _Fit:
         if not trial.fits or request.facts is None:
             return Found(request, trial)
         on_candidate(trial.params)
+        if on_candidate == self._begin and not changes(request):
+            self._place(trial.params)
         try:
             # what a token takes in the cache is the same at every context that was recorded
             layout = layouts[-1] if layouts else loads.record(replace(trial.params, tensor_buft_overrides=()))
@@ -284,6 +286,14 @@ class _Fit:
         self._collect()
         beside.begin(params)
         self._begun = params
+
+    def _place(self, params: Params) -> None:
+        """Let a load that waits go on with what a search has ended with, while that is priced."""
+        beside = self._llama.beside
+        if beside is not None and params not in self._own and beside.awaits(params):
+            self._collect()
+            beside.begin(params)
+            self._begun = params
 
     def _is_loaded(self, params: Params) -> bool:
         """Whether the second worker has the model for ``params``, or is about to."""
