@@ -70,8 +70,8 @@ def begin(args: Sequence[str]) -> bool:
         # What this process and the copy both need is imported once.
         from fitter.llama import client  # noqa: F401
 
-        # A load, which takes longest, has a processor to itself: the header is then read when it is asked for.
-        process.prestart(_sleep if description else read)
+        # A load that is all there is to wait for has a processor to itself: the header is read when it is asked for.
+        process.prestart(_sleep if description and not is_held else read)
     return True
 
 
