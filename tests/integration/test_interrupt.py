@@ -63,7 +63,7 @@ def is_running(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-@pytest.mark.parametrize("seconds", [0.0, 0.3], ids=["while it starts", "while it loads"])
+@pytest.mark.parametrize("seconds", [0.0, 0.1], ids=["while it starts", "while it loads"])
 def test_an_interrupt_ends_the_command_and_its_worker(model: Path, words: tuple[str, ...], seconds: float) -> None:
     with started(str(model), *words) as process:
         workers = workers_of(process)
