@@ -19,6 +19,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWrit
 Value = int | float | bool | str | list[int] | list[bool]
 
 F32 = GGMLQuantizationType.F32
+Q5_0 = GGMLQuantizationType.Q5_0
 Q4_0 = GGMLQuantizationType.Q4_0
 Q8_0 = GGMLQuantizationType.Q8_0
 Q4_K = GGMLQuantizationType.Q4_K
@@ -430,6 +431,55 @@ def _gemma3(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_hea
     return Shape("gemma3", title, n_vocab, "default", metadata, tuple(tensors))
 
 
+def _glm4_moe(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_ff_exp: int) -> Shape:
+    """One dense layer, then experts with one shared; after ``n_layer`` layers one more, for multi-token prediction."""
+    head, n_vocab, n_expert = 128, 151552, 128
+    tensors = _ends(n_embd, n_vocab)
+    for i in range(n_layer + 1):
+        b = f"blk.{i}"
+        tensors += _attention(b, n_embd, n_head * head, n_head_kv * head, _better(i, n_layer))
+        for name, rows in ("q", n_head * head), ("k", n_head_kv * head), ("v", n_head_kv * head):
+            tensors += [Tensor(f"{b}.attn_{name}.bias", (rows,))]
+        tensors += [Tensor(f"{b}.post_attention_norm.weight", (n_embd,))]
+        # rows of no whole blocks of 256: what llama-quantize takes instead of Q6_K and Q4_K
+        down = Q8_0 if _better(i, n_layer) == Q6_K else Q5_0
+        if i == 0:
+            tensors += _ffn(b, n_embd, n_ff, Q4_K, down)
+            continue
+        tensors += _experts(b, n_embd, n_ff_exp, n_expert, Q4_K, down)
+        tensors += [Tensor(f"{b}.exp_probs_b.bias", (n_expert,))]
+        tensors += _ffn(b, n_embd, n_ff_exp, Q4_K, down, "_shexp")
+        if i == n_layer:
+            tensors += [
+                Tensor(f"{b}.nextn.eh_proj.weight", (2 * n_embd, n_embd), Q8_0),
+                *(Tensor(f"{b}.nextn.{name}.weight", (n_embd,)) for name in ("enorm", "hnorm", "shared_head_norm")),
+                Tensor(f"{b}.nextn.embed_tokens.weight", (n_embd, n_vocab), Q4_K),
+                Tensor(f"{b}.nextn.shared_head_head.weight", (n_embd, n_vocab), Q4_K),
+            ]
+    metadata = _common(
+        n_layer + 1,
+        131072,
+        n_embd,
+        n_ff,
+        n_head,
+        n_head_kv,
+        rope__freq_base=1000000.0,
+        rope__dimension_count=head // 2,
+        attention__key_length=head,
+        attention__value_length=head,
+        leading_dense_block_count=1,
+        expert_feed_forward_length=n_ff_exp,
+        expert_count=n_expert,
+        expert_used_count=8,
+        expert_shared_count=1,
+        expert_weights_scale=1.0,
+        expert_weights_norm=True,
+        expert_gating_func=2,
+        nextn_predict_layers=1,
+    )
+    return Shape("glm4moe", title, n_vocab, "glm4", metadata, tuple(tensors))
+
+
 def _gpt_oss(title: str, n_layer: int, n_expert: int) -> Shape:
     """Experts in MXFP4 with biases, attention sinks, every second layer with a short window."""
     n_embd, n_ff, n_head, n_head_kv, head, n_vocab = 2880, 2880, 64, 8, 64, 201088
@@ -598,6 +648,7 @@ _BUILDERS: dict[str, Callable[[], Shape]] = {
         "DeepSeek V3.1", 129280, "deepseek-v3", 128, 3, 256, 2.5, 10000.0, 40.0, 163840
     ),
     "kimi-k2": lambda: _deepseek2("Kimi K2 Instruct", 163840, "kimi-k2", 64, 1, 384, 2.827, 50000.0, 32.0, 131072),
+    "glm45-air": lambda: _glm4_moe("GLM 4.5 Air", 46, 4096, 10944, 96, 8, 1408),
     "gemma3-12b": lambda: _gemma3("Gemma 3 12B", 48, 3840, 15360, 16, 8),
     "gpt-oss-20b": lambda: _gpt_oss("gpt-oss 20B", 24, 32),
     "gpt-oss-120b": lambda: _gpt_oss("gpt-oss 120B", 36, 128),
