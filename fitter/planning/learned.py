@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -25,6 +26,11 @@ class LearnedCompute:
         elif n_ctx in points:
             self._corrected.add((device, n_ctx))
         points[n_ctx] = compute
+
+    def copy(self, renamed: Mapping[str, str]) -> LearnedCompute:
+        """The same, to learn more apart from it; a device has what the one had that it is ``renamed`` from."""
+        points = {renamed.get(device, device): dict(known) for device, known in self._points.items()}
+        return LearnedCompute(points, {(renamed.get(device, device), n_ctx) for device, n_ctx in self._corrected})
 
     @property
     def knows_any(self) -> bool:

@@ -18,10 +18,7 @@ from fitter.planning.memory import HOST
 from fitter.planning.objective import objective_seconds
 from fitter.planning.pricing import Price
 from fitter.planning.request import Request
-from fitter.planning.search import Trial, missing_of
-
-GAIN = 0.02
-"""The share of its estimated time that a plan must lose to be worth a lever: less is within what an estimate tells."""
+from fitter.planning.search import GAIN, Trial, missing_of
 
 MIN_UBATCH = 64
 """The smallest micro batch that is tried: with less than 32 tokens no device computes with weights of the host."""

@@ -115,6 +115,7 @@ def pack(
     counts: Sequence[int] | None = None,
     apart: int = 0,
     far: Collection[int] = (),
+    bring: bool = False,
 ) -> Placement | None:
     """The placement with the most weight bytes on devices, ``None`` where not even one exists.
 
@@ -122,7 +123,7 @@ def pack(
     beside them. Without it a device takes whole layers and at most one whose items are partly elsewhere. ``first``
     fixes the first unit on devices; ``counts`` fixes the units per device. Items that their own device cannot hold go
     to another that can and is none of ``far``, else to the host. ``apart``: how many bytes on a device are worth one
-    layer less that has items elsewhere.
+    layer less that has items elsewhere. With ``bring`` the items of layers on the host get what room is left.
     """
     if counts is not None:
         first = len(units) - sum(counts)
@@ -144,6 +145,8 @@ def pack(
         if kept is None:
             return None
         spilled += kept.spilled
+    if bring:
+        spilled += [item for unit in units[: placement.first] for item in unit.items]
     return _move(units, budgets, placement, spilled, far)
 
 
@@ -164,6 +167,8 @@ class _Sums:
 
     def most(self, start: int, stop: int, budget: int) -> int | None:
         """The most weight bytes that a device can keep of a range, any items spilled; ``None`` as ``keep`` says it."""
+        if start == stop:
+            return 0
         gap = budget - (self.need[stop] - self.need[start])
         if gap < 0:
             return None
@@ -414,7 +419,8 @@ def _move(
     far: Collection[int] = (),
 ) -> Placement:
     """Give every spilled item to a device that has room for it, nearest in size first, else to the host."""
-    at_home = Placement(placement.first, placement.counts, tuple((item, HOST) for item in spilled))
+    away = tuple((item, HOST) for item in spilled if item.layer >= placement.first)
+    at_home = Placement(placement.first, placement.counts, away)
     gaps = [
         budget - weights - cache
         for budget, weights, cache in zip(budgets, weights_on(units, at_home), caches_on(units, placement), strict=True)
@@ -428,6 +434,9 @@ def _move(
         )
         if target != HOST:
             gaps[target] -= item.bytes
+        elif item.layer < placement.first:
+            # that is where its layer is
+            continue
         moved.append((item, target))
     moved.sort(key=lambda pair: (pair[1], pair[0].layer, pair[0].stem))
     return Placement(placement.first, placement.counts, tuple(moved))

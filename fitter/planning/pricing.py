@@ -136,13 +136,17 @@ def bound_of(request: Request, layout: Layout, trial_seconds: float) -> Bound | 
     elif request.objective == "prompt":
         workload = replace(workload, generate=0)
     units = units_of(layout, request.n_layer, lambda _: False)
-    pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, request.pinned)
+    # whatever is computed on a device takes some of it
+    devices = [device for device in request.devices if device.target > 0]
+    index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
+    pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
+    pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, pinned)
     seconds = lower_bound(
         pieces,
         units,
-        [device.target for device in request.devices],
+        [device.target for device in devices],
         None if request.host.paging else request.host.target,
-        [request.speeds[device.name] for device in request.devices],
+        [request.speeds[device.name] for device in devices],
         request.host_speed,
         workload,
     )

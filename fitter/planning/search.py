@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fitter.errors import LlamaCppCrashError
-from fitter.llama.types import MAX_USED_DEVICES, Breakdown, Params
+from fitter.llama.types import MAX_USED_DEVICES, Breakdown, Layout, Params
 from fitter.planning.explain import Choice
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import HOST, Unit, between, units_of
 from fitter.planning.objective import Prices
 from fitter.planning.packing import pack, pack_fastest, pack_whole
 from fitter.planning.placement import Placement, caches_on, counts_for_split, merged, overrides_of, weights_on
+from fitter.planning.pricing import bound_of
 from fitter.planning.request import SHARED_ROW, DeviceLimit, Measure, Record, Request
+from fitter.planning.shared import remembered
 
 _MAX_CORRECTIONS = 12
 _MAX_CONTEXTS = 40
@@ -26,11 +28,30 @@ _MAX_CRASHES = 8
 _TENSORS = "single feed-forward tensors on the host, as many layers with their KV cache on devices as fit"
 _LAYERS = "whole layers on the host with their KV cache"
 
+_STARTS = 16
+"""How many first layers on devices are tried before the search goes on around the best of them."""
+
+_CACHE_SHARE = 0.05
+"""Share of the devices' memory from which on caches are worth being asked about apart from their layers' weights."""
+
 _WORTH_A_LOAD = 0.005
 """Share of the time that another way to place must be expected to save before it is tried."""
 
+FAR = 1.5
+"""How many times the bound a plan takes from which on it is questioned."""
+
+_MAX_OTHERS, _LEAST_OTHERS = 5, 2
+"""How many other choices of devices are asked for where some promise to be better, and where none does."""
+
 _TIGHT = 0.95
 """Share of the devices' memory from which weights and caches are asked about at the smallest context first."""
+
+GAIN = 0.02
+"""The share of its estimated time that a plan must lose to be worth giving something up: less is within what an
+estimate tells."""
+
+CONTEXT_GIVEN = 0.25
+"""The most of its context that a plan may lose for less time."""
 
 _WORTH_A_CORRECTION = 0.002
 """The same for a correction of what fits already: less than an estimate tells, and the fit takes a fifth longer."""
@@ -89,34 +110,205 @@ def search(
     was chosen over what by its price. Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters
     is an answer too.
     """
-    attempt = _Attempt(request, _largest(request), measure, record, on_candidate, on_choice)
+    attempt = _Attempt(request, _usable(request), remembered(measure), record, on_candidate, on_choice)
     if order := attempt.better_order():
-        attempt = _Attempt(request, order, measure, record, on_candidate, on_choice, attempt)
-    best = attempt.run()
-    trial = best
-    while attempt.devices and not request.fixed & {"devices", "tensor_split"}:
-        # a device that is not worth a layer would still cost its context, and take part in every graph; one that cannot
-        # hold even its compute buffer is no device
-        lacking = {name for name, _ in trial.missing}
-        idle = [
-            attempt.devices[d] for d in trial.placement.idle if attempt.devices[d].name in (trial.params.devices or ())
-        ]
-        useless = idle or [device for device in attempt.devices if device.name in lacking]
-        if not useless:
-            break
-        if len(idle) == len(attempt.devices):
-            # where nothing is gained by all of them, fewer may still do: they need smaller compute buffers
-            useless = sorted(idle, key=lambda device: device.target)[: (len(idle) + 1) // 2]
-        elif not trial.fits:
-            useless = [min(useless, key=lambda device: device.target)]
-        kept = tuple(device for device in attempt.devices if device not in useless)
-        if not kept and "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0:
-            break
-        attempt = _Attempt(request, kept, measure, record, on_candidate, on_choice, attempt)
-        trial = attempt.run()
-        if _rank(trial) >= _rank(best):
+        attempt = attempt.on(order)
+    devices = _Devices(request, attempt)
+    best = devices.without_idle(attempt)
+    best = _worth_their_network(attempt.on(best.devices), best)
+    return devices.wider(devices.without_doubtful(best))
+
+
+class _Devices:
+    """Which devices a plan is made on: asks for a plan on fewer, or in another order, where one may be better."""
+
+    def __init__(self, request: Request, attempt: _Attempt) -> None:
+        self._request = request
+        self._first = attempt
+        self._floor: int | None = None
+        self._done: dict[tuple[str, ...], _Attempt] = {}
+        self._trials: dict[tuple[str, ...], Trial] = {}
+
+    @property
+    def _are_given(self) -> bool:
+        """Whether it is the user who says which devices take part."""
+        return bool(self._request.fixed & {"devices", "tensor_split"})
+
+    def _run(self, attempt: _Attempt) -> Trial:
+        names = tuple(device.name for device in attempt.devices)
+        if names not in self._trials:
+            attempt.floor = self._floor
+            trial = attempt.run()
+            self._done[names], self._trials[names] = attempt, trial
+            if trial.fits:
+                # weights that leave the devices are no way to more context than all of the devices have
+                self._floor = max(self._floor or 0, trial.params.n_ctx)
+        return self._trials[names]
+
+    def without_idle(self, attempt: _Attempt) -> Trial:
+        """The best on the devices of ``attempt``, or on those of them that it has a use for."""
+        trial = best = self._run(attempt)
+        while attempt.devices and not self._are_given:
+            # a device that is not worth a layer would still cost its context, and take part in every graph; one that
+            # cannot hold even its compute buffer is no device
+            lacking = {name for name, _ in trial.missing}
+            idle = [
+                attempt.devices[d] for d in trial.placement.idle if attempt.devices[d].name in (trial.params.devices or ())
+            ]
+            useless = idle or [device for device in attempt.devices if device.name in lacking]
+            if not useless:
+                break
+            if len(idle) == len(attempt.devices):
+                # where nothing is gained by all of them, fewer may still do: they need smaller compute buffers
+                useless = sorted(idle, key=lambda device: device.target)[: (len(idle) + 1) // 2]
+            elif not trial.fits:
+                useless = [min(useless, key=lambda device: device.target)]
+            kept = tuple(device for device in attempt.devices if device not in useless)
+            if not kept and "n_gpu_layers" in self._request.fixed and self._request.params.n_gpu_layers != 0:
+                break
+            attempt = attempt.on(kept)
+            trial = self._run(attempt)
+            if not is_better(self._request, best, trial):
+                best = trial
+        return best
+
+    def without_doubtful(self, best: Trial) -> Trial:
+        """``best``, or a plan without devices that hold so little that their part in every graph may cost more."""
+        while not self._are_given and best.fits and (doubtful := self._doubtful(best)):
+            trial = None
+            for group in doubtful:
+                kept = tuple(device for device in best.devices if device not in group)
+                names = tuple(device.name for device in kept)
+                if not kept or names in self._trials:
+                    continue
+                attempt = self._first.on(kept)
+                if self._is_promising(best, attempt, group):
+                    trial = self.without_idle(attempt)
+                    break
+            if trial is None or not is_better(self._request, trial, best):
+                break
             best = trial
-    return _worth_their_network(attempt, best)
+        return best
+
+    def _doubtful(self, best: Trial) -> list[tuple[DeviceLimit, ...]]:
+        """Groups of devices that ``best`` may be better without: all that hold less than others may save, and each."""
+        rows = {device: best.breakdown.on(device.name) for device in best.devices}
+        used = {device: row for device, row in rows.items() if row.used}
+        compute = sum(row.compute for row in used.values())
+        small = [d for d, row in used.items() if row.model + row.context < (compute - row.compute) / 2]
+        small.sort(key=lambda device: used[device].model + used[device].context)
+        groups: list[tuple[DeviceLimit, ...]] = [tuple(small)] if 1 < len(small) < len(used) else []
+        return groups + [(device,) for device in small if len(used) > 1]
+
+    def _is_promising(self, best: Trial, attempt: _Attempt, group: Sequence[DeviceLimit]) -> bool:
+        """Whether a plan without ``group`` is worth its loads, by what is known of the compute buffers."""
+        known = self._done.get(tuple(device.name for device in best.devices), self._first)
+        expected = attempt.knowing(known).expected(best)
+        if expected is None:
+            return False
+        # alone a device needs no buffers for the pipeline, which what is known has in it
+        return len(attempt.devices) == 1 or self._beats(expected, best)
+
+    def wider(self, best: Trial) -> Trial:
+        """``best``, or what is better of other choices and orders of devices, where it may be far from the best."""
+        request = self._request
+        if self._are_given or not best.fits or best.seconds is None or len(self._first.devices) == 0:
+            return best
+        is_far = self._is_far(best)
+        if not is_far and not self._leaves_out(best):
+            return best
+        asked = 0
+        for expected, attempt in self._others(best):
+            is_promising = expected is not None and self._beats(expected, best)
+            if asked >= (_MAX_OTHERS if is_promising else _LEAST_OTHERS if is_far else 0):
+                break
+            asked += 1
+            trial = self.without_idle(attempt)
+            if is_better(request, trial, best):
+                best = trial
+                is_far = self._is_far(best)
+        upstream = self._upstream() if is_far else None
+        return upstream if upstream is not None and is_better(request, upstream, best) else best
+
+    def _beats(self, expected: tuple[int, float], best: Trial) -> bool:
+        return best.seconds is None or _is_better(self._request, expected, (best.params.n_ctx, best.seconds))
+
+    def _is_far(self, best: Trial) -> bool:
+        """Whether the time of ``best`` is more than ``FAR`` times what no placement takes less than."""
+        layout = self._first.smallest_layout
+        if best.seconds is None or layout is None:
+            return False
+        bound = bound_of(self._request, layout, best.seconds)
+        return bound is not None and best.seconds > FAR * bound.seconds
+
+    def _leaves_out(self, best: Trial) -> bool:
+        """Whether weights are on the host while ``best`` has nothing on some device."""
+        is_on_host = best.placement.first > 0 or any(target == HOST for _, target in best.placement.moved)
+        used = len(best.devices) - len(best.placement.idle)
+        return is_on_host and used < len(self._first.devices)
+
+    def _others(self, best: Trial) -> list[tuple[tuple[int, float] | None, _Attempt]]:
+        """Plans on other devices that were not asked for yet, what is expected of each, and the best ones first."""
+        known = self._done.get(tuple(device.name for device in best.devices), self._first)
+        every, speeds = self._first.devices, self._request.speeds
+        by_size = sorted(every, key=lambda device: -device.target)
+        by_speed = sorted(every, key=lambda device: -speeds[device.name].bandwidth)
+        groups = [by_size[:count] for count in range(1, len(every) + 1)]
+        groups += [by_speed[:count] for count in range(1, len(every))]
+        groups += [[device for device in best.devices if device != left] for left in best.devices]
+        groups += [[*best.devices, device] for device in every if device not in best.devices]
+        chosen = {tuple(device for device in every if device in group) for group in groups if group}
+        orders = dict.fromkeys(chosen)
+        for kept in ({best.devices, every} if len(every) > 1 else ()):
+            orders |= dict.fromkeys((tuple(d for d in by_size if d in kept), tuple(d for d in by_speed if d in kept)))
+        found = []
+        for devices in orders:
+            if tuple(device.name for device in devices) not in self._trials:
+                attempt = self._first.on(devices)
+                found.append((attempt.knowing(known).expected(best), attempt))
+        first = (0, -math.inf)
+        return sorted(found, key=lambda pair: (lambda e: (e[0], -e[1]))(pair[0] or first), reverse=True)
+
+    def _upstream(self) -> Trial | None:
+        """What upstream's own rules make of the devices, at the price of it."""
+        request = replace(self._request, strategy="llama.cpp")
+        attempt = self._first.on(self._first.devices, request)
+        attempt.floor = self._floor
+        trial = attempt.run()
+        if not trial.fits:
+            return None
+        return replace(trial, seconds=self._first.on(trial.devices).prices().seconds(trial.placement))
+
+
+def is_better(request: Request, trial: Trial, than: Trial) -> bool:
+    """Whether ``trial`` is the better plan: it fits, has more context, or takes less time.
+
+    Context that costs too much does not count: see ``pays_for_context``.
+    """
+    if not (trial.fits and than.fits) or trial.seconds is None or than.seconds is None:
+        return _rank(trial) > _rank(than)
+    return _is_better(request, (trial.params.n_ctx, trial.seconds), (than.params.n_ctx, than.seconds))
+
+
+def _is_better(request: Request, one: tuple[int, float], other: tuple[int, float]) -> bool:
+    """``is_better`` for contexts and seconds of plans that fit."""
+    (n_ctx, seconds), (other_n_ctx, other_seconds) = one, other
+    if request.objective != "context":
+        if n_ctx < other_n_ctx:
+            return pays_for_context(n_ctx, seconds, other_n_ctx, other_seconds)
+        if other_n_ctx < n_ctx:
+            return not pays_for_context(other_n_ctx, other_seconds, n_ctx, seconds)
+    return (n_ctx, -seconds) > (other_n_ctx, -other_seconds)
+
+
+def pays_for_context(n_ctx: int, seconds: float, longer: int, longer_seconds: float) -> bool:
+    """Whether a plan with the context ``n_ctx`` is better than one with a ``longer`` one by the time that it saves.
+
+    It is where it saves twice the share of the time that it loses of the context, and ``GAIN`` at least, and loses no
+    more than ``CONTEXT_GIVEN``.
+    """
+    lost, saved = 1 - n_ctx / longer, 1 - seconds / longer_seconds if longer_seconds else 0.0
+    return lost <= CONTEXT_GIVEN and saved >= max(2 * lost, GAIN)
 
 
 def _worth_their_network(last: _Attempt, best: Trial) -> Trial:
@@ -138,12 +330,16 @@ def _worth_their_network(last: _Attempt, best: Trial) -> Trial:
         best = trial if is_better else best
 
 
-def _largest(request: Request) -> tuple[DeviceLimit, ...]:
-    """The devices, without the smallest where there are more than llama.cpp can run a model on."""
+def _usable(request: Request) -> tuple[DeviceLimit, ...]:
+    """The devices that have anything beyond their margin, the largest where there are more than llama.cpp can use."""
     if request.fixed & {"devices", "tensor_split"}:
         return request.devices
     by_size = sorted(request.devices, key=lambda device: -device.target)
-    return tuple(device for device in request.devices if device in by_size[:MAX_USED_DEVICES])
+    usable = [device for device in by_size[:MAX_USED_DEVICES] if device.target > 0]
+    if not usable and "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0:
+        # what is asked for must be somewhere
+        usable = by_size[:MAX_USED_DEVICES]
+    return tuple(device for device in request.devices if device in usable)
 
 
 def _rank(trial: Trial) -> tuple[bool, int, int, float]:
@@ -192,12 +388,16 @@ class _Attempt:
         self._least: Trial | None = None
         self._least_is_guess = False
         self._units: dict[int, tuple[Unit, ...]] = before._units if before else {}
+        self._layouts: dict[int, Layout] = before._layouts if before else {}
+        self.floor: int | None = None
+        """The context below which a plan is of no interest; ``None`` where that is for this search to find."""
         self._is_priced = request.strategy == "fastest" and request.facts is not None and request.host_speed is not None
         self._prices: Prices | None = None
 
-    def on(self, devices: tuple[DeviceLimit, ...]) -> _Attempt:
+    def on(self, devices: tuple[DeviceLimit, ...], request: Request | None = None) -> _Attempt:
         """The same search on other devices, with what does not depend on them."""
-        return _Attempt(self.request, devices, self._measure, self._record, self._on_candidate, self._on_choice, self)
+        asked = request or self.request
+        return _Attempt(asked, devices, self._measure, self._record, self._on_candidate, self._on_choice, self)
 
     # what is known
 
@@ -213,8 +413,14 @@ class _Attempt:
         if n_ctx not in self._units:
             request = self.request
             layout = self._record(replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
+            self._layouts[n_ctx] = layout
             self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, request.pinned)
         return self._units[n_ctx]
+
+    @property
+    def smallest_layout(self) -> Layout | None:
+        """What was recorded at the smallest context, ``None`` where nothing was."""
+        return self._layouts[min(self._layouts)] if self._layouts else None
 
     def prices(self) -> Prices:
         """Prices on these devices; what a token takes in the cache is the same at every context."""
@@ -254,6 +460,37 @@ class _Attempt:
             row = self._last.breakdown.on(device.name)
             off.append(row.model + row.context - weights - cache)
         return off
+
+    def knowing(self, other: _Attempt) -> _Attempt:
+        """This search, for which compute buffers are taken to be those that ``other`` has learned."""
+        changed = {}
+        if self.devices and other.devices and self.devices[0] != other.devices[0]:
+            # what the host has goes through the first one
+            changed = {self.devices[0].name: other.devices[0].name, other.devices[0].name: self.devices[0].name}
+        self._compute = {whole: learned.copy(changed) for whole, learned in other._compute.items()}
+        return self
+
+    def expected(self, best: Trial) -> tuple[int, float] | None:
+        """Context and seconds of the plan that these devices are likely to have, without asking llama.cpp.
+
+        ``best`` is a trial on others: the same kind of plan is expected here. ``None`` where nothing is priced.
+        """
+        if not self._is_priced or not self._units:
+            return None
+        n_ctx, low = best.params.n_ctx, self._smallest_context()
+        if self._is_whole(best.placement):
+            step = self.request.alignment
+            if "n_ctx" not in self.request.fixed:
+                top = -(-self.request.n_ctx_max // step)
+                n_ctx = step * _last_true(low // step, top + 1, lambda n: self._promises_whole(n * step))
+                n_ctx = max(low, min(n_ctx, self.request.n_ctx_max))
+            budgets = self.budgets(n_ctx, True)
+            placement = self._fastest(n_ctx)(budgets) if self._chooses_devices() else self._whole(n_ctx)(budgets)
+            if placement is not None:
+                return n_ctx, self.prices().seconds(placement)
+            n_ctx = low
+        placement = self._propose_partial(n_ctx, self.budgets(n_ctx, False), self._styles(n_ctx)[0])
+        return None if placement is None else (n_ctx, self.prices().seconds(placement))
 
     # trying
 
@@ -386,7 +623,7 @@ class _Attempt:
     def _with_context(self) -> Trial | None:
         if self.request.objective == "context" and self._is_priced:
             return self._most_context()
-        low = self.request.n_ctx_min
+        low = max(self.request.n_ctx_min, self.floor or 0)
         if self._is_too_large(low):
             return self._partial(low)
         n_ctx = self.request.n_ctx_max
@@ -407,7 +644,7 @@ class _Attempt:
         if low == high:
             return self._partial(high)
         bottom = self.trial(self._default(), low)
-        floor = self._context_in_total(top, bottom)
+        floor = self.floor or self._context_in_total(top, bottom)
         best = bottom if bottom.fits else self.settle(low, True, self._whole(low))
         if best is not None:
             best = self._largest_context(
@@ -415,7 +652,10 @@ class _Attempt:
             )
             if best.params.n_ctx >= floor:
                 return best
-        return self._partial(floor) or best or (self._partial(low) if floor > low else None)
+        partial = self._partial(floor)
+        if partial is not None and best is not None:
+            return partial if is_better(self.request, partial, best) else best
+        return partial or best or (self._partial(low) if floor > low else None)
 
     def _chooses_devices(self) -> bool:
         """Whether it is for the search to say which devices have the model."""
@@ -536,7 +776,7 @@ class _Attempt:
         return sum(unit.weights + unit.cache for unit in self.units(n_ctx)[self._default().first :])
 
     def _target(self) -> int:
-        return sum(device.target for device in self.devices)
+        return sum(max(0, device.target) for device in self.devices)
 
     def _used(self, trial: Trial) -> int:
         return sum(trial.breakdown.on(device.name).used for device in self.devices)
@@ -564,6 +804,8 @@ class _Attempt:
         return best
 
     def _on_host(self) -> Trial | None:
+        if self.floor is not None:
+            return self._try_default(self.floor)
         low = self.request.n_ctx_min
         top = self._top()
         high = top.params.n_ctx
@@ -683,7 +925,8 @@ class _Attempt:
         first = len(units) - self._n_gpu_layers() if "n_gpu_layers" in request.fixed else None
         if "tensor_split" not in request.fixed:
             found = pack(units, budgets, spread=spread, first=first, apart=apart)
-            return (found and self._nearer(found, units, budgets, first)) or _nothing(units, budgets, first)
+            found = (found and self._nearer(found, units, budgets, first)) or _nothing(units, budgets, first)
+            return found and (self._without_caches(found, units, budgets) if first is None else found)
         choices = range(len(units), 0, -1) if first is None else (len(units) - first,)
         for n_gpu_layers in choices:
             counts = self._counts(n_gpu_layers)
@@ -707,6 +950,42 @@ class _Attempt:
         if nearer is None or (target is not None and not self.request.host.paging and _on_host(units, nearer) > target):
             return found
         return min(found, nearer, key=self.prices().seconds)
+
+    def _without_caches(self, found: Placement, units: Sequence[Unit], budgets: Sequence[int]) -> Placement:
+        """``found``, or a faster one with more layers on the host, whose caches give way to tensors of any layer.
+
+        Where caches are large, as with many slots, the weights of a layer do more on a device than all of it would.
+        """
+        if not self._is_priced or self._keeps_caches(found, units, budgets):
+            return found
+        n_units, seconds = len(units), self.prices().seconds
+        best, best_seconds = found, seconds(found)
+        tried: dict[int, float] = {}
+
+        def attempt(first: int) -> None:
+            nonlocal best, best_seconds
+            if first in tried or not 0 <= first < n_units:
+                return
+            placement = pack(units, budgets, spread=True, first=first, apart=self._apart(), bring=True)
+            tried[first] = math.inf if placement is None else seconds(placement)
+            if placement is not None and tried[first] < best_seconds:
+                best, best_seconds = placement, tried[first]
+
+        stride = max(1, n_units // _STARTS)
+        for first in range(0, n_units, stride):
+            attempt(first)
+        while stride > 1:
+            stride = (stride + 1) // 2
+            around = min(tried, key=lambda first: tried[first])
+            attempt(around - stride)
+            attempt(around + stride)
+        return best
+
+    def _keeps_caches(self, found: Placement, units: Sequence[Unit], budgets: Sequence[int]) -> bool:
+        """Whether caches take so little of the devices that giving their room to weights is not worth asking."""
+        is_on_host = found.first > 0 or any(target == HOST for _, target in found.moved)
+        room = sum(max(0, budget) for budget in budgets)
+        return not is_on_host or sum(unit.cache for unit in units) < _CACHE_SHARE * room
 
     def _apart(self) -> int:
         """How many bytes on devices are worth as much as a layer less that has tensors on the host."""

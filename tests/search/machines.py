@@ -1,0 +1,173 @@
+"""Machines of 1 to 15 described cards with a model to run on them, and what makes such a machine better."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fitter.llama.types import VirtualDevice
+from fitter.machine.gpu import parse_gpus
+
+MIB = 2**20
+GIB = 2**30
+
+SHAPES = (
+    "llama-3.1-8b",
+    "llama-3.1-70b",
+    "qwen3-32b",
+    "qwen3-30b-a3b",
+    "qwen3-235b-a22b",
+    "deepseek-v3.1",
+    "glm45-air",
+    "gemma3-12b",
+    "gpt-oss-20b",
+    "gpt-oss-120b",
+    "qwen3-next-80b-a3b",
+    "nemotron-h-9b",
+)
+
+_CARDS = (
+    "gtx-1060-6gb", "gtx-1080-ti", "tesla-p40", "rtx-2080-ti", "rtx-3050-8gb", "rtx-3060-12gb", "rtx-3080", "rtx-3090",
+    "rtx-4060", "rtx-4060-ti-16gb", "rtx-4070", "rtx-4090", "rtx-5060-ti-16gb", "rtx-5090", "rtx-6000-ada", "a100-80gb",
+    "h100-pcie", "rtx-pro-6000-blackwell",
+)  # fmt: skip
+_OTHERS = (
+    ("rx-6700-xt", "rx-7600", "rx-7900-xtx", "rx-9070-xt", "mi50-32gb", "mi300x", "w7900"),
+    ("arc-a380", "arc-a770-16gb", "arc-b580", "arc-pro-b60"),
+)
+_SLOTS = (1, 1, 1, 1, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card of the catalogue, with ``free`` bytes; ``None``: as many as the catalogue says."""
+
+    name: str
+    free: int | None = None
+
+    @property
+    def spec(self) -> str:
+        """What ``--gpu`` takes."""
+        return self.name if self.free is None else f"{self.name}:free={self.free // MIB}MiB"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A shape on cards, with options of ``fitter.fit``. ``number`` draws it again."""
+
+    number: int
+    shape: str
+    cards: tuple[Card, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> tuple[VirtualDevice, ...]:
+        """The cards as llama.cpp sees them."""
+        return parse_gpus([card.spec for card in self.cards])
+
+    @property
+    def arguments(self) -> list[str]:
+        """The words after ``fitter MODEL`` that ask for the same."""
+        names = {"n_seq_max": "-np", "n_ctx": "-c", "type_k": "-ctk", "type_v": "-ctv", "host_memory": "--host-memory"}
+        words = [word for card in self.cards for word in ("--gpu", card.spec)]
+        for name, value in self.options.items():
+            if name == "kv_unified":
+                words.append("-kvu")
+            elif name == "margin":
+                words += ["--fit-target", str(value // MIB)]
+            else:
+                words += [names[name], f"{value // MIB}MiB" if name == "host_memory" else str(value)]
+        return words
+
+    def __str__(self) -> str:
+        return f"#{self.number} {self.shape} {' '.join(self.arguments)}"
+
+
+def draw(number: int, most_cards: int = 15) -> Machine:
+    """The machine with a ``number``: always the same one."""
+    rng = random.Random(f"machine {number}")
+    shape = rng.choice(SHAPES)
+    if rng.random() < 0.8:
+        kinds: Sequence[str] = _CARDS
+    else:
+        kinds = rng.choice(_OTHERS)
+    count = min(most_cards, rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 10, 12, 15)))
+    some = [rng.choice(kinds) for _ in range(rng.choice((1, 1, 2, 3)))]
+    cards = [_card(rng.choice(some), rng) for _ in range(count)]
+    options: dict[str, Any] = {}
+    if (slots := rng.choice(_SLOTS)) > 1:
+        options["n_seq_max"] = slots
+        if rng.random() < 0.3:
+            options["kv_unified"] = True
+    if rng.random() < 0.25:
+        options["n_ctx"] = rng.choice((8192, 16384, 32768)) * (1 if options.get("kv_unified") else slots)
+    if rng.random() < 0.2:
+        options["type_k"] = options["type_v"] = "q8_0"
+    if rng.random() < 0.3:
+        options["host_memory"] = rng.choice((8, 16, 32, 64, 128, 256, 512)) * GIB
+    if rng.random() < 0.15:
+        options["margin"] = rng.choice((0, 256, 512, 2048, 4096)) * MIB
+    return Machine(number, shape, tuple(cards), options)
+
+
+def _card(name: str, rng: random.Random) -> Card:
+    kind = rng.random()
+    if kind < 0.6:
+        return Card(name)
+    total = parse_gpus([name])[0].free
+    if kind < 0.75:
+        free = rng.randrange(300 * MIB, 1100 * MIB)
+    elif kind < 0.88:
+        free = rng.randrange(1100 * MIB, 3 * GIB)
+    else:
+        free = rng.randrange(total // 3, total)
+    return Card(name, min(total, free) // MIB * MIB)
+
+
+def better(machine: Machine) -> list[tuple[str, Machine]]:
+    """Machines on which nothing may be worse, each with what it has more."""
+    rng = random.Random(f"better than {machine.number}")
+    found = []
+    if len(machine.cards) < 15:
+        names = [card.name for card in machine.cards]
+        same = parse_gpus([names[0]])[0].profile
+        kinds = [*names, *(name for name in _CARDS if parse_gpus([name])[0].profile == same)]
+        tiny = Card(rng.choice(names), rng.randrange(300, 3000) * MIB)
+        for what, card in ("a small card", tiny), ("a card", _card(rng.choice(kinds), rng)):
+            at = rng.randrange(len(machine.cards) + 1)
+            cards = (*machine.cards[:at], card, *machine.cards[at:])
+            found.append((f"{what}: {card.spec} at {at}", replace(machine, cards=cards)))
+    at = rng.randrange(len(machine.cards))
+    card = machine.cards[at]
+    full = parse_gpus([card.name])[0]
+    free = parse_gpus([card.spec])[0].free
+    if free < full.total:
+        freed = Card(card.name, rng.randrange(free // MIB, full.total // MIB + 1) * MIB)
+        cards = (*machine.cards[:at], freed, *machine.cards[at + 1 :])
+        found.append((f"memory: {freed.spec} at {at}", replace(machine, cards=cards)))
+    if memory := machine.options.get("host_memory"):
+        more = memory + rng.randrange(1, 64) * GIB
+        found.append((f"host memory: {more // GIB} GiB", replace(machine, options={**machine.options, "host_memory": more})))
+    if margin := machine.options.get("margin"):
+        less = rng.randrange(margin // MIB) * MIB
+        found.append((f"a smaller margin: {less // MIB} MiB", replace(machine, options={**machine.options, "margin": less})))
+    return found
+
+
+def renamed(machine: Machine) -> list[VirtualDevice] | None:
+    """The same cards where equal ones have changed names, ``None`` where no two are equal."""
+    gpus = list(machine.gpus)
+    rng = random.Random(f"renamed {machine.number}")
+    groups: dict[VirtualDevice, list[int]] = {}
+    for index, gpu in enumerate(gpus):
+        groups.setdefault(replace(gpu, name=""), []).append(index)
+    changed = False
+    for indices in groups.values():
+        shuffled = rng.sample(indices, len(indices))
+        names = [gpus[index].name for index in shuffled]
+        for index, name in zip(indices, names, strict=True):
+            changed |= gpus[index].name != name
+            gpus[index] = replace(gpus[index], name=name)
+    return gpus if changed else None

@@ -1,0 +1,92 @@
+"""What a fit answers for a machine, and when one answer is worse than another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fitter
+from fitter.errors import FitterError
+from fitter.llama.client import Worker
+from fitter.llama.types import VirtualDevice
+from fitter.planning.search import pays_for_context
+from tests import shapes
+from tests.search.machines import Machine
+
+SAME = 0.01
+"""The share of an estimated time that counts as none: twice what a fit leaves out of its own corrections."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A plan in figures; ``error`` where there is none. ``on_host``: bytes of weights there beyond the embedding."""
+
+    error: str = ""
+    fits: bool = False
+    n_ctx: int = 0
+    seconds: float | None = None
+    bound: float | None = None
+    n_gpu_layers: int = 0
+    placement: tuple[Any, ...] = ()
+    arguments: tuple[str, ...] = ()
+    loads: int = 0
+    wall: float = 0.0
+
+    @property
+    def distance(self) -> float | None:
+        """How many times the bound the estimate is."""
+        if self.seconds is None or not self.bound:
+            return None
+        return self.seconds / self.bound
+
+
+class Asking:
+    """Fits machines, one after the other, with a worker that stays."""
+
+    def __init__(self, directory: Path, worker: Worker) -> None:
+        self._directory = directory
+        self._worker = worker
+
+    def path(self, shape: str) -> Path:
+        """The model's file; without tokens, which take most of a load's time and no memory."""
+        return shapes.write(shape, self._directory, vocab=False)
+
+    def fit(self, machine: Machine, gpus: Sequence[VirtualDevice] | None = None, **more: Any) -> Outcome:
+        """What ``fitter.fit`` answers."""
+        started = time.monotonic()
+        options = {**machine.options, **more}
+        try:
+            plan = fitter.fit(self.path(machine.shape), gpus=gpus or machine.gpus, worker=self._worker, **options)
+        except FitterError as error:
+            return Outcome(error=f"{type(error).__name__}: {error}", wall=time.monotonic() - started)
+        names = plan.params.devices or ()
+        split = plan.params.tensor_split or (1.0,) * len(names)
+        return Outcome(
+            fits=plan.fits,
+            n_ctx=plan.params.n_ctx,
+            seconds=plan.estimate.seconds if plan.estimate else None,
+            bound=plan.bound.seconds if plan.bound else None,
+            n_gpu_layers=plan.params.n_gpu_layers,
+            placement=(plan.params.n_gpu_layers, tuple(split), len(plan.params.tensor_buft_overrides)),
+            arguments=tuple(plan.arguments()) if plan.fits else (),
+            loads=plan.search.dummy_loads,
+            wall=time.monotonic() - started,
+        )
+
+
+def worse(after: Outcome, before: Outcome, same: float = SAME) -> str:
+    """Why ``after`` is worse than ``before``; empty where it is not."""
+    if not before.fits:
+        return ""
+    if not after.fits:
+        return after.error or "does not fit any more"
+    a, b = after.seconds or 0.0, before.seconds or 0.0
+    said = f"context {before.n_ctx} -> {after.n_ctx}, {b:.3f} -> {a:.3f} s"
+    if after.n_ctx > before.n_ctx:
+        return said if pays_for_context(before.n_ctx, b, after.n_ctx, a) else ""
+    if after.n_ctx < before.n_ctx:
+        return "" if pays_for_context(after.n_ctx, a, before.n_ctx, b) else said
+    return said if a > b * (1 + same) else ""
