@@ -35,8 +35,8 @@ class Item:
 class Unit:
     """A layer, or as the last unit the output: what moves when ``n_gpu_layers`` or ``tensor_split`` changes.
 
-    ``fixed``: weights that can only be where the layer is. ``cache``: its part of the KV cache or recurrent state, of
-    which ``state`` is the latter.
+    ``fixed``: weights that go where the layer goes, ``rest`` what they are. ``cache``: its part of the KV cache or
+    recurrent state, of which ``state`` is the latter.
     """
 
     index: int
@@ -44,6 +44,17 @@ class Unit:
     cache: int
     items: tuple[Item, ...] = ()
     state: int = 0
+    rest: tuple[Item, ...] = ()
+
+    @property
+    def can_be_bare(self) -> bool:
+        """Whether a layer's cache can be on a device without any of its weights: not where it is a recurrent state."""
+        return bool(self.rest and self.cache) and not self.state
+
+    @cached_property
+    def bare(self) -> Unit:
+        """The layer without its weights."""
+        return Unit(self.index, self.fixed - sum(item.bytes for item in self.rest), self.cache)
 
     @cached_property
     def movable(self) -> int:
@@ -86,6 +97,7 @@ def units_of(
     cache = [0] * (n_layer + 1)
     state = [0] * (n_layer + 1)
     items: list[dict[str, tuple[list[str], int]]] = [{} for _ in range(n_layer + 1)]
+    rest: list[dict[str, tuple[list[str], int]]] = [{} for _ in range(n_layer + 1)]
     for entry in layout.entries:
         if entry.buffer_type != LAYOUT_DEVICE:
             continue
@@ -99,24 +111,29 @@ def units_of(
             continue
         layer = layer_index(entry.name)
         index = n_layer if layer is None else min(layer, n_layer)
-        if layer is not None and is_movable(entry.name):
-            stem, _, suffix = entry.name.rpartition(".")
-            suffixes, total = items[index].get(stem, ([], 0))
-            items[index][stem] = ([*suffixes, suffix], total + size)
-        else:
+        is_item = layer is not None and is_movable(entry.name)
+        if not is_item:
             fixed[index] += size
+        if layer is not None:
+            stem, _, suffix = entry.name.rpartition(".")
+            kind = items if is_item else rest
+            suffixes, total = kind[index].get(stem, ([], 0))
+            kind[index][stem] = ([*suffixes, suffix], total + size)
     return tuple(
         Unit(
             index=index,
             fixed=fixed[index],
             cache=cache[index],
-            items=tuple(
-                Item(index, stem, tuple(suffixes), total) for stem, (suffixes, total) in sorted(items[index].items())
-            ),
+            items=_items(index, items[index]),
             state=state[index],
+            rest=_items(index, rest[index]),
         )
         for index in range(n_layer + 1)
     )
+
+
+def _items(layer: int, found: Mapping[str, tuple[list[str], int]]) -> tuple[Item, ...]:
+    return tuple(Item(layer, stem, tuple(suffixes), total) for stem, (suffixes, total) in sorted(found.items()))
 
 
 def layer_index(name: str) -> int | None:
@@ -136,6 +153,6 @@ def between(low: Sequence[Unit], n_ctx_low: int, high: Sequence[Unit], n_ctx_hig
         return tuple(high)
     share = (n_ctx - n_ctx_low) / (n_ctx_high - n_ctx_low)
     return tuple(
-        Unit(a.index, b.fixed, max(0, round(a.cache + (b.cache - a.cache) * share)), b.items, b.state)
+        Unit(a.index, b.fixed, max(0, round(a.cache + (b.cache - a.cache) * share)), b.items, b.state, b.rest)
         for a, b in zip(low, high, strict=True)
     )

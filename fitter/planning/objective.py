@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from fitter.planning.cost import (
@@ -48,9 +49,10 @@ class Prices:
         self._pieces: Pieces = pieces_of(request.facts, units, n_ctx, request.params, None, pinned)
         self._n_units = len(units)
 
-    def seconds(self, placement: Placement) -> float:
-        """The objective with ``placement``."""
-        return self.of(price(work_of(self._pieces, placement), self._devices, self._host, self._request.workload))
+    def seconds(self, placement: Placement, n_splits: tuple[int, int] | None = None) -> float:
+        """The objective with ``placement``, with as many graph splits as llama.cpp counted, or as are predicted."""
+        work = work_of(self._pieces, placement, n_splits)
+        return self.of(price(work, self._devices, self._host, self._request.workload))
 
     def of(self, estimate: Estimate) -> float:
         """The objective of an estimate."""
@@ -92,6 +94,15 @@ class Prices:
         sync = costs.host.sync * self._setting.threads
         prompt = 3 * costs.split if self._setting.streams else 2 * costs.split + sync
         return self._value(Seconds(prompt, 2 * costs.split + sync)) + sum(self.visits[:1])
+
+    def bare_gain(self, index: int) -> float:
+        """Seconds that a layer on the host would save by having its cache, and nothing else, on the first device."""
+        if index >= len(self._pieces.facts.layers):
+            return 0.0
+        at, host = self._setting, self._pieces.layer(index, HOST)
+        on_device = replace(self._pieces.layer(index, 0), weights=host.weights)
+        split = self._value(Seconds(at.costs.split, at.costs.split))
+        return self._value(layer_seconds(host, at)) - self._value(layer_seconds(on_device, at)) - 2 * split
 
     def streaming(self, device: int) -> float:
         """Seconds that the largest layer on the host costs where prompts have it through ``device``, the first one."""

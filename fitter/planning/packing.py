@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -116,6 +117,7 @@ def pack(
     apart: int = 0,
     far: Collection[int] = (),
     bring: bool = False,
+    bare: int = 0,
 ) -> Placement | None:
     """The placement with the most weight bytes on devices, ``None`` where not even one exists.
 
@@ -123,8 +125,11 @@ def pack(
     beside them. Without it a device takes whole layers and at most one whose items are partly elsewhere. ``first``
     fixes the first unit on devices; ``counts`` fixes the units per device. Items that their own device cannot hold go
     to another that can and is none of ``far``, else to the host. ``apart``: how many bytes on a device are worth one
-    layer less that has items elsewhere. With ``bring`` the items of layers on the host get what room is left.
+    layer less that has items elsewhere. With ``bring`` the items of layers on the host get what room is left. Of
+    the first ``bare`` layers on devices only the caches are there, and what items have room.
     """
+    if bare:
+        return _pack_bare(units, budgets, first or 0, bare, apart, far)
     if counts is not None:
         first = len(units) - sum(counts)
         chosen: tuple[int, ...] | None = tuple(counts)
@@ -148,6 +153,30 @@ def pack(
     if bring:
         spilled += [item for unit in units[: placement.first] for item in unit.items]
     return _move(units, budgets, placement, spilled, far)
+
+
+def _pack_bare(
+    units: Sequence[Unit], budgets: Sequence[int], first: int, bare: int, apart: int, far: Collection[int]
+) -> Placement | None:
+    stripped = units[first : first + bare]
+    if not all(unit.can_be_bare for unit in stripped):
+        return None
+    others = [*units[:first], *(unit.bare for unit in stripped), *units[first + bare :]]
+    found = pack(others, budgets, spread=True, first=first, apart=apart, far=far)
+    if found is None:
+        return None
+    rest = tuple((item, HOST) for unit in stripped for item in unit.rest)
+    items = [item for unit in stripped for item in unit.items]
+    room = [
+        budget - weights - cache
+        for budget, weights, cache in zip(
+            budgets,
+            weights_on(units, replace(found, moved=(*found.moved, *rest, *((item, HOST) for item in items)))),
+            caches_on(units, found),
+            strict=True,
+        )
+    ]
+    return replace(found, moved=(*found.moved, *rest, *_placed(items, room, found, far)))
 
 
 class _Sums:
@@ -425,6 +454,14 @@ def _move(
         budget - weights - cache
         for budget, weights, cache in zip(budgets, weights_on(units, at_home), caches_on(units, placement), strict=True)
     ]
+    moved = _placed(spilled, gaps, placement, far)
+    return Placement(placement.first, placement.counts, tuple(moved))
+
+
+def _placed(
+    spilled: Sequence[Item], gaps: list[int], placement: Placement, far: Collection[int]
+) -> list[tuple[Item, int]]:
+    """A target for every item, those left out that stay with their layer on the host; takes from ``gaps``."""
     moved = []
     for item in sorted(spilled, key=lambda item: (-item.bytes, item.layer, item.stem)):
         target = min(
@@ -439,4 +476,4 @@ def _move(
             continue
         moved.append((item, target))
     moved.sort(key=lambda pair: (pair[1], pair[0].layer, pair[0].stem))
-    return Placement(placement.first, placement.counts, tuple(moved))
+    return moved

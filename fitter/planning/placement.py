@@ -39,6 +39,12 @@ class Placement:
             start += count
         return ranges
 
+    def on(self, kept: Sequence[int]) -> Placement:
+        """The same on the devices with these indices alone, which have all that is on any."""
+        index_of = {d: i for i, d in enumerate(kept)}
+        moved = tuple((item, index_of.get(target, HOST)) for item, target in self.moved)
+        return Placement(self.first, tuple(self.counts[d] for d in kept), moved)
+
     @property
     def idle(self) -> tuple[int, ...]:
         """Indices of devices that get neither a layer nor a tensor."""

@@ -122,11 +122,14 @@ def price_placement(
     return _priced(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown, None)
 
 
-def bound_of(request: Request, layout: Layout, trial_seconds: float) -> Bound | None:
+def bound_of(
+    request: Request, layout: Layout, trial_seconds: float, compute: Mapping[str, int] | None = None
+) -> Bound | None:
     """What no placement on the devices of ``request`` is faster than, by its objective; ``None`` without prices.
 
-    ``layout`` was recorded at the context of the plan or a smaller one, and compute buffers are left out: both only
-    lower it. ``trial_seconds``: the objective of the plan.
+    ``layout`` was recorded at the context of the plan or a smaller one, which only lowers it. ``compute``: bytes that
+    compute buffers take of devices by name; none of those that are not there, which only lowers it as well.
+    ``trial_seconds``: the objective of the plan.
     """
     if request.facts is None or request.host_speed is None or not request.devices:
         return None
@@ -144,7 +147,7 @@ def bound_of(request: Request, layout: Layout, trial_seconds: float) -> Bound | 
     seconds = lower_bound(
         pieces,
         units,
-        [device.target for device in devices],
+        [device.target - (compute or {}).get(device.name, 0) for device in devices],
         None if request.host.paging else request.host.target,
         [request.speeds[device.name] for device in devices],
         request.host_speed,

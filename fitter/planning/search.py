@@ -50,8 +50,8 @@ GAIN = 0.02
 """The share of its estimated time that a plan must lose to be worth giving something up: less is within what an
 estimate tells."""
 
-CONTEXT_GIVEN = 0.25
-"""The most of its context that a plan may lose for less time."""
+CONTEXT_GIVEN, WORTH_CONTEXT = 0.25, 0.1
+"""The most of its context that a plan may lose for less time, and the least share of its time that it must save."""
 
 _WORTH_A_CORRECTION = 0.002
 """The same for a correction of what fits already: less than an estimate tells, and the fit takes a fifth longer."""
@@ -61,7 +61,8 @@ _WORTH_A_CORRECTION = 0.002
 class Trial:
     """A placement that llama.cpp measured. ``missing`` pairs a device's name, or ``host``, with the bytes it lacks.
 
-    ``seconds`` is the objective as it is estimated, ``None`` where nothing is priced.
+    ``seconds`` is the objective as it is estimated, ``None`` where nothing is priced; ``expected`` is what it was
+    before llama.cpp counted the graph's splits, which is what to compare a proposal with.
     """
 
     placement: Placement
@@ -70,6 +71,7 @@ class Trial:
     breakdown: Breakdown
     missing: tuple[tuple[str, int], ...]
     seconds: float | None = None
+    expected: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -86,10 +88,7 @@ class Trial:
         """The devices that llama.cpp was told of, and the placement on those."""
         names = self.params.devices or ()
         kept = [d for d, device in enumerate(self.devices) if device.name in names]
-        index_of = {d: i for i, d in enumerate(kept)}
-        moved = tuple((item, index_of.get(target, HOST)) for item, target in self.placement.moved)
-        counts = tuple(self.placement.counts[d] for d in kept)
-        return tuple(self.devices[d] for d in kept), replace(self.placement, counts=counts, moved=moved)
+        return tuple(self.devices[d] for d in kept), self.placement.on(kept)
 
     @property
     def deficit(self) -> int:
@@ -231,7 +230,7 @@ class _Devices:
         return upstream if upstream is not None and is_better(request, upstream, best) else best
 
     def _beats(self, expected: tuple[int, float], best: Trial) -> bool:
-        return best.seconds is None or _is_better(self._request, expected, (best.params.n_ctx, best.seconds))
+        return best.expected is None or _is_better(self._request, expected, (best.params.n_ctx, best.expected))
 
     def _is_far(self, best: Trial) -> bool:
         """Whether the time of ``best`` is more than ``FAR`` times what no placement takes less than."""
@@ -277,13 +276,13 @@ class _Devices:
         trial = attempt.run()
         if not trial.fits:
             return None
-        return replace(trial, seconds=self._first.on(trial.devices).prices().seconds(trial.placement))
+        return replace(trial, seconds=self._first.on(trial.devices).seconds(trial.placement, trial.breakdown.n_splits))
 
 
 def is_better(request: Request, trial: Trial, than: Trial) -> bool:
     """Whether ``trial`` is the better plan: it fits, has more context, or takes less time.
 
-    Context that costs too much does not count: see ``pays_for_context``.
+    Context that costs too much time does not count: see ``pays_for_context``.
     """
     if not (trial.fits and than.fits) or trial.seconds is None or than.seconds is None:
         return _rank(trial) > _rank(than)
@@ -304,11 +303,11 @@ def _is_better(request: Request, one: tuple[int, float], other: tuple[int, float
 def pays_for_context(n_ctx: int, seconds: float, longer: int, longer_seconds: float) -> bool:
     """Whether a plan with the context ``n_ctx`` is better than one with a ``longer`` one by the time that it saves.
 
-    It is where it saves twice the share of the time that it loses of the context, and ``GAIN`` at least, and loses no
+    It is where it saves ``WORTH_CONTEXT`` of the time, and twice the share that it loses of the context, which is no
     more than ``CONTEXT_GIVEN``.
     """
     lost, saved = 1 - n_ctx / longer, 1 - seconds / longer_seconds if longer_seconds else 0.0
-    return lost <= CONTEXT_GIVEN and saved >= max(2 * lost, GAIN)
+    return lost <= CONTEXT_GIVEN and saved >= max(2 * lost, WORTH_CONTEXT)
 
 
 def _worth_their_network(last: _Attempt, best: Trial) -> Trial:
@@ -320,7 +319,7 @@ def _worth_their_network(last: _Attempt, best: Trial) -> Trial:
         if doubtful is None:
             return best
         asked.add(doubtful)
-        best = replace(best, seconds=attempt.prices().seconds(best.placement))
+        best = replace(best, seconds=attempt.seconds(best.placement, best.breakdown.n_splits))
         trial = last.on(tuple(device for device in best.devices if device not in doubtful)).run()
         is_better = _rank(trial) > _rank(best)
         if last.request.objective != "context" and attempt.are_slower_than_host(doubtful) and trial.fits and best.fits:
@@ -393,6 +392,7 @@ class _Attempt:
         """The context below which a plan is of no interest; ``None`` where that is for this search to find."""
         self._is_priced = request.strategy == "fastest" and request.facts is not None and request.host_speed is not None
         self._prices: Prices | None = None
+        self._prices_on: dict[tuple[int, ...], Prices] = {}
 
     def on(self, devices: tuple[DeviceLimit, ...], request: Request | None = None) -> _Attempt:
         """The same search on other devices, with what does not depend on them."""
@@ -430,6 +430,16 @@ class _Attempt:
             n_ctx = max(self._units)
             self._prices = Prices(self.request, self.devices, self._units[n_ctx], n_ctx)
         return self._prices
+
+    def seconds(self, placement: Placement, n_splits: tuple[int, int] | None = None) -> float:
+        """The objective with ``placement``; see ``Prices.seconds``."""
+        named = tuple(self._named(placement))
+        if named not in self._prices_on:
+            if len(named) == len(self.devices):
+                self._prices_on[named] = self.prices()
+            else:
+                self._prices_on[named] = self.on(tuple(self.devices[d] for d in named)).prices()
+        return self._prices_on[named].seconds(placement.on(named), n_splits)
 
     def _smallest_context(self) -> int:
         request = self.request
@@ -487,10 +497,10 @@ class _Attempt:
             budgets = self.budgets(n_ctx, True)
             placement = self._fastest(n_ctx)(budgets) if self._chooses_devices() else self._whole(n_ctx)(budgets)
             if placement is not None:
-                return n_ctx, self.prices().seconds(placement)
+                return n_ctx, self.seconds(placement)
             n_ctx = low
         placement = self._propose_partial(n_ctx, self.budgets(n_ctx, False), self._styles(n_ctx)[0])
-        return None if placement is None else (n_ctx, self.prices().seconds(placement))
+        return None if placement is None else (n_ctx, self.seconds(placement))
 
     # trying
 
@@ -501,8 +511,10 @@ class _Attempt:
             breakdown = self._measure(params)
             missing = missing_of(self.request, breakdown, self.devices)
             # where nothing was recorded there is nothing to choose between
-            seconds = self.prices().seconds(placement) if self._is_priced and self._units else None
-            trial = Trial(placement, self.devices, params, breakdown, missing, seconds)
+            is_priced = self._is_priced and bool(self._units)
+            expected = self.seconds(placement) if is_priced else None
+            seconds = self.seconds(placement, breakdown.n_splits) if is_priced else None
+            trial = Trial(placement, self.devices, params, breakdown, missing, seconds, expected)
             self._trials[params] = trial
             whole = self._is_whole(placement)
             # a placement proposed before any compute buffer was known says little of what is missing
@@ -574,9 +586,9 @@ class _Attempt:
 
     def _gains(self, placement: Placement, best: Trial | None) -> bool:
         """Whether a correction promises enough to be measured once there is something that fits."""
-        if best is None or best.seconds is None or not self._units:
+        if best is None or best.expected is None or not self._units:
             return True
-        return self.prices().seconds(placement) < best.seconds * (1 - _WORTH_A_CORRECTION)
+        return self.seconds(placement) < best.expected * (1 - _WORTH_A_CORRECTION)
 
     # the parts of the search
 
@@ -745,7 +757,7 @@ class _Attempt:
                 names,
                 trial.seconds,
                 "all devices, by their memory as llama.cpp splits",
-                self.prices().seconds(default),
+                self.seconds(default),
             )
         )
 
@@ -888,10 +900,10 @@ class _Attempt:
     def _expected(self, n_ctx: int, spread: bool) -> float:
         """The objective with what a way to spill proposes by what is known now."""
         placement = self._propose_partial(n_ctx, self.budgets(n_ctx, False), spread)
-        return self.prices().seconds(placement) if placement else math.inf
+        return self.seconds(placement) if placement else math.inf
 
     def _promises_better(self, n_ctx: int, spread: bool, best: Trial) -> bool:
-        return best.seconds is not None and self._expected(n_ctx, spread) < best.seconds * (1 - _WORTH_A_LOAD)
+        return best.expected is not None and self._expected(n_ctx, spread) < best.expected * (1 - _WORTH_A_LOAD)
 
     def _fill(self, trial: Trial) -> Trial:
         """Bring items back from the host one by one while the measurement says that there is room.
@@ -926,7 +938,9 @@ class _Attempt:
         if "tensor_split" not in request.fixed:
             found = pack(units, budgets, spread=spread, first=first, apart=apart)
             found = (found and self._nearer(found, units, budgets, first)) or _nothing(units, budgets, first)
-            return found and (self._without_caches(found, units, budgets) if first is None else found)
+            if found is None or first is not None or not self._is_priced:
+                return found
+            return self._with_caches(self._without_caches(found, units, budgets), units, budgets)
         choices = range(len(units), 0, -1) if first is None else (len(units) - first,)
         for n_gpu_layers in choices:
             counts = self._counts(n_gpu_layers)
@@ -949,16 +963,16 @@ class _Attempt:
         target = self.request.host.target
         if nearer is None or (target is not None and not self.request.host.paging and _on_host(units, nearer) > target):
             return found
-        return min(found, nearer, key=self.prices().seconds)
+        return min(found, nearer, key=self.seconds)
 
     def _without_caches(self, found: Placement, units: Sequence[Unit], budgets: Sequence[int]) -> Placement:
         """``found``, or a faster one with more layers on the host, whose caches give way to tensors of any layer.
 
         Where caches are large, as with many slots, the weights of a layer do more on a device than all of it would.
         """
-        if not self._is_priced or self._keeps_caches(found, units, budgets):
+        if self._keeps_caches(found, units, budgets):
             return found
-        n_units, seconds = len(units), self.prices().seconds
+        n_units, seconds = len(units), self.seconds
         best, best_seconds = found, seconds(found)
         tried: dict[int, float] = {}
 
@@ -979,6 +993,30 @@ class _Attempt:
             around = min(tried, key=lambda first: tried[first])
             attempt(around - stride)
             attempt(around + stride)
+        return best
+
+    def _with_caches(self, found: Placement, units: Sequence[Unit], budgets: Sequence[int]) -> Placement:
+        """``found``, or a faster one where devices have the caches of layers whose weights are on the host.
+
+        Attention is computed where the cache is: for long prompts, or a latent cache, that is most of a layer's time.
+        """
+        if not found.first or not self.devices:
+            return found
+        prices, gain = self.prices(), 0.0
+        best, best_seconds = found, self.seconds(found)
+        for unit in units[: found.first]:
+            gain += prices.bare_gain(unit.index) if unit.can_be_bare else 0.0
+        if gain < _WORTH_A_LOAD * best_seconds:
+            return found
+        for first in dict.fromkeys((0, found.first // 4, found.first // 2, 3 * found.first // 4)):
+            more = 0
+            while (bare := found.first - first + more) <= len(units) - 1 - first:
+                placement = pack(units, budgets, spread=True, first=first, apart=self._apart(), bare=bare)
+                if placement is not None:
+                    if (seconds := self.seconds(placement)) < best_seconds:
+                        best, best_seconds = placement, seconds
+                    break
+                more = 2 * more or 1
         return best
 
     def _keeps_caches(self, found: Placement, units: Sequence[Unit], budgets: Sequence[int]) -> bool:

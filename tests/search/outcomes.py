@@ -22,7 +22,7 @@ SAME = 0.01
 
 @dataclass(frozen=True)
 class Outcome:
-    """A plan in figures; ``error`` where there is none. ``on_host``: bytes of weights there beyond the embedding."""
+    """A plan in figures; ``error`` where there is none. ``on_devices``: bytes of weights there."""
 
     error: str = ""
     fits: bool = False
@@ -30,6 +30,7 @@ class Outcome:
     seconds: float | None = None
     bound: float | None = None
     n_gpu_layers: int = 0
+    on_devices: int = 0
     placement: tuple[Any, ...] = ()
     arguments: tuple[str, ...] = ()
     loads: int = 0
@@ -70,6 +71,7 @@ class Asking:
             seconds=plan.estimate.seconds if plan.estimate else None,
             bound=plan.bound.seconds if plan.bound else None,
             n_gpu_layers=plan.params.n_gpu_layers,
+            on_devices=sum(device.model for device in plan.devices),
             placement=(plan.params.n_gpu_layers, tuple(split), len(plan.params.tensor_buft_overrides)),
             arguments=tuple(plan.arguments()) if plan.fits else (),
             loads=plan.search.dummy_loads,
@@ -84,6 +86,9 @@ def worse(after: Outcome, before: Outcome, same: float = SAME) -> str:
     if not after.fits:
         return after.error or "does not fit any more"
     a, b = after.seconds or 0.0, before.seconds or 0.0
+    if not before.on_devices and after.on_devices:
+        # context costs the host nothing but memory; a card that makes a plan faster may take what is worth having of it
+        return "" if a < b else f"{b:.3f} -> {a:.3f} s"
     said = f"context {before.n_ctx} -> {after.n_ctx}, {b:.3f} -> {a:.3f} s"
     if after.n_ctx > before.n_ctx:
         return said if pays_for_context(before.n_ctx, b, after.n_ctx, a) else ""
