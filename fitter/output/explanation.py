@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from fitter.output.units import duration
+from fitter.output.units import duration, human
 from fitter.planning.cost import Part
-from fitter.planning.explain import Bound, Choice
+from fitter.planning.explain import Bound, Choice, Reason
 from fitter.planning.plan import PlanData
 from fitter.planning.pricing import Price, SpeedSource
 
@@ -37,6 +37,26 @@ def explain_lines(price: Price, choices: Sequence[Choice] = (), bound: Bound | N
     if bound is not None:
         lines.append(_bound(bound, price.seconds))
     return lines + _speeds(price, lambda source: source.is_default or source.is_remote)
+
+
+def far_lines(bound: Bound | None) -> list[str]:
+    """Of a plan that is far from the best that there may be: by how much, and what keeps it there."""
+    if bound is None or bound.reached is None or not bound.is_far:
+        return []
+    times = f"{bound.reached / bound.seconds:.1f} times the {duration(bound.seconds)} that no placement goes below"
+    return [f"{times}: {'; '.join(map(_reason, bound.reasons))}" if bound.reasons else times]
+
+
+def _reason(reason: Reason) -> str:
+    if reason.kind == "context":
+        said = f"{human(reason.bytes)} of cache for this context (a smaller -c takes less)"
+    elif reason.kind == "compute":
+        said = f"{human(reason.bytes)} of compute buffers (--allow ubatch may make them smaller)"
+        if reason.devices:
+            said += f", for which {' and '.join(reason.devices)} {'have' if len(reason.devices) > 1 else 'has'} no room"
+    else:
+        return "the rest, for layers and tensors are placed whole, and each device has a row of layers"
+    return f"{said}, with which it is {duration(reason.seconds)}"
 
 
 def default_speeds(price: Price) -> list[str]:

@@ -331,7 +331,20 @@ def _explanation(plan: PlanData) -> dict[str, Any]:
         ],
         "bound": None
         if bound is None
-        else {"seconds": _digits(bound.seconds), "text": bound.text, "distance": _digits(distance)},
+        else {
+            "seconds": _digits(bound.seconds),
+            "text": bound.text,
+            "distance": _digits(distance),
+            "reasons": [
+                {
+                    "kind": reason.kind,
+                    "seconds": _digits(reason.seconds),
+                    "bytes": reason.bytes,
+                    "devices": list(reason.devices),
+                }
+                for reason in bound.reasons
+            ],
+        },
     }
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
 from fitter.machine.catalogue import capability_text
-from fitter.output.explanation import default_speeds, explain_lines
+from fitter.output.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.units import dummy_loads, human, mib, scaled, speed
 from fitter.planning.plan import DeviceUse, HostUse, PlanData, SharedUse
 from fitter.planning.pricing import Price
@@ -63,7 +63,7 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
     if plan.levers:
         parts.append(Text(f"given up, as --allow lets it: {', '.join(plan.levers)}", overflow="fold"))
     if plan.estimate is not None:
-        lines = [_estimate(plan.estimate)]
+        lines = [_estimate(plan.estimate), *far_lines(plan.bound)]
         lines += explain_lines(plan.estimate, plan.choices, plan.bound) if verbose else default_speeds(plan.estimate)
         parts.append(Text("\n".join(lines), overflow="fold"))
     loads = dummy_loads(plan.search.dummy_loads)

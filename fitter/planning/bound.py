@@ -52,7 +52,8 @@ def lower_bound(
     linear programme that spreads every byte over places at that cost per byte, within the budgets, and is not cheaper
     than its least value. That is at least ``sum over items of min over places (cost + rent × bytes) - sum over places
     of rent × budget`` for any rents of 0 or more (weak duality), which is what is returned, whatever the rents were
-    found by.
+    found by. A cache is an item with the projections of its attention: where it is on the host, either they are there
+    as well, or it is copied to a device that has one of them.
 
     Raises ``ValueError`` on speeds of 0 or less.
     """
@@ -61,23 +62,35 @@ def lower_bound(
     at = setting(work, devices, host, workload, costs)
     places = _Places(at)
     items = _items(places, pieces, units)
-    kinds = [_Kind(seconds, size) for seconds, size in items.bytes_of.items()]
+    kinds, apart = [_Kind(seconds, size) for seconds, size in items.bytes_of.items()], _Items()
+    together = _Items()
+    for head, count in items.heads.items():
+        apart.add(head.seconds_apart, head.cache, count)
+        for seconds, size in head.weights:
+            apart.add_bytes(seconds, size * count)
+        together.add(head.seconds_together, head.bytes, count)
     if host_budget is not None and pieces.cache_on_host:
         host_budget -= sum(unit.cache for unit in units)
         if host_budget < 0:
             return math.inf
     room = places.room(budgets, host_budget)
-    rents = _rents(kinds, room)
-    if rents is None:
-        return math.inf
-    least = items.least + _with_rents(kinds, room, rents)
+    least = -math.inf
+    for others in (apart, together):
+        rents = _rents([*kinds, *(_Kind(seconds, size) for seconds, size in others.bytes_of.items())], room)
+        if rents is None:
+            return math.inf
+        heads = sum(head.least(rents) * count for head, count in items.heads.items())
+        least = max(least, items.least + heads + _with_rents(kinds, room, rents))
+    on_host = items.on_host + sum(kind.seconds[-1] * kind.bytes for kind in kinds)
+    on_host += sum(head.seconds_together[-1] * count for head, count in items.heads.items())
     if not devices or pieces.pinned.get(_TOKEN_EMBEDDING, HOST) != HOST:
         return least
     # the token embedding is on the host: whatever is on a device is another split
     split = at.request(Seconds(at.costs.split, at.costs.split))
-    if room[-1] is not None and room[-1] < sum(kind.bytes for kind in kinds):
+    total = sum(kind.bytes for kind in kinds) + sum(head.bytes * count for head, count in items.heads.items())
+    if room[-1] is not None and room[-1] < total:
         return least + split
-    return min(least + split, items.on_host + sum(kind.seconds[-1] * kind.bytes for kind in kinds))
+    return min(least + split, on_host)
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,48 @@ class _Kind:
 
     seconds: tuple[float, ...]
     bytes: int
+
+
+@dataclass(frozen=True)
+class _Head:
+    """A layer's cache of ``cache`` bytes with the ``weights`` (seconds per byte on each place, bytes) that project it.
+
+    ``seconds``: of attention and the layer itself with the cache on each place, on the host with all weights there;
+    ``copied``: with the cache on the host and some of them on a device.
+    """
+
+    seconds: tuple[float, ...]
+    copied: float
+    cache: int
+    weights: tuple[tuple[tuple[float, ...], int], ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all of it."""
+        return self.cache + sum(size for _, size in self.weights)
+
+    @property
+    def seconds_apart(self) -> tuple[float, ...]:
+        """Seconds on every place of the cache alone, at least."""
+        return (*self.seconds[:-1], min(self.seconds[-1], self.copied))
+
+    @property
+    def seconds_together(self) -> tuple[float, ...]:
+        """Seconds on every place of all of it."""
+        return tuple(
+            seconds + sum(of_byte[place] * size for of_byte, size in self.weights)
+            for place, seconds in enumerate(self.seconds)
+        )
+
+    def least(self, rents: Sequence[float]) -> float:
+        """The least that it takes with ``rents`` per byte."""
+        free: float = sum(size * min(map(add, of_byte, rents)) for of_byte, size in self.weights)
+        on_host: float = self.seconds_together[-1] + rents[-1] * self.bytes if rents[-1] < math.inf else math.inf
+        apart: float = min(
+            seconds + (rent * self.cache if self.cache else 0.0)
+            for seconds, rent in zip(self.seconds_apart[:-1] + (self.copied,), rents, strict=True)
+        )
+        return min(on_host, apart + free)
 
 
 class _Places:
@@ -141,6 +196,16 @@ class _Places:
             min(at.request(layer_seconds(on_host, at)) for at in self._hosts),
         )
 
+    def copied(self, attention: Attention) -> float:
+        """Seconds of a layer without its weights where its cache is on the host and a device attends to it."""
+        at = self._at
+        found = [math.inf]
+        for d in self._devices:
+            for first in self._devices:
+                setting = at.on((at.devices[first], at.devices[d]))
+                found.append(at.request(layer_seconds(Layer(HOST, (), attention, None, 1), setting)))
+        return min(found)
+
     def _on_device(self, device: int, attention: Attention | None, cache_on_host: bool) -> float:
         at = self._at
         if attention is None or not cache_on_host:
@@ -159,16 +224,17 @@ class _Items:
 
     def __init__(self) -> None:
         self.bytes_of: dict[tuple[float, ...], int] = {}
+        self.heads: dict[_Head, int] = {}
         self.least = 0.0
         self.on_host = 0.0
 
-    def add(self, seconds: tuple[float, ...], size: int) -> None:
-        """An item of ``size`` bytes that takes so many seconds on each place."""
+    def add(self, seconds: tuple[float, ...], size: int, count: int = 1) -> None:
+        """``count`` items of ``size`` bytes that each take so many seconds on each place."""
         if size:
-            self.add_bytes(tuple(each / size for each in seconds), size)
+            self.add_bytes(tuple(each / size for each in seconds), size * count)
         else:
-            self.least += min(seconds)
-            self.on_host += seconds[-1]
+            self.least += min(seconds) * count
+            self.on_host += seconds[-1] * count
 
     def add_bytes(self, seconds_per_byte: tuple[float, ...], size: int) -> None:
         """``size`` bytes that take so many seconds each on each place."""
@@ -184,22 +250,42 @@ def _items(places: _Places, pieces: Pieces, units: Sequence[Unit]) -> _Items:
     items = _Items()
     weights: dict[tuple[float, bool, bool], int] = {}
     homes: dict[tuple[Attention | None, int, bool], tuple[float, ...]] = {}
+    heads: dict[tuple[Attention, int, bool, tuple[tuple[float, int], ...]], int] = {}
     for layer, attention, state, unit in zip(pieces.facts.layers, pieces.attention, pieces.states, units, strict=False):
         # a recurrent state is read as weights are, and written
         state_bytes = round(2 * state)
         free, fixed, unpacking = _sorted(layer.tensors, pieces.pinned, places, state_bytes)
         items.add_fixed(fixed)
+        projections = free[: layer.n_attention]
+        is_free = len(free) - len(projections) == len(layer.tensors) - layer.n_attention
+        if attention and projections and is_free and not (state_bytes or pieces.cache_on_host):
+            of_head: dict[float, int] = {}
+            for tensor in projections:
+                params = tensor.n_params / tensor.bytes
+                of_head[params] = of_head.get(params, 0) + tensor.bytes
+            key_of_head = attention, unit.cache, unpacking[False], tuple(of_head.items())
+            heads[key_of_head] = heads.get(key_of_head, 0) + 1
+            free = free[layer.n_attention :]
+        else:
+            home = attention, state_bytes, unpacking[False]
+            if home not in homes:
+                of_state = places.weights(0, False, unpacking[False])
+                if pieces.cache_on_host:
+                    of_state = (of_state[-1],) * len(of_state)
+                of_layer = places.layer(attention, pieces.cache_on_host)
+                homes[home] = tuple(a + state_bytes * b for a, b in zip(of_layer, of_state, strict=True))
+            items.add(homes[home], 0 if pieces.cache_on_host else unit.cache)
         for tensor in free:
             key = tensor.n_params / tensor.bytes, tensor.experts, unpacking[tensor.experts]
             weights[key] = weights.get(key, 0) + tensor.bytes
-        home = attention, state_bytes, unpacking[False]
-        if home not in homes:
-            of_state = places.weights(0, False, unpacking[False])
-            if pieces.cache_on_host:
-                of_state = (of_state[-1],) * len(of_state)
-            of_layer = places.layer(attention, pieces.cache_on_host)
-            homes[home] = tuple(a + state_bytes * b for a, b in zip(of_layer, of_state, strict=True))
-        items.add(homes[home], 0 if pieces.cache_on_host else unit.cache)
+    for (attention, cache, is_unpacked, sizes), count in heads.items():
+        head = _Head(
+            places.layer(attention, False),
+            places.copied(attention),
+            cache,
+            tuple((places.weights(params, False, is_unpacked), size) for params, size in sizes),
+        )
+        items.heads[head] = items.heads.get(head, 0) + count
     for key, size in weights.items():
         items.add_bytes(places.weights(*key), size)
     free, fixed, unpacking = _sorted(pieces.facts.output, pieces.pinned, places, 0)

@@ -24,6 +24,10 @@ MIN_OFFLOAD_BATCH = 32
 """Tokens from which a device computes with weights that are on the host (``op_offload``); llama.cpp's default."""
 
 
+BARE_SPLITS = 10
+"""Graph splits of a layer that has nothing but its cache on a device, as llama.cpp counts them for latent attention."""
+
+
 @dataclass(frozen=True)
 class Family:
     """What llama.cpp reaches on one kind of device, as fitted.
@@ -118,12 +122,14 @@ class Layer:
     """A layer, or the output.
 
     ``home``: the place that has it. ``cache``: that of its KV cache where it is another, as with ``-nkvo``.
+    ``attends``: the device that computes attention to a cache on the host, since it has projections of a layer there.
     """
 
     home: int
     weights: tuple[Weights, ...]
     attention: Attention | None = None
     cache: int | None = None
+    attends: int | None = None
 
 
 @dataclass(frozen=True)
@@ -319,11 +325,11 @@ def _attention(layer: Layer, at: Setting) -> Seconds:
     flops = attention.flops * prompt_seen * at.batch
     on_host = (costs.host.attention if attention.flash else costs.host.plain_attention) * at.threads
     cache = layer.home if layer.cache is None else layer.cache
-    if cache == HOST and (layer.home == HOST or not attention.flash or _computes_on_host(layer)):
+    if cache == HOST and (not attention.flash or _computes_on_host(layer)):
         generation = attention.flops * seen / on_host
     elif cache == HOST:
         # the device computes, and has all of the cache copied for every token
-        device = at.devices[layer.home]
+        device = at.devices[layer.home if layer.attends is None else layer.attends]
         generation = attention.kv_bytes * seen / (device.pcie * (1 if device.is_remote else costs.pageable))
     else:
         device, family = at.devices[cache], at.families[cache]
@@ -343,7 +349,13 @@ def _attention(layer: Layer, at: Setting) -> Seconds:
 
 
 def _computes_on_host(layer: Layer) -> bool:
-    """Whether attention next to a cache on the host runs there too: its projections are on the host, by an override."""
+    """Whether attention next to a cache on the host runs there too: its projections are on the host.
+
+    llama.cpp's scheduler gives an operation without weights to the device that has its neighbours
+    (``ggml_backend_sched_split_graph``).
+    """
+    if layer.home == HOST:
+        return layer.attends is None
     dense = [weights for weights in layer.weights if not weights.experts]
     return bool(dense) and dense[0].place == HOST
 
@@ -359,7 +371,10 @@ def predicted_splits(work: Work) -> int:
     for layer in work.layers:
         splits += layer.home != place
         place = layer.home
-        if any(weights.place != place for weights in layer.weights):
+        if layer.attention and place != HOST and all(weights.place == HOST for weights in layer.weights):
+            # norms, queries, keys, attention, the output: there and back for each
+            splits += BARE_SPLITS
+        elif any(weights.place != place for weights in layer.weights):
             splits += 2 * len({weights.place for weights in layer.weights} - {place})
         if layer.attention and layer.cache not in (None, place):
             splits += 2

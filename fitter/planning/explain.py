@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,41 @@ class Choice:
         return None if self.runner_up_seconds is None else self.runner_up_seconds - self.seconds
 
 
+FAR = 1.5
+"""How many times its bound a plan takes from which on the search goes wider, and the plan says what is left of it."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a plan is far from its bound: with this, and all before it, nothing takes less than ``seconds``.
+
+    ``kind``: ``context`` (the plan's is larger than the smallest, ``bytes`` of cache), ``compute`` (``bytes`` of compute
+    buffers; ``devices`` cannot hold their own), or ``whole`` (layers and tensors are not divided).
+    """
+
+    kind: Literal["context", "compute", "whole"]
+    seconds: float
+    bytes: int = 0
+    devices: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Bound:
     """``seconds`` that nothing takes less than. ``text`` says what that is, as in ``at most 3 % from TEXT``.
 
-    ``reached``: seconds that the plan takes of the same; ``None``: the whole estimated request.
+    ``reached``: seconds that the plan takes of the same; ``None``: the whole estimated request. ``reasons``: what keeps
+    a plan from it that is far from it (``FAR``).
     """
 
     seconds: float
     text: str = "the best that any placement of these tensors can reach by this model"
     reached: float | None = None
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the plan takes more than ``FAR`` times the bound."""
+        return self.reached is not None and self.seconds > 0 and self.reached > FAR * self.seconds
 
     def distance(self, request_seconds: float) -> float | None:
         """How far the plan is from the bound, as a share of it; ``None`` where there is nothing to compare.

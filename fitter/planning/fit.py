@@ -13,7 +13,7 @@ from fitter.planning.explain import Choice
 from fitter.planning.levers import Found, changes, improve, pulled, used
 from fitter.planning.objective import objective_seconds
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search, SharedUse
-from fitter.planning.pricing import bound_of, price_placement
+from fitter.planning.pricing import bound_of, price_placement, reasons_of
 from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record, Request
 from fitter.planning.search import Trial, search
 from fitter.planning.shared import Shared, beyond, draft_seconds, lacking, lowered, remembered, taken
@@ -240,10 +240,14 @@ class _Fit:
     def _search(self, request: Request, choice: _Choice, loads: Loads, on_candidate: OnCandidate) -> Found:
         layouts: list[Layout] = []
         choices: list[Choice] = []
+        latest: dict[str, int] = {}
 
         def measure(params: Params) -> Breakdown:
             self._say(_attempt(params, self._request))
             own = loads.measure(params)
+            latest.update(
+                {row.device: row.compute for row in own.rows if row.device and row.compute and not row.is_host}
+            )
             return _joined(choice, own, self._uses(choice, params, own, loads.measure))
 
         def record(params: Params) -> Layout:
@@ -271,6 +275,10 @@ class _Fit:
         if not changes(request):
             smallest = min(layouts or [layout], key=lambda layout: layout.n_ctx)
             bound = bound_of(request, smallest, objective_seconds(request, price.estimate))
+        if bound is not None and bound.is_far:
+            compute = latest | {device.name: price.breakdown.on(device.name).compute for device in devices}
+            recorded = record(replace(trial.params, tensor_buft_overrides=()))
+            bound = replace(bound, reasons=reasons_of(request, bound, recorded, compute))
         return Found(request, trial, price, tuple(choices[-3:]), bound)
 
     def _say(self, text: str) -> None:

@@ -114,7 +114,7 @@ def units_of(
         is_item = layer is not None and is_movable(entry.name)
         if not is_item:
             fixed[index] += size
-        if layer is not None:
+        if layer is not None and entry.name.count(".") > 2:
             stem, _, suffix = entry.name.rpartition(".")
             kind = items if is_item else rest
             suffixes, total = kind[index].get(stem, ([], 0))
@@ -126,7 +126,8 @@ def units_of(
             cache=cache[index],
             items=_items(index, items[index]),
             state=state[index],
-            rest=_items(index, rest[index]),
+            # what a recurrent layer computes with goes where its state is
+            rest=() if state[index] else _items(index, rest[index]),
         )
         for index in range(n_layer + 1)
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from fitter.planning.cost import (
+    BARE_SPLITS,
     Estimate,
     Seconds,
     Setting,
@@ -102,7 +103,7 @@ class Prices:
         at, host = self._setting, self._pieces.layer(index, HOST)
         on_device = replace(self._pieces.layer(index, 0), weights=host.weights)
         split = self._value(Seconds(at.costs.split, at.costs.split))
-        return self._value(layer_seconds(host, at)) - self._value(layer_seconds(on_device, at)) - 2 * split
+        return self._value(layer_seconds(host, at)) - self._value(layer_seconds(on_device, at)) - BARE_SPLITS * split
 
     def streaming(self, device: int) -> float:
         """Seconds that the largest layer on the host costs where prompts have it through ``device``, the first one."""

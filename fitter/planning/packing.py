@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fitter.planning.memory import HOST, Item, Unit
 from fitter.planning.placement import Placement, caches_on, weights_on
@@ -116,7 +116,7 @@ def pack(
     counts: Sequence[int] | None = None,
     apart: int = 0,
     far: Collection[int] = (),
-    bring: bool = False,
+    bring: Literal["items", "layers", "all"] | None = None,
     bare: int = 0,
 ) -> Placement | None:
     """The placement with the most weight bytes on devices, ``None`` where not even one exists.
@@ -125,8 +125,9 @@ def pack(
     beside them. Without it a device takes whole layers and at most one whose items are partly elsewhere. ``first``
     fixes the first unit on devices; ``counts`` fixes the units per device. Items that their own device cannot hold go
     to another that can and is none of ``far``, else to the host. ``apart``: how many bytes on a device are worth one
-    layer less that has items elsewhere. With ``bring`` the items of layers on the host get what room is left. Of
-    the first ``bare`` layers on devices only the caches are there, and what items have room.
+    layer less that has items elsewhere. With ``bring`` what room is left goes to layers on the host: to single
+    ``items``, to those of whole ``layers``, or to ``all`` weights of layers. Of the first ``bare`` layers on devices
+    only the caches are there, and what items have room.
     """
     if bare:
         return _pack_bare(units, budgets, first or 0, bare, apart, far)
@@ -150,9 +151,43 @@ def pack(
         if kept is None:
             return None
         spilled += kept.spilled
-    if bring:
-        spilled += [item for unit in units[: placement.first] for item in unit.items]
-    return _move(units, budgets, placement, spilled, far)
+    moved = _move(units, budgets, placement, spilled, far)
+    return _brought(units, budgets, moved, far, bring) if bring else moved
+
+
+def _brought(
+    units: Sequence[Unit], budgets: Sequence[int], placement: Placement, far: Collection[int], bring: str
+) -> Placement:
+    """``placement`` with weights of layers on the host where there is room, the last layer first.
+
+    Those of a layer, all of them or its items, go together where they can, and next to those of the layer after it.
+    """
+    gaps = _gaps(units, budgets, placement)
+    open_to = [d for d in range(len(gaps)) if placement.counts[d] and d not in far]
+    moved = list(placement.moved)
+    left: list[Item] = []
+    target = HOST
+    for unit in reversed(units[: placement.first]):
+        if bring == "items":
+            left += unit.items
+            continue
+        items = (*unit.items, *unit.rest) if bring == "all" else unit.items
+        size = sum(item.bytes for item in items)
+        if target == HOST or gaps[target] < size:
+            target = max(open_to, key=lambda d: gaps[d], default=HOST)
+        if target == HOST or gaps[target] < size:
+            left += unit.items
+            continue
+        gaps[target] -= size
+        moved += [(item, target) for item in items]
+    moved += _placed(left, gaps, placement, far)
+    moved.sort(key=lambda pair: (pair[1], pair[0].layer, pair[0].stem))
+    return replace(placement, moved=tuple(moved))
+
+
+def _gaps(units: Sequence[Unit], budgets: Sequence[int], placement: Placement) -> list[int]:
+    used = zip(budgets, weights_on(units, placement), caches_on(units, placement), strict=True)
+    return [budget - weights - cache for budget, weights, cache in used]
 
 
 def _pack_bare(
@@ -167,15 +202,8 @@ def _pack_bare(
         return None
     rest = tuple((item, HOST) for unit in stripped for item in unit.rest)
     items = [item for unit in stripped for item in unit.items]
-    room = [
-        budget - weights - cache
-        for budget, weights, cache in zip(
-            budgets,
-            weights_on(units, replace(found, moved=(*found.moved, *rest, *((item, HOST) for item in items)))),
-            caches_on(units, found),
-            strict=True,
-        )
-    ]
+    away = replace(found, moved=(*found.moved, *rest, *((item, HOST) for item in items)))
+    room = _gaps(units, budgets, away)
     return replace(found, moved=(*found.moved, *rest, *_placed(items, room, found, far)))
 
 
@@ -448,12 +476,8 @@ def _move(
     far: Collection[int] = (),
 ) -> Placement:
     """Give every spilled item to a device that has room for it, nearest in size first, else to the host."""
-    away = tuple((item, HOST) for item in spilled if item.layer >= placement.first)
-    at_home = Placement(placement.first, placement.counts, away)
-    gaps = [
-        budget - weights - cache
-        for budget, weights, cache in zip(budgets, weights_on(units, at_home), caches_on(units, placement), strict=True)
-    ]
+    at_home = Placement(placement.first, placement.counts, tuple((item, HOST) for item in spilled))
+    gaps = _gaps(units, budgets, at_home)
     moved = _placed(spilled, gaps, placement, far)
     return Placement(placement.first, placement.counts, tuple(moved))
 

@@ -11,11 +11,15 @@ from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.bound import lower_bound
 from fitter.planning.cost import Estimate, Part, Work, Workload, price
-from fitter.planning.explain import Bound
+from fitter.planning.explain import Bound, Reason
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
 from fitter.planning.work import ModelFacts, Pieces, pieces_of, work_of, work_of_params
+
+
+_WORTH_SAYING = 0.05
+"""The share by which a reason must raise the bound to be one."""
 
 
 @dataclass(frozen=True)
@@ -140,20 +144,51 @@ def bound_of(
         workload = replace(workload, generate=0)
     units = units_of(layout, request.n_layer, lambda _: False)
     # whatever is computed on a device takes some of it
-    devices = [device for device in request.devices if device.target > 0]
+    taken = compute or {}
+    devices = [device for device in request.devices if device.target > taken.get(device.name, 0)]
     index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
     pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
     pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, pinned)
     seconds = lower_bound(
         pieces,
         units,
-        [device.target - (compute or {}).get(device.name, 0) for device in devices],
+        [device.target - taken.get(device.name, 0) for device in devices],
         None if request.host.paging else request.host.target,
         [request.speeds[device.name] for device in devices],
         request.host_speed,
         workload,
     )
     return Bound(seconds, reached=trial_seconds) if math.isfinite(seconds) else None
+
+
+def reasons_of(request: Request, bound: Bound, layout: Layout, compute: Mapping[str, int]) -> tuple[Reason, ...]:
+    """What keeps a plan from ``bound``, step by step, where it is far from it; nothing where it is not.
+
+    ``layout`` was recorded at the context of the plan. ``compute``: bytes of compute buffers by device, those of the
+    plan, and of a device that it leaves out what llama.cpp asked for there when it was tried.
+    """
+    reached = bound.reached or 0.0
+    if not bound.is_far:
+        return ()
+    found: list[Reason] = []
+    least = bound.seconds
+
+    def step(reason: Reason) -> None:
+        nonlocal least
+        if reason.seconds > least * (1 + _WORTH_SAYING):
+            found.append(reason)
+            least = reason.seconds
+
+    at_context = bound_of(request, layout, reached)
+    if at_context is not None:
+        cache = sum(entry.bytes for entry in layout.entries if entry.kind == "context")
+        step(Reason("context", min(at_context.seconds, reached), cache))
+    with_compute = bound_of(request, layout, reached, compute)
+    without_room = tuple(d.name for d in request.devices if 0 < d.target <= compute.get(d.name, 0))
+    if with_compute is not None:
+        step(Reason("compute", min(with_compute.seconds, reached), sum(compute.values()), without_room))
+    step(Reason("whole", reached))
+    return tuple(found)
 
 
 def _pieces(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from fitter.errors import LlamaCppCrashError
 from fitter.llama.types import MAX_USED_DEVICES, Breakdown, Layout, Params
@@ -31,14 +32,13 @@ _LAYERS = "whole layers on the host with their KV cache"
 _STARTS = 16
 """How many first layers on devices are tried before the search goes on around the best of them."""
 
+_WAYS_TO_BRING: tuple[Literal["items", "layers", "all"], ...] = ("items", "layers", "all")
+
 _CACHE_SHARE = 0.05
 """Share of the devices' memory from which on caches are worth being asked about apart from their layers' weights."""
 
 _WORTH_A_LOAD = 0.005
 """Share of the time that another way to place must be expected to save before it is tried."""
-
-FAR = 1.5
-"""How many times the bound a plan takes from which on it is questioned."""
 
 _MAX_OTHERS, _LEAST_OTHERS = 5, 2
 """How many other choices of devices are asked for where some promise to be better, and where none does."""
@@ -152,7 +152,9 @@ class _Devices:
             # cannot hold even its compute buffer is no device
             lacking = {name for name, _ in trial.missing}
             idle = [
-                attempt.devices[d] for d in trial.placement.idle if attempt.devices[d].name in (trial.params.devices or ())
+                attempt.devices[d]
+                for d in trial.placement.idle
+                if attempt.devices[d].name in (trial.params.devices or ())
             ]
             useless = idle or [device for device in attempt.devices if device.name in lacking]
             if not useless:
@@ -233,12 +235,12 @@ class _Devices:
         return best.expected is None or _is_better(self._request, expected, (best.params.n_ctx, best.expected))
 
     def _is_far(self, best: Trial) -> bool:
-        """Whether the time of ``best`` is more than ``FAR`` times what no placement takes less than."""
+        """Whether the time of ``best`` is far above what no placement takes less than."""
         layout = self._first.smallest_layout
         if best.seconds is None or layout is None:
             return False
         bound = bound_of(self._request, layout, best.seconds)
-        return bound is not None and best.seconds > FAR * bound.seconds
+        return bound is not None and bound.is_far
 
     def _leaves_out(self, best: Trial) -> bool:
         """Whether weights are on the host while ``best`` has nothing on some device."""
@@ -258,7 +260,7 @@ class _Devices:
         groups += [[*best.devices, device] for device in every if device not in best.devices]
         chosen = {tuple(device for device in every if device in group) for group in groups if group}
         orders = dict.fromkeys(chosen)
-        for kept in ({best.devices, every} if len(every) > 1 else ()):
+        for kept in {best.devices, every} if len(every) > 1 else ():
             orders |= dict.fromkeys((tuple(d for d in by_size if d in kept), tuple(d for d in by_speed if d in kept)))
         found = []
         for devices in orders:
@@ -980,10 +982,14 @@ class _Attempt:
             nonlocal best, best_seconds
             if first in tried or not 0 <= first < n_units:
                 return
-            placement = pack(units, budgets, spread=True, first=first, apart=self._apart(), bring=True)
-            tried[first] = math.inf if placement is None else seconds(placement)
-            if placement is not None and tried[first] < best_seconds:
-                best, best_seconds = placement, tried[first]
+            tried[first] = math.inf
+            for bring in _WAYS_TO_BRING:
+                placement = pack(units, budgets, spread=True, first=first, apart=self._apart(), bring=bring)
+                if placement is None:
+                    break
+                tried[first] = min(tried[first], taken := seconds(placement))
+                if taken < best_seconds:
+                    best, best_seconds = placement, taken
 
         stride = max(1, n_units // _STARTS)
         for first in range(0, n_units, stride):

@@ -46,7 +46,7 @@ class WeightFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """A layer as the header describes it; ``tensors`` has those of attention first.
+    """A layer as the header describes it; ``tensors`` has the ``n_attention`` projections of attention first.
 
     Head counts and lengths are 0 where the header has none. ``is_latent``: the cache has one compressed row for all
     heads. ``is_windowed``: whether attention is a sliding window's, ``None`` where the header does not say it of each
@@ -60,6 +60,7 @@ class LayerFacts:
     value_length: int = 0
     is_latent: bool = False
     is_windowed: bool | None = None
+    n_attention: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,15 +149,21 @@ def _layer_facts(
     key_length, value_length = (
         read(f"attention.{kind}_length{suffix}", read(f"attention.{kind}_length", length)) for kind in ("key", "value")
     )
+    ordered = tuple(sorted(tensors, key=lambda tensor: not _is_projection(tensor.name)))
     return LayerFacts(
-        tensors=tuple(sorted(tensors, key=lambda tensor: ".attn_" not in tensor.name or "norm" in tensor.name)),
+        tensors=ordered,
         n_head=n_head,
         n_head_kv=n_head_kv,
         key_length=key_length,
         value_length=value_length,
         is_latent=n_head_kv == 1 and read("attention.kv_lora_rank", 0) > 0,
         is_windowed=is_windowed,
+        n_attention=sum(_is_projection(tensor.name) for tensor in ordered),
     )
+
+
+def _is_projection(name: str) -> bool:
+    return ".attn_" in name and "norm" not in name
 
 
 @dataclass(frozen=True)
@@ -206,7 +213,12 @@ class Pieces:
             sums[place] = size + round(2 * self.states[index]), n_params
         weights = tuple(Weights(place, *sizes, experts) for (place, experts), sizes in sums.items())
         attention = None if is_output else self.attention[index]
-        return Layer(home, weights, attention, cache if attention else None)
+        attends = None
+        if attention and home == HOST:
+            layer = facts.layers[index]
+            projections = (self.pinned.get(t.name, apart.get(t.name, home)) for t in layer.tensors[: layer.n_attention])
+            attends = next((place for place in projections if place != HOST), None)
+        return Layer(home, weights, attention, cache if attention else None, attends)
 
     def _work(self, layers: tuple[Layer, ...], n_splits: tuple[int, int] | None) -> Work:
         facts = self.facts

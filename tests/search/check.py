@@ -1,6 +1,6 @@
 """Hold the search to its promises on random machines.
 
-    python -m tests.search.check [--machines 1000] [--first 0] [--jobs 2] [--upstream SHARE] [--output FILE]
+python -m tests.search.check [--machines 1000] [--first 0] [--jobs 2] [--upstream SHARE] [--output FILE]
 """
 
 from __future__ import annotations

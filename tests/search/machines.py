@@ -149,10 +149,14 @@ def better(machine: Machine) -> list[tuple[str, Machine]]:
         found.append((f"memory: {freed.spec} at {at}", replace(machine, cards=cards)))
     if memory := machine.options.get("host_memory"):
         more = memory + rng.randrange(1, 64) * GIB
-        found.append((f"host memory: {more // GIB} GiB", replace(machine, options={**machine.options, "host_memory": more})))
+        found.append(
+            (f"host memory: {more // GIB} GiB", replace(machine, options={**machine.options, "host_memory": more}))
+        )
     if margin := machine.options.get("margin"):
         less = rng.randrange(margin // MIB) * MIB
-        found.append((f"a smaller margin: {less // MIB} MiB", replace(machine, options={**machine.options, "margin": less})))
+        found.append(
+            (f"a smaller margin: {less // MIB} MiB", replace(machine, options={**machine.options, "margin": less}))
+        )
     return found
 
 

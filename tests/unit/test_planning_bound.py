@@ -32,9 +32,13 @@ def model(
     attention: Attention | None = ATTENTION,
     state: int = 0,
     pinned: Mapping[str, int] | None = None,
+    n_attention: int = 0,
     **more: object,
 ) -> tuple[Pieces, tuple[Unit, ...]]:
-    """A model by its layers' tensors (bytes, bits per parameter, whether experts), each layer with a cache."""
+    """A model by its layers' tensors (bytes, bits per parameter, whether experts), each layer with a cache.
+
+    The first ``n_attention`` of them that are no experts project its attention.
+    """
     facts = ModelFacts(
         n_layer=len(layers),
         layers=tuple(
@@ -42,7 +46,8 @@ def model(
                 tuple(
                     WeightFacts(f"blk.{i}.{j}.weight", size, round(8 * size / bits), experts)
                     for j, (size, bits, experts) in enumerate(tensors)
-                )
+                ),
+                n_attention=len(list(itertools.takewhile(lambda tensor: not tensor[2], tensors[:n_attention]))),
             )
             for i, tensors in enumerate(layers)
         ),
@@ -156,6 +161,7 @@ def cases(draw: st.DrawFn) -> tuple[Pieces, tuple[Unit, ...], list[int], int | N
         n_ubatch=draw(st.sampled_from([16, 512])),
         op_offload=draw(st.booleans()),
         cache_on_host=draw(st.booleans()),
+        n_attention=draw(st.integers(0, 2)),
     )
     total = sum(size for tensors in layers for size, _, _ in tensors) + 300 * MIB + sum(unit.cache for unit in units)
     share = st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0])
