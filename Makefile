@@ -158,6 +158,11 @@ test-architectures: architectures ## a plan with the skeleton and one without it
 test-real: architectures tools ## dummy and real loads of a model of every architecture, on the CPU and an rpc-server: ten minutes on two cores
 	@$(PY) -m tests.architectures.real --models $(ARCHITECTURES)/models $(CHECK_ARGS)
 
+# CHECK_ARGS="--machines 100 --first 5000" draws others.
+.PHONY: test-search
+test-search: install tools ## the search on 1,000 random machines: no card added, no byte freed makes a plan worse; two hours on two cores
+	@$(PY) -m tests.search.check --jobs $(JOBS) $(CHECK_ARGS)
+
 # BENCH_ARGS="--only kimi-k2 --runs 1" measures less; --from build/benchmark.json writes the tables again.
 .PHONY: bench
 bench: install tools ## fitter and upstream's llama-fit-params side by side: benchmarks/RESULTS.md, 20 minutes on two cores

@@ -34,7 +34,6 @@ LAYERS = {
     "qwen3-32b": (32,),
     "qwen3-30b-a3b": (24,),
     "qwen3-235b-a22b": (47,),
-    "gemma3-12b": (24,),
     "gpt-oss-120b": (18,),
 }
 """Models with fewer layers than the real ones, beside those that have all."""

@@ -21,6 +21,7 @@ class Role(enum.Enum):
     ROUTER = "router"
     NORM = "norm"
     RECURRENT = "recurrent"
+    PREDICTION = "multi-token prediction"
     OTHER = "other"
 
 
@@ -38,6 +39,7 @@ _ROLES: tuple[tuple[Role, re.Pattern[str]], ...] = tuple(
         (Role.FFN, r"ffn_.*|ffn\.act"),
         (Role.RECURRENT, r"ssm_.*|time_mix_.*|channel_mix_.*|shortconv\..*"),
         (Role.ATTENTION, r"(cross_)?attn_.*|indexer.*"),
+        (Role.PREDICTION, r"nextn\..*"),
     )
 )
 

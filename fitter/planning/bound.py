@@ -138,7 +138,7 @@ class _Head:
         on_host: float = self.seconds_together[-1] + rents[-1] * self.bytes if rents[-1] < math.inf else math.inf
         apart: float = min(
             seconds + (rent * self.cache if self.cache else 0.0)
-            for seconds, rent in zip(self.seconds_apart[:-1] + (self.copied,), rents, strict=True)
+            for seconds, rent in zip((*self.seconds_apart[:-1], self.copied), rents, strict=True)
         )
         return min(on_host, apart + free)
 

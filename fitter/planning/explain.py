@@ -35,8 +35,8 @@ FAR = 1.5
 class Reason:
     """Why a plan is far from its bound: with this, and all before it, nothing takes less than ``seconds``.
 
-    ``kind``: ``context`` (the plan's is larger than the smallest, ``bytes`` of cache), ``compute`` (``bytes`` of compute
-    buffers; ``devices`` cannot hold their own), or ``whole`` (layers and tensors are not divided).
+    ``kind``: ``context`` (the plan's is larger than the smallest, ``bytes`` of cache), ``compute`` (``bytes`` of
+    compute buffers; ``devices`` cannot hold their own), or ``whole`` (layers and tensors are not divided).
     """
 
     kind: Literal["context", "compute", "whole"]

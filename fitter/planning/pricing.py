@@ -17,7 +17,6 @@ from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
 from fitter.planning.work import ModelFacts, Pieces, pieces_of, work_of, work_of_params
 
-
 _WORTH_SAYING = 0.05
 """The share by which a reason must raise the bound to be one."""
 

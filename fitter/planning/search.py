@@ -218,12 +218,10 @@ class _Devices:
         is_far = self._is_far(best)
         if not is_far and not self._leaves_out(best):
             return best
-        asked = 0
-        for expected, attempt in self._others(best):
+        for asked, (expected, attempt) in enumerate(self._others(best)):
             is_promising = expected is not None and self._beats(expected, best)
             if asked >= (_MAX_OTHERS if is_promising else _LEAST_OTHERS if is_far else 0):
                 break
-            asked += 1
             trial = self.without_idle(attempt)
             if is_better(request, trial, best):
                 best = trial

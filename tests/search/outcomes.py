@@ -12,9 +12,10 @@ import fitter
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import VirtualDevice
+from fitter.planning.request import DEFAULT_HOST_MARGIN, DEFAULT_MARGIN
 from fitter.planning.search import pays_for_context
-from tests import shapes
-from tests.search.machines import Machine
+from tests import shapes, upstream
+from tests.search.machines import MIB, Machine
 
 SAME = 0.01
 """The share of an estimated time that counts as none: twice what a fit leaves out of its own corrections."""
@@ -33,6 +34,7 @@ class Outcome:
     on_devices: int = 0
     placement: tuple[Any, ...] = ()
     arguments: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
     loads: int = 0
     wall: float = 0.0
 
@@ -74,9 +76,54 @@ class Asking:
             on_devices=sum(device.model for device in plan.devices),
             placement=(plan.params.n_gpu_layers, tuple(split), len(plan.params.tensor_buft_overrides)),
             arguments=tuple(plan.arguments()) if plan.fits else (),
+            reasons=tuple(reason.kind for reason in plan.bound.reasons) if plan.bound else (),
             loads=plan.search.dummy_loads,
             wall=time.monotonic() - started,
         )
+
+
+    def upstream(self, machine: Machine) -> Outcome | None:
+        """What upstream's own fit chooses there, priced by fitter; ``None`` where it gives up or keeps no margin."""
+        path, gpus = self.path(machine.shape), machine.gpus
+        done = upstream.run(upstream.fit_command(path, gpus, _upstream_options(machine)), gpus)
+        plan = upstream.plan_of(done)
+        if plan is None:
+            return None
+        shared = {name: machine.options[name] for name in ("n_seq_max", "type_k", "type_v") if name in machine.options}
+        price = fitter.estimate(
+            path,
+            gpus=gpus,
+            worker=self._worker,
+            devices=[gpu.name for gpu in gpus],
+            n_ctx=plan.n_ctx,
+            n_gpu_layers=plan.n_gpu_layers,
+            tensor_split=plan.tensor_split,
+            override_tensor=plan.override_tensor,
+            **shared,
+        )
+        margin = machine.options.get("margin", DEFAULT_MARGIN)
+        rows = {gpu: price.breakdown.on(gpu.name) for gpu in gpus}
+        if any(row.used > gpu.free - margin for gpu, row in rows.items() if row.used):
+            return None
+        memory = machine.options.get("host_memory")
+        if memory is not None and price.breakdown.host.used > memory - DEFAULT_HOST_MARGIN:
+            return None
+        return Outcome(
+            fits=True,
+            n_ctx=plan.n_ctx,
+            seconds=price.seconds,
+            n_gpu_layers=plan.n_gpu_layers,
+            on_devices=sum(row.model for row in rows.values()),
+            arguments=plan.arguments,
+        )
+
+
+def _upstream_options(machine: Machine) -> list[str]:
+    names = {"n_seq_max": "-np", "n_ctx": "-c", "type_k": "-ctk", "type_v": "-ctv"}
+    words = [word for name, value in machine.options.items() if name in names for word in (names[name], str(value))]
+    if "margin" in machine.options:
+        words += ["--fit-target", str(machine.options["margin"] // MIB)]
+    return words
 
 
 def worse(after: Outcome, before: Outcome, same: float = SAME) -> str:
