@@ -19,7 +19,7 @@ from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus, parse_size
 from fitter.model.source import model_files, show
 from fitter.output import table
-from fitter.planning.constraints import check_timeout
+from fitter.planning.limits import check_timeout
 from fitter.planning.plan import PlanData
 from fitter.regression.cases import SETTINGS, Budget, Case, make_cases, suggest
 from fitter.regression.check import Outcome
