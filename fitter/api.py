@@ -40,6 +40,7 @@ from fitter.planning.constraints import (
     batches_of,
     check_choices,
     check_live_tokens,
+    check_margins,
     check_pins,
     check_split_mode,
     default_margin,
@@ -343,7 +344,10 @@ def fit(
             "type_v": type_v,
             "op_offload": op_offload,
         }
-        if split_mode == "none":
+        pinned = _pinned(worker, opened, overrides, limits)
+        # a device that cannot keep its margin is left out, unless the user has put something there
+        has_none = any(d != HOST and limits[d].target <= 0 for d in pinned.values())
+        if split_mode == "none" or has_none:
             fixed["devices"] = [limit.name for limit in limits]
         n_ctx_train = opened.n_ctx_train or min(fit_ctx, MAX_TOKENS)
         streams = 1 if kv_unified else n_seq_max
@@ -366,7 +370,7 @@ def fit(
             is_expert_model=opened.is_moe,
             fit_ctx=fit_ctx,
             model_bytes=opened.bytes,
-            pinned=_pinned(worker, opened, overrides, limits),
+            pinned=pinned,
             facts=facts_of(opened),
             speeds=_speeds(
                 virtual, machine.devices if draft or mmproj else chosen, machine.devices, worker, remote_bandwidths
@@ -393,6 +397,8 @@ def fit(
         )
         report = on_progress or (lambda _: None)
         data = planning.fit(request, _summary(opened), llama, report, bool(gpus), shared, others)
+        if margin is not None:
+            check_margins(limits, data.problems)
         for each in filter(None, (worker if is_own else None, second)):
             each.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}

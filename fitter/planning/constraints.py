@@ -14,6 +14,7 @@ from fitter.model.tensors import layer_of
 from fitter.planning import limits
 from fitter.planning.cost import Workload
 from fitter.planning.limits import MAX_SEQUENCES, shown
+from fitter.planning.plan import Problem
 from fitter.planning.request import (
     DEFAULT_MARGIN,
     LEVERS,
@@ -22,6 +23,7 @@ from fitter.planning.request import (
     STRATEGIES,
     DeviceLimit,
 )
+from fitter.planning.shared import HOST_NAME
 
 _EXPERTS = ".ffn_(up|down|gate|gate_up)_(ch|)exps"
 """What ``--cpu-moe`` moves (``LLM_FFN_EXPS_REGEX`` upstream); the dot stands for itself."""
@@ -277,6 +279,25 @@ def device_limits(
     return tuple(
         DeviceLimit(device.name, device.description, device.total, device.free, size, device.buffer_type or device.name)
         for device, size in zip(devices, margins, strict=True)
+    )
+
+
+def check_margins(devices: Sequence[DeviceLimit], problems: Sequence[Problem]) -> None:
+    """Raise ``UsageError`` where nothing fits, and no device has as much memory as the user wants free of it."""
+    if not problems or not devices or any(device.margin <= device.total for device in devices):
+        return
+    margins = ", ".join(
+        f"{device.margin // MIB} MiB of {device.name} with {device.total // MIB} MiB" for device in devices
+    )
+    host = next((problem.missing for problem in problems if problem.device == HOST_NAME), None)
+    why = (
+        "what is set (-ngl, -ts, -ot) is to be on one"
+        if host is None
+        else f"the host alone lacks {-(-host // MIB)} MiB"
+    )
+    raise UsageError(
+        f"a margin is larger than its device ({margins}), so nothing can be placed there, and {why}: "
+        "use a smaller --fit-target"
     )
 
 

@@ -20,8 +20,8 @@ from fitter.planning.constraints import (
     workload_of,
 )
 from fitter.planning.cost import Workload
-from fitter.planning.placement import Placement
 from fitter.planning.limits import check_timeout
+from fitter.planning.placement import Placement
 from fitter.planning.pricing import Price, Speeds, price_params, price_placement
 from fitter.planning.request import HostLimit, Request
 
