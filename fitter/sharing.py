@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from fitter.llama.types import Breakdown, DeviceInfo, FlashAttn, Lora, Params, R
 from fitter.machine.speed import DeviceSpeed
 from fitter.model.header import Model, open_model
 from fitter.model.source import show
-from fitter.planning.limits import layers_on_devices
+from fitter.planning.limits import MAX_SCALE, layers_on_devices
 from fitter.planning.request import DeviceLimit
 from fitter.planning.shared import (
     DRAFT_MAX,
@@ -102,7 +101,7 @@ class Asked:
                 found.append(Lora(path, float(scale)))
             except ValueError:
                 path = ""
-            if not path or not math.isfinite(found[-1].scale):
+            if not path or not abs(found[-1].scale) <= MAX_SCALE:
                 raise UsageError(f"'{text}' is no scaled adapter: write FILE:SCALE, such as style.gguf:0.5")
         for lora in found:
             for char in ",:" if lora.scale != 1 else ",":

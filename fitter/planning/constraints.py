@@ -137,7 +137,7 @@ def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None
 
     Raises ``UsageError`` for a context beyond all reason.
     """
-    limits.check_context(params.n_ctx, model.n_ctx_train, 1 if params.kv_unified else params.n_seq_max)
+    limits.check_context(params.n_ctx, model.n_ctx_train, params.n_seq_max)
     experts = expert_overrides(cpu_moe, n_cpu_moe, (tensor.name for tensor in model.tensors))
     return replace(
         params,

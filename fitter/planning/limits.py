@@ -11,10 +11,10 @@ import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from fitter.errors import UsageError
-from fitter.llama.types import MAX_DEVICES, VirtualDevice
+from fitter.llama.types import MAX_DEVICES, FlashAttn, VirtualDevice
 from fitter.machine.gpu import MOST_BYTES
 
 _P = ParamSpec("_P")
@@ -26,7 +26,7 @@ LARGEST = 2**31 - 1
 MAX_SEQUENCES = 256
 """``LLAMA_MAX_SEQ``: sequences in one context."""
 
-MAX_TOKENS = 2**24
+MAX_TOKENS = 2**22
 """Tokens of a context or a batch, where the model was not trained for more.
 
 llama.cpp keeps some 55 bytes of its own for each token of a cache, in a dummy load too.
@@ -38,14 +38,17 @@ MAX_DRAFTED = 64
 MAX_IMAGE_TOKENS = 2**14
 """Tokens of one image: libmtmd makes one of that size when it measures, and counts its pixels in an ``int``."""
 
-MAX_OVERRIDES = 4096
-"""``llama_max_tensor_buft_overrides()``."""
+MAX_OVERRIDES = 512
+"""Tensor overrides: llama.cpp compiles each one's pattern again for every tensor."""
 
-MAX_PATTERN = 4096
-"""Characters of an override's pattern: ``std::regex`` compiles it again for every tensor, and overflows its stack."""
+MAX_PATTERNS = 2**13
+"""Characters of all patterns together: ``std::regex`` takes seconds for more of them, and overflows its stack."""
 
 _LEAST_SHARE, _MOST_SHARE = 1e-30, 1e30
 """llama.cpp has them as ``float``, and adds them up."""
+
+MAX_SCALE = 1e30
+"""The scale of an adapter, a ``float`` too."""
 
 _LONGEST = 1e6
 """Seconds; what the system counts waits in ends at twice that."""
@@ -134,9 +137,9 @@ def count(name: str, value: object) -> int:
     return number
 
 
-def check_context(n_ctx: int, n_ctx_train: int, n_streams: int) -> None:
+def check_context(n_ctx: int, n_ctx_train: int, n_seq_max: int) -> None:
     """Raise ``UsageError`` for a context that the model was not made for and that is beyond all reason."""
-    most = max(MAX_TOKENS, own_context(n_ctx_train, n_streams))
+    most = max(MAX_TOKENS, own_context(n_ctx_train, n_seq_max))
     if n_ctx > most:
         raise UsageError(f"n_ctx (-c) is {shown(n_ctx)}: give {most} at most; the model was trained for {n_ctx_train}")
 
@@ -171,14 +174,12 @@ def check_timeout(timeout: float) -> None:
 
 
 def check_overrides(patterns: Collection[str]) -> None:
-    """Raise ``UsageError`` for more patterns, or a longer one, than llama.cpp gets through."""
+    """Raise ``UsageError`` for more patterns, or longer ones, than llama.cpp gets through."""
     if len(patterns) > MAX_OVERRIDES:
-        raise UsageError(f"{len(patterns)} tensor overrides (-ot) are given: llama.cpp takes {MAX_OVERRIDES} at most")
-    longest = max(patterns, key=len, default="")
-    if len(longest) > MAX_PATTERN:
-        raise UsageError(
-            f"the tensor override {shown(longest)} (-ot) has {len(longest)} characters: give {MAX_PATTERN} at most"
-        )
+        raise UsageError(f"{len(patterns)} tensor overrides (-ot) are given: give {MAX_OVERRIDES} at most")
+    length = sum(map(len, patterns))
+    if length > MAX_PATTERNS:
+        raise UsageError(f"the tensor overrides (-ot) have {length} characters: give {MAX_PATTERNS} at most")
 
 
 def shares(name: str, value: object) -> tuple[float, ...]:
@@ -257,13 +258,33 @@ def _path(name: str, value: object) -> str | os.PathLike[str]:
     return value
 
 
+def _flash_attn(name: str, value: object) -> str:
+    text = _text(name, value)
+    if text not in get_args(FlashAttn):
+        raise UsageError(f"{_called(name)} is {shown(value)}: give {', '.join(get_args(FlashAttn))}")
+    return text
+
+
+def _paths(name: str, value: object) -> str | os.PathLike[str] | tuple[str | os.PathLike[str], ...]:
+    if isinstance(value, Iterable) and not isinstance(value, (str, os.PathLike)):
+        return tuple(_path(name, item) for item in value)
+    return _path(name, value)
+
+
+def _reserve(name: str, value: object) -> Mapping[str, int | str] | tuple[str, ...]:
+    if not isinstance(value, Mapping):
+        return _texts(name, value)
+    given = {_text(name, key): amount for key, amount in value.items()}
+    return {key: _size_or_text(f"{name} of {shown(key)}", amount) for key, amount in given.items()}
+
+
 def _size_or_text(name: str, value: object) -> int | str:
     return value if isinstance(value, str) else size(name, value)
 
 
 def _sizes(name: str, value: object) -> int | tuple[int, ...]:
     if isinstance(value, Iterable):
-        return tuple(size(name, item) for item in _items(name, value, "bytes"))
+        return tuple(size(name, item) for item in _items(name, value, "bytes, or one number for all"))
     return size(name, value)
 
 
@@ -302,12 +323,16 @@ _OPTIONS = {
     "override_tensor": "-ot",
     "timeout": "--timeout",
     "gpus": "--gpu",
+    "flash_attn": "-fa",
+    "lora": "--lora",
+    "lora_scaled": "--lora-scaled",
+    "reserve": "--reserve",
 }
 
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(COUNTS, count),
-    **dict.fromkeys(("margin",), _sizes),
-    **dict.fromkeys(("host_margin",), size),
+    "margin": _sizes,
+    "host_margin": size,
     **dict.fromkeys(("host_memory", "tolerance"), _size_or_text),
     "tensor_split": shares,
     "timeout": _seconds,
@@ -321,8 +346,11 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
         _flag,
     ),
     **dict.fromkeys(
-        ("type_k", "type_v", "type_k_draft", "type_v_draft", "flash_attn", "split_mode", "objective", "strategy"),
+        ("type_k", "type_v", "type_k_draft", "type_v_draft", "split_mode", "objective", "strategy"),
         _text,
     ),
     **dict.fromkeys(("profile", "mmproj_device"), _text),
+    "flash_attn": _flash_attn,
+    "lora": _paths,
+    "reserve": _reserve,
 }
