@@ -601,6 +601,8 @@ def _asked(
         if gpus and rpc and not virtual:
             machine = Machine(_described(asked.devices()), (), None, None)
             params = replace(params, devices=tuple(device.name for device in _choose(machine, devices, "layer", 0)))
+        if params.split_mode == "none" and params.main_gpu > 0:
+            _check_main_gpu(params.main_gpu, asked.devices() if params.devices is None else params.devices)
         opened = open_model(model, asked.header)
         params = for_model(params, opened, parameters.get("cpu_moe", False), parameters.get("n_cpu_moe"))
         asked.check_patterns([override.pattern for override in params.tensor_buft_overrides])
@@ -930,10 +932,14 @@ def _choose(
     elif names is not None:
         chosen = ()
     if split_mode == "none" and chosen:
-        if main_gpu >= len(chosen):
-            raise UsageError(f"main GPU {main_gpu} is not there: {len(chosen)} devices are, counted from 0")
+        _check_main_gpu(main_gpu, chosen)
         chosen = () if main_gpu < 0 else (chosen[main_gpu],)
     return chosen
+
+
+def _check_main_gpu(main_gpu: int, devices: Sequence[object]) -> None:
+    if main_gpu >= len(devices):
+        raise UsageError(f"main GPU {main_gpu} is not there: {len(devices)} devices are, counted from 0")
 
 
 def _pinned(worker: Worker, model: Model, overrides: Sequence[Any], limits: Sequence[Any]) -> dict[str, int]:

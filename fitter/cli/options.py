@@ -16,7 +16,7 @@ from fitter.errors import UsageError
 from fitter.llama import process
 from fitter.output.formats import FORMATS
 from fitter.output.units import from_mib
-from fitter.planning.limits import parse_whole
+from fitter.planning.limits import parse_whole, shown
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -88,7 +88,7 @@ class AtLeast(_ParamType):
         """The number."""
         number = _whole(self, value, param, ctx)
         if number < self.minimum:
-            self.fail(f"{number} is too small; the smallest is {self.minimum}", param, ctx)
+            self.fail(f"{shown(number)} is too small; the smallest is {self.minimum}", param, ctx)
         return number
 
 
@@ -347,7 +347,7 @@ placement_options = stacked(
         "main_gpu",
         "-mg",
         "--main-gpu",
-        type=int,
+        type=AtLeast(-1),
         metavar="INDEX",
         help="The device to use with -sm none. [default: 0]",
     ),

@@ -10,11 +10,11 @@ import math
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ParamSpec, TypeVar, get_args
 
 from fitter.errors import UsageError
-from fitter.llama.types import MAX_DEVICES, FlashAttn, VirtualDevice
+from fitter.llama.types import MAX_DEVICES, FlashAttn, Params, VirtualDevice
 from fitter.machine.gpu import MOST_BYTES
 
 _P = ParamSpec("_P")
@@ -161,7 +161,10 @@ def size(name: str, value: object) -> int:
     if number < 0:
         raise UsageError(f"{_called(name)} is {shown(number)} bytes: it must be 0 or more")
     if number > MOST_BYTES:
-        raise UsageError(f"{_called(name)} is {shown(number)} bytes, which is more memory than any machine has")
+        raise UsageError(
+            f"{_called(name)} is {shown(number // 2**20)} MiB, which is more memory than any machine has: "
+            f"give {MOST_BYTES // 2**20} MiB at most"
+        )
     return number
 
 
@@ -195,6 +198,15 @@ def shares(name: str, value: object) -> tuple[float, ...]:
                 f"{_called(name)} has a share of {share:g}: give 0, or {_LEAST_SHARE:g} to {_MOST_SHARE:g}"
             )
     return found
+
+
+def check_params(params: Params) -> None:
+    """Raise ``UsageError`` for parameters, of a file, that ``fit`` would not have taken."""
+    for field in fields(params):
+        if field.name in COUNTS:
+            count(field.name, getattr(params, field.name))
+    if params.tensor_split is not None:
+        shares("tensor_split", params.tensor_split)
 
 
 def hold(name: str, value: Any) -> Any:
