@@ -50,6 +50,9 @@ _LEAST_SHARE, _MOST_SHARE = 1e-30, 1e30
 MAX_SCALE = 1e30
 """The scale of an adapter, a ``float`` too."""
 
+MOST_SPEED = 1e15
+"""Tokens per second that nothing reaches."""
+
 _LONGEST = 1e6
 """Seconds; what the system counts waits in ends at twice that."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from fitter.errors import UsageError
 from fitter.machine.gpu import NO_GPU, parse_gpus, parse_size
 from fitter.model.source import show, split_name
-from fitter.planning.limits import COUNTS, shown, size
+from fitter.planning.limits import COUNTS, MOST_SPEED, shares, shown, size
 from fitter.regression.toml import read_toml
 
 CASES_FILE = "fitter.toml"
@@ -245,7 +245,7 @@ def _texts(value: Any, where: str) -> tuple[str, ...]:
 def _numbers(value: Any, where: str) -> tuple[float, ...]:
     if not isinstance(value, list) or any(type(item) not in (int, float) for item in value):
         raise UsageError(f"{where} is {_shown(value)}: give a list of numbers such as [3, 1]")
-    return tuple(map(float, value))
+    return shares(where, value)
 
 
 def _size(value: Any, where: str) -> int:
@@ -280,7 +280,7 @@ def _growth(value: Any, where: str) -> Growth:
 
 
 def _speed(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST_SPEED:
         raise UsageError(f"{where} is {_shown(value)}: give a number of tokens per second")
     return float(value)
 
