@@ -604,6 +604,7 @@ def _asked(
         if params.split_mode == "none" and params.main_gpu > 0:
             _check_main_gpu(params.main_gpu, asked.devices() if params.devices is None else params.devices)
         opened = open_model(model, asked.header)
+        check_context(params.n_ctx or opened.n_ctx_train, opened.n_ctx_train, params.n_seq_max)
         params = for_model(params, opened, parameters.get("cpu_moe", False), parameters.get("n_cpu_moe"))
         asked.check_patterns([override.pattern for override in params.tensor_buft_overrides])
         yield asked, virtual, opened, params
@@ -781,7 +782,7 @@ def inspect(model: Path, *, n_ctx: int | None = None, timeout: float = DEFAULT_T
     """
     with Worker(timeout=timeout) as worker:
         opened = open_model(model, worker.header)
-        check_context(n_ctx or 0, opened.n_ctx_train, 1)
+        check_context(n_ctx or opened.n_ctx_train, opened.n_ctx_train, 1)
         params = Params(n_ctx=n_ctx or 0, n_gpu_layers=0, devices=())
         breakdown = worker.measure(str(opened.path), params)
         layout = worker.layout(str(opened.path), params)

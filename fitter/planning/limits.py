@@ -32,6 +32,9 @@ MAX_TOKENS = 2**22
 llama.cpp keeps some 55 bytes of its own for each token of a cache, in a dummy load too.
 """
 
+MAX_OWN_TOKENS = 2**25
+"""Tokens of all contexts together, whatever a model says that it was trained for: 128 Ki for 256 sequences."""
+
 MAX_DRAFTED = 64
 """Tokens drafted at a time: a recurrent model's state is there once for each, and allocated in a dummy load too."""
 
@@ -148,9 +151,9 @@ def check_context(n_ctx: int, n_ctx_train: int, n_seq_max: int) -> None:
 
 
 def own_context(n_ctx_train: int, n_streams: int) -> int:
-    """The model's own context for so many caches, no larger than llama.cpp's programs can be told."""
+    """The model's own context for so many caches, as far as llama.cpp gets through that."""
     alignment = 256 * n_streams
-    return min(n_ctx_train * n_streams, LARGEST // alignment * alignment)
+    return min(n_ctx_train * n_streams, MAX_OWN_TOKENS // alignment * alignment)
 
 
 def layers_on_devices(n_gpu_layers: int, n_layer: int) -> int:
