@@ -16,7 +16,7 @@ from fitter.errors import UsageError
 from fitter.llama import process
 from fitter.output.formats import FORMATS
 from fitter.output.units import from_mib
-from fitter.planning.limits import parse_whole, shown
+from fitter.planning.wording import parse_whole, shown
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -13,7 +13,7 @@ from fitter.model.header import Model
 from fitter.model.tensors import layer_of
 from fitter.planning import limits
 from fitter.planning.cost import Workload
-from fitter.planning.limits import MAX_SEQUENCES, shown
+from fitter.planning.limits import MAX_SEQUENCES
 from fitter.planning.plan import Problem
 from fitter.planning.request import (
     DEFAULT_MARGIN,
@@ -24,6 +24,7 @@ from fitter.planning.request import (
     DeviceLimit,
 )
 from fitter.planning.shared import HOST_NAME
+from fitter.planning.wording import shown
 
 _EXPERTS = ".ffn_(up|down|gate|gate_up)_(ch|)exps"
 """What ``--cpu-moe`` moves (``LLM_FFN_EXPS_REGEX`` upstream); the dot stands for itself."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -16,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar, get_args
 from fitter.errors import UsageError
 from fitter.llama.types import MAX_DEVICES, FlashAttn, Params, VirtualDevice
 from fitter.machine.gpu import MOST_BYTES
+from fitter.planning.wording import shown
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -59,8 +59,6 @@ MOST_SPEED = 1e15
 _LONGEST = 1e6
 """Seconds; what the system counts waits in ends at twice that."""
 
-_DIGITS = 30
-
 
 @dataclass(frozen=True)
 class Count:
@@ -100,27 +98,6 @@ COUNTS: Mapping[str, Count] = {
     "n_outputs_max": Count("", 0, MAX_TOKENS),
 }
 """Numbers of tokens, layers and the like, by the names that they have in the API and in ``fitter.toml``."""
-
-
-def shown(value: object) -> str:
-    """``value`` for a message, however long it is."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        # a number of more than 4300 digits cannot be written out
-        digits = int(value.bit_length() * math.log10(2)) + 1
-        return str(value) if digits <= _DIGITS else f"about {'-' if value < 0 else ''}1e{digits - 1}"
-    try:
-        text = repr(value)
-    except ValueError:
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-def parse_whole(text: str) -> int:
-    """The whole number that ``text`` is. Raises ``UsageError``."""
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"{shown(text)} is not a whole number, or one of thousands of digits") from None
 
 
 def whole(name: str, value: object) -> int:

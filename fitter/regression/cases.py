@@ -14,7 +14,8 @@ from typing import Any
 from fitter.errors import UsageError
 from fitter.machine.gpu import NO_GPU, parse_gpus, parse_size
 from fitter.model.source import show, split_name
-from fitter.planning.limits import COUNTS, MOST_SPEED, shares, shown, size
+from fitter.planning.limits import COUNTS, MOST_SPEED, shares, size
+from fitter.planning.wording import shown
 from fitter.regression.toml import read_toml
 
 CASES_FILE = "fitter.toml"

@@ -19,8 +19,9 @@ from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus, parse_size
 from fitter.model.source import model_files, show
 from fitter.output import table
-from fitter.planning.limits import MOST_SPEED, check_timeout, shown
+from fitter.planning.limits import MOST_SPEED, check_timeout
 from fitter.planning.plan import PlanData
+from fitter.planning.wording import shown
 from fitter.regression.cases import SETTINGS, Budget, Case, make_cases, suggest
 from fitter.regression.check import Outcome
 from fitter.regression.compare import compare

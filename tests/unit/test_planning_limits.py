@@ -19,7 +19,8 @@ from fitter.llama.types import Params, TensorInfo, VirtualDevice
 from fitter.model.header import Model
 from fitter.planning import limits
 from fitter.planning.constraints import expert_overrides, for_model, params_of, parse_overrides
-from fitter.planning.limits import COUNTS, LARGEST, MAX_TOKENS, held, hold, shown
+from fitter.planning.limits import COUNTS, LARGEST, MAX_TOKENS, held, hold
+from fitter.planning.wording import shown
 from fitter.regression.cases import SETTINGS
 
 HUGE = 2**70
