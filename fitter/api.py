@@ -40,11 +40,12 @@ from fitter.planning.constraints import (
     batches_of,
     check_choices,
     check_live_tokens,
+    check_margins,
     check_pins,
     check_split_mode,
-    check_timeout,
     default_margin,
     device_limits,
+    for_model,
     levers,
     params_of,
     sequences_of,
@@ -52,6 +53,7 @@ from fitter.planning.constraints import (
 )
 from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
+from fitter.planning.limits import MAX_TOKENS, check_context, check_timeout, held, own_context
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import pinned_matches
 from fitter.planning.plan import ModelSummary, PlanData, resolved, stamp_of
@@ -135,6 +137,7 @@ class Plan(PlanData):
         return verify(plan=self, tolerance=tolerance, timeout=timeout)
 
 
+@held
 def fit(
     model: Path,
     *,
@@ -240,7 +243,7 @@ def fit(
     """
     # before there is anything else
     words = {name: value for name, value in locals().items() if name not in ("model", "worker")}
-    _check_limits(fit_ctx, host_margin, timeout)
+    check_timeout(timeout)
     check_split_mode(split_mode)
     check_choices(objective, strategy)
     check_pins(n_gpu_layers, tensor_split)
@@ -270,8 +273,6 @@ def fit(
         n_gpu_layers=-1 if n_gpu_layers is None else n_gpu_layers,
         tensor_split=tensor_split,
         override_tensor=override_tensor,
-        cpu_moe=cpu_moe,
-        n_cpu_moe=n_cpu_moe,
         split_mode=split_mode,
         n_batch=n_batch,
         n_ubatch=micro_batch,
@@ -286,7 +287,7 @@ def fit(
         embedding=embedding,
     )
     given = replace(given, load_mtp=mtp, n_rs_seq=asked.n_rs_seq, lora=asked.adapters)
-    overrides = given.tensor_buft_overrides
+    has_overrides = bool(given.tensor_buft_overrides or cpu_moe or n_cpu_moe)
     host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
     remote_bandwidths = _given_bandwidths(rpc, rpc_bandwidth)
     # both take longer to parse than there is time for once the model is known
@@ -308,13 +309,15 @@ def fit(
         is_shared = is_own and library is None and bool(gpus) and not rpc
         second = stack.enter_context(Worker(virtual, timeout=timeout, on_log=on_log)) if is_shared else None
         beside = _Beside(second, model_files(model)) if second else None
-        is_free = not overrides and n_gpu_layers is None and devices is None and split_mode == "layer" and not mtp
+        is_free = not has_overrides and n_gpu_layers is None and devices is None and split_mode == "layer" and not mtp
         if beside and is_free:
             beside.load(virtual)
         # the header that was read last is at hand for its skeleton
         draft = open_draft(asked, worker)
         opened = open_model(model, worker.header)
         check_mtp(asked, opened)
+        given = for_model(given, opened, cpu_moe, n_cpu_moe)
+        overrides = given.tensor_buft_overrides
         stamps = tuple(stamp_of(file) for file in opened.files)
         machine = _machine(worker, virtual, host_memory, bool(gpus), bool(rpc))
         if gpus and not virtual and devices is None:
@@ -341,9 +344,12 @@ def fit(
             "type_v": type_v,
             "op_offload": op_offload,
         }
-        if split_mode == "none":
+        pinned = _pinned(worker, opened, overrides, limits)
+        # a device that cannot keep its margin is left out, unless the user has put something there
+        has_none = any(d != HOST and limits[d].target <= 0 for d in pinned.values())
+        if split_mode == "none" or has_none:
             fixed["devices"] = [limit.name for limit in limits]
-        n_ctx_train = opened.n_ctx_train or fit_ctx
+        n_ctx_train = opened.n_ctx_train or min(fit_ctx, MAX_TOKENS)
         streams = 1 if kv_unified else n_seq_max
         is_asked = prompt is not None or generate is not None
         if n_ctx is None:
@@ -354,7 +360,7 @@ def fit(
         if is_asked:
             fit_ctx = max(fit_ctx, workload.prompt + workload.generate)
         request = Request(
-            params=replace(given, n_ctx=n_ctx or n_ctx_train * streams),
+            params=replace(given, n_ctx=n_ctx or own_context(n_ctx_train, streams)),
             fixed=frozenset(name for name, value in fixed.items() if value is not None),
             devices=limits,
             host=HostLimit(machine.host_total, machine.host_free, host_margin, "paging" in allowed),
@@ -364,7 +370,7 @@ def fit(
             is_expert_model=opened.is_moe,
             fit_ctx=fit_ctx,
             model_bytes=opened.bytes,
-            pinned=_pinned(worker, opened, overrides, limits),
+            pinned=pinned,
             facts=facts_of(opened),
             speeds=_speeds(
                 virtual, machine.devices if draft or mmproj else chosen, machine.devices, worker, remote_bandwidths
@@ -391,6 +397,8 @@ def fit(
         )
         report = on_progress or (lambda _: None)
         data = planning.fit(request, _summary(opened), llama, report, bool(gpus), shared, others)
+        if margin is not None:
+            check_margins(limits, data.problems)
         for each in filter(None, (worker if is_own else None, second)):
             each.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}
@@ -479,6 +487,7 @@ def _llama(
     )
 
 
+@held
 def measure(
     model: Path,
     *,
@@ -500,12 +509,11 @@ def measure(
 
     Raises what ``fit`` raises.
     """
-    with _asked(gpus, profile, rpc, devices, parameters, timeout, on_log, worker) as (asked, _, params):
-        opened = open_model(model, asked.header)
-        _check_patterns(asked, params)
+    with _asked(model, gpus, profile, rpc, devices, parameters, timeout, on_log, worker) as (asked, _, opened, params):
         return asked.measure(str(opened.path), params)
 
 
+@held
 def estimate(
     model: Path,
     *,
@@ -536,9 +544,8 @@ def estimate(
     check_split_mode(parameters.get("split_mode", "layer"))
     host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
     remote_bandwidths = _given_bandwidths(rpc, rpc_bandwidth)
-    with _asked(gpus, profile, rpc, devices, parameters, timeout, on_log, worker) as (asked, virtual, params):
-        opened = open_model(model, asked.header)
-        _check_patterns(asked, params)
+    with _asked(model, gpus, profile, rpc, devices, parameters, timeout, on_log, worker) as found:
+        asked, virtual, opened, params = found
         streams = 1 if params.kv_unified else params.n_seq_max
         context = params.n_ctx // streams or opened.n_ctx_train or Workload.prompt + Workload.generate
         workload = workload_of(prompt, generate, context, is_set=bool(params.n_ctx))
@@ -568,6 +575,7 @@ def estimate(
 
 @contextmanager
 def _asked(
+    model: Path,
     gpus: Sequence[str | VirtualDevice],
     profile: str | None,
     rpc: str | Sequence[str],
@@ -576,8 +584,8 @@ def _asked(
     timeout: float,
     on_log: Callable[[str], None] | None,
     worker: Worker | None,
-) -> Iterator[tuple[Worker, tuple[VirtualDevice, ...], Params]]:
-    """A worker to ask about one load, the given one or one for this, with the virtual devices and the parameters."""
+) -> Iterator[tuple[Worker, tuple[VirtualDevice, ...], Model, Params]]:
+    """A worker to ask about one load of ``model``, the given one or one for this: it, the virtual devices, the rest."""
     check_timeout(timeout)
     virtual = _virtual(gpus)
     params = params_of(devices, **parameters)
@@ -593,13 +601,16 @@ def _asked(
         if gpus and rpc and not virtual:
             machine = Machine(_described(asked.devices()), (), None, None)
             params = replace(params, devices=tuple(device.name for device in _choose(machine, devices, "layer", 0)))
-        yield asked, virtual, params
+        if params.split_mode == "none" and params.main_gpu > 0:
+            _check_main_gpu(params.main_gpu, asked.devices() if params.devices is None else params.devices)
+        opened = open_model(model, asked.header)
+        check_context(params.n_ctx or opened.n_ctx_train, opened.n_ctx_train, params.n_seq_max)
+        params = for_model(params, opened, parameters.get("cpu_moe", False), parameters.get("n_cpu_moe"))
+        asked.check_patterns([override.pattern for override in params.tensor_buft_overrides])
+        yield asked, virtual, opened, params
 
 
-def _check_patterns(worker: Worker, params: Params) -> None:
-    worker.check_patterns([override.pattern for override in params.tensor_buft_overrides])
-
-
+@held
 def devices(
     gpus: Sequence[str | VirtualDevice] = (),
     *,
@@ -615,6 +626,7 @@ def devices(
         return _described(found) if gpus else found, replace(worker.host(), total=memory.total, free=memory.available)
 
 
+@held
 def calibrate(
     model: Path | None = None,
     *,
@@ -686,6 +698,7 @@ def calibrate(
     return Calibration(tuple(measured), tuple(comparisons), stored)
 
 
+@held
 def verify(
     model: Path | None = None,
     *,
@@ -760,16 +773,16 @@ def _check_same_model(planned: ModelSummary, found: ModelSummary) -> None:
             raise UsageError(f"the plan is of another model than {found.path}: its {what} is {wanted}, not {here}")
 
 
+@held
 def inspect(model: Path, *, n_ctx: int | None = None, timeout: float = DEFAULT_TIMEOUT) -> Inspection:
     """What a model is made of: tensors by role, each layer's weights and its part of the KV cache at ``n_ctx``.
 
     ``n_ctx`` ``None`` or 0 is the model's own context. Weights are the bytes in the file; caches and compute buffers
     are what llama.cpp asks for with everything on the host. Raises what ``fit`` raises.
     """
-    if n_ctx is not None and n_ctx < 0:
-        raise UsageError(f"a context of {n_ctx} tokens is too small: give 1 or more, or 0 for the model's own")
     with Worker(timeout=timeout) as worker:
         opened = open_model(model, worker.header)
+        check_context(n_ctx or opened.n_ctx_train, opened.n_ctx_train, 1)
         params = Params(n_ctx=n_ctx or 0, n_gpu_layers=0, devices=())
         breakdown = worker.measure(str(opened.path), params)
         layout = worker.layout(str(opened.path), params)
@@ -800,14 +813,6 @@ def _roles(tensors: Sequence[tuple[Role, int]]) -> tuple[RoleSize, ...]:
 def _is_each(margin: int | Sequence[int] | None) -> bool:
     """Whether it is a margin for each device, not one for all."""
     return not isinstance(margin, int) and margin is not None and len(margin) > 1
-
-
-def _check_limits(fit_ctx: int, host_margin: int, timeout: float) -> None:
-    if fit_ctx < 1:
-        raise UsageError(f"a smallest context of {fit_ctx} tokens is too small: give 1 or more")
-    if host_margin < 0:
-        raise UsageError(f"the host's margin is {host_margin} bytes: it must be 0 or more")
-    check_timeout(timeout)
 
 
 def _virtual(gpus: Sequence[str | VirtualDevice]) -> tuple[VirtualDevice, ...]:
@@ -928,10 +933,14 @@ def _choose(
     elif names is not None:
         chosen = ()
     if split_mode == "none" and chosen:
-        if main_gpu >= len(chosen):
-            raise UsageError(f"main GPU {main_gpu} is not there: {len(chosen)} devices are, counted from 0")
+        _check_main_gpu(main_gpu, chosen)
         chosen = () if main_gpu < 0 else (chosen[main_gpu],)
     return chosen
+
+
+def _check_main_gpu(main_gpu: int, devices: Sequence[object]) -> None:
+    if main_gpu >= len(devices):
+        raise UsageError(f"main GPU {main_gpu} is not there: {len(devices)} devices are, counted from 0")
 
 
 def _pinned(worker: Worker, model: Model, overrides: Sequence[Any], limits: Sequence[Any]) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from fitter.llama.types import Breakdown, DeviceInfo, FlashAttn, Lora, Params, R
 from fitter.machine.speed import DeviceSpeed
 from fitter.model.header import Model, open_model
 from fitter.model.source import show
+from fitter.planning.limits import MAX_SCALE, layers_on_devices
 from fitter.planning.request import DeviceLimit
 from fitter.planning.shared import (
     DRAFT_MAX,
@@ -101,7 +101,7 @@ class Asked:
                 found.append(Lora(path, float(scale)))
             except ValueError:
                 path = ""
-            if not path or not math.isfinite(found[-1].scale):
+            if not path or not abs(found[-1].scale) <= MAX_SCALE:
                 raise UsageError(f"'{text}' is no scaled adapter: write FILE:SCALE, such as style.gguf:0.5")
         for lora in found:
             for char in ",:" if lora.scale != 1 else ",":
@@ -186,7 +186,7 @@ def choices(
             found.append(
                 Shared(
                     reserved,
-                    _draft(asked, str(draft.path), at, type_k, type_v, drafts) if draft and drafts else None,
+                    _draft(asked, draft, at, type_k, type_v, drafts) if draft and drafts else None,
                     projector(on) if projector else None,
                     mtp,
                     resort=max(first, second),
@@ -195,11 +195,12 @@ def choices(
     return tuple(found) if reserved or draft or projector or mtp else ()
 
 
-def _draft(asked: Asked, path: str, at: tuple[str, ...] | None, type_k: str, type_v: str, drafts: Drafts) -> Draft:
+def _draft(asked: Asked, model: Model, at: tuple[str, ...] | None, type_k: str, type_v: str, drafts: Drafts) -> Draft:
     layers = asked.n_gpu_layers_draft
     if layers is None:
         layers = 0 if at == () else -1
-    return Draft(path, at, layers, type_k, type_v, drafts.measure)
+    layers = layers_on_devices(layers, model.n_layer)
+    return Draft(str(model.path), at, layers, type_k, type_v, drafts.measure)
 
 
 def _projector(asked: Asked, worker: Worker, flash_attn: FlashAttn) -> Callable[[str | None], Projector]:

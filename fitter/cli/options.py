@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fitter.errors import UsageError
 from fitter.llama import process
 from fitter.output.formats import FORMATS
 from fitter.output.units import from_mib
+from fitter.planning.wording import parse_whole, shown
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -66,6 +68,14 @@ class Command(click.Command):
             formatter.write(self.epilog)
 
 
+def _whole(kind: _ParamType, text: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    """The number that ``text`` is for ``param``."""
+    try:
+        return parse_whole(text)
+    except UsageError as error:
+        kind.fail(str(error), param, ctx)
+
+
 class AtLeast(_ParamType):
     """A whole number from ``minimum`` up."""
 
@@ -76,12 +86,9 @@ class AtLeast(_ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number."""
-        try:
-            number = int(value)
-        except ValueError:
-            self.fail(f"'{value}' is not a whole number", param, ctx)
+        number = _whole(self, value, param, ctx)
         if number < self.minimum:
-            self.fail(f"{number} is too small; the smallest is {self.minimum}", param, ctx)
+            self.fail(f"{shown(number)} is too small; the smallest is {self.minimum}", param, ctx)
         return number
 
 
@@ -98,7 +105,7 @@ class GpuLayers(_ParamType):
             return -1
         if not value.isascii() or not value.isdigit():
             self.fail(f"'{value}' is not a number of layers, 'auto' or 'all'", param, ctx)
-        return int(value)
+        return _whole(self, value, param, ctx)
 
 
 class Floats(_ParamType):
@@ -130,7 +137,7 @@ class Mib(_ParamType):
         if not all(part.isascii() and part.isdigit() for part in parts) or (len(parts) > 1 and not self.many):
             example = "1024 or 1024,512" if self.many else "1024"
             self.fail(f"'{value}' is not a number of MiB such as {example}", param, ctx)
-        sizes = tuple(from_mib(int(part)) for part in parts)
+        sizes = tuple(from_mib(_whole(self, part, param, ctx)) for part in parts)
         return sizes if len(sizes) > 1 else sizes[0]
 
 
@@ -340,7 +347,7 @@ placement_options = stacked(
         "main_gpu",
         "-mg",
         "--main-gpu",
-        type=int,
+        type=AtLeast(-1),
         metavar="INDEX",
         help="The device to use with -sm none. [default: 0]",
     ),

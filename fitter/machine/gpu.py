@@ -48,7 +48,9 @@ UNITS = {
 """Bytes of the units that sizes and bandwidths are given in."""
 
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
-_MOST = 2**60
+MOST_BYTES = 2**60
+"""More memory than any machine has."""
+
 _COUNT = re.compile(r"([0-9]{1,6})\s*[x×*]\s*(.*)", re.IGNORECASE | re.DOTALL)
 _FORMS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB or metal:64GiB"
 
@@ -79,7 +81,7 @@ def parse_size(text: str) -> int:
         raise UsageError(f"{text!r} has an unknown unit: use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
     whole, _, decimals = number.partition(".")
     size = int(whole + decimals) * UNITS[unit.lower()] // int("1" + "0" * len(decimals))
-    if size > _MOST:
+    if size > MOST_BYTES:
         raise UsageError(f"{text!r} is more memory than any machine has")
     return size
 

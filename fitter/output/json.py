@@ -36,6 +36,7 @@ def to_dict(plan: PlanData) -> dict[str, Any]:
         "explanation": _explanation(plan),
         "levers": list(plan.levers),
         "shared": [_shared(shared) for shared in plan.shared],
+        "left_out": [{"device": left.device, "reason": left.reason, "message": left.message} for left in plan.left_out],
         "rpc": list(plan.rpc),
         "search": {
             "dummy_loads": plan.search.dummy_loads,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 from fitter.errors import UsageError
 from fitter.llama.types import FlashAttn, Lora, Params, Row, SplitMode, TensorBuftOverride
 from fitter.output.json import SCHEMA
+from fitter.planning.limits import check_params
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
 
 _T = TypeVar("_T")
@@ -195,7 +196,12 @@ _PARAMS: Mapping[str, Callable[[_Entry], Any]] = {
 
 
 def _params(entry: _Entry) -> Params:
-    return Params(**{name: read(entry[name]) for name, read in _PARAMS.items()})
+    params = Params(**{name: read(entry[name]) for name, read in _PARAMS.items()})
+    try:
+        check_params(params)
+    except UsageError as error:
+        raise _Wrong(f"'params' cannot be: {error}") from None
+    return params
 
 
 def _device(entry: _Entry) -> DeviceUse:

@@ -56,6 +56,8 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
         if any(shared.kind in _FOR_SERVER for shared in plan.shared):
             lines.append("the arguments for what drafts and for a projector are for llama-server and llama-cli")
         parts.append(Text("\n".join(lines), overflow="fold"))
+    if plan.left_out:
+        parts.append(Text("\n".join(left.message for left in plan.left_out), overflow="fold"))
     if plan.virtual and plan.host.free is None:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"
         parts.append(Text(need))

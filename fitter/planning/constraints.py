@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import TypedDict
 
 from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, FlashAttn, Params, SplitMode, TensorBuftOverride
+from fitter.model.header import Model
+from fitter.model.tensors import layer_of
+from fitter.planning import limits
 from fitter.planning.cost import Workload
+from fitter.planning.limits import MAX_SEQUENCES
+from fitter.planning.plan import Problem
 from fitter.planning.request import (
     DEFAULT_MARGIN,
     LEVERS,
@@ -17,6 +23,8 @@ from fitter.planning.request import (
     STRATEGIES,
     DeviceLimit,
 )
+from fitter.planning.shared import HOST_NAME
+from fitter.planning.wording import shown
 
 _EXPERTS = ".ffn_(up|down|gate|gate_up)_(ch|)exps"
 """What ``--cpu-moe`` moves (``LLM_FFN_EXPS_REGEX`` upstream); the dot stands for itself."""
@@ -28,10 +36,6 @@ SLACK = 512 * MIB
 def default_margin(outside: int | None) -> int:
     """Upstream's margin; what was measured ``outside`` of llama.cpp's accounting and ``SLACK`` where that is more."""
     return max(DEFAULT_MARGIN, 0 if outside is None else outside + SLACK)
-
-
-MAX_SEQUENCES = 256
-"""``LLAMA_MAX_SEQ``: sequences in one context."""
 
 
 class Parameters(TypedDict, total=False):
@@ -87,24 +91,28 @@ def params_of(
     n_outputs_max: int = 0,
     embedding: bool = False,
 ) -> Params:
-    """Parameters of one load. Raises ``UsageError`` where one makes no sense."""
-    if n_ctx < 0:
-        raise UsageError(f"a context of {n_ctx} tokens is too small: give 1 or more, or 0 for the model's own")
-    for name, value in (("n_seq_max", n_seq_max), ("n_ubatch", n_ubatch), ("n_batch", n_batch)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}: it must be 1 or more")
-    for name, value in (("n_rs_seq", n_rs_seq), ("n_outputs_max", n_outputs_max)):
-        if value < 0:
-            raise UsageError(f"{name} is {value}: it must be 0 or more")
-    if tensor_split and any(not share >= 0 for share in tensor_split):
-        raise UsageError("tensor_split has a share below 0: give each device a share of 0 or more")
+    """Parameters of one load, as far as they are known without the model; ``for_model`` says the rest.
+
+    What ``cpu_moe`` and ``n_cpu_moe`` stand for is such a rest, and here they are only held against their limits.
+    Raises ``UsageError`` where one makes no sense.
+    """
+    n_ctx = limits.count("n_ctx", n_ctx)
+    n_gpu_layers = limits.count("n_gpu_layers", n_gpu_layers)
+    n_seq_max = limits.count("n_seq_max", n_seq_max)
+    n_ubatch = limits.count("n_ubatch", n_ubatch)
+    n_batch = None if n_batch is None else limits.count("n_batch", n_batch)
+    n_rs_seq = limits.count("n_rs_seq", n_rs_seq)
+    n_outputs_max = limits.count("n_outputs_max", n_outputs_max)
+    main_gpu = limits.count("main_gpu", main_gpu)
+    if n_cpu_moe is not None:
+        limits.count("n_cpu_moe", n_cpu_moe)
     # llama.cpp cuts n_ubatch to n_batch; a larger micro batch alone means a larger batch too
     batch = max(Params.n_batch, n_ubatch) if n_batch is None else n_batch
     return Params(
         n_ctx=n_ctx,
         n_gpu_layers=n_gpu_layers,
-        tensor_split=tuple(map(float, tensor_split)) if tensor_split else None,
-        tensor_buft_overrides=(*parse_overrides(override_tensor), *expert_overrides(cpu_moe, n_cpu_moe)),
+        tensor_split=(limits.shares("tensor_split", tensor_split) or None) if tensor_split is not None else None,
+        tensor_buft_overrides=parse_overrides(override_tensor),
         n_batch=batch,
         n_ubatch=n_ubatch,
         n_seq_max=n_seq_max,
@@ -122,6 +130,20 @@ def params_of(
         load_mtp=load_mtp,
         n_rs_seq=n_rs_seq,
         n_outputs_max=n_outputs_max,
+    )
+
+
+def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None) -> Params:
+    """``params`` held against what ``model`` has, and what ``--cpu-moe`` and ``--n-cpu-moe`` stand for there.
+
+    Raises ``UsageError`` for a context beyond all reason.
+    """
+    limits.check_context(params.n_ctx, model.n_ctx_train, params.n_seq_max)
+    experts = expert_overrides(cpu_moe, n_cpu_moe, (tensor.name for tensor in model.tensors))
+    return replace(
+        params,
+        n_gpu_layers=limits.layers_on_devices(params.n_gpu_layers, model.n_layer),
+        tensor_buft_overrides=(*params.tensor_buft_overrides, *experts),
     )
 
 
@@ -186,18 +208,6 @@ def check_live_tokens(live_tokens: int | None, context: int) -> None:
         raise UsageError(f"{live_tokens} live tokens cannot be in a context of {context}: give 0 to {context}")
 
 
-_LONGEST = 1e6
-"""Seconds; what the system counts waits in ends at twice that."""
-
-
-def check_timeout(timeout: float) -> None:
-    """Raise ``UsageError`` for a time that is none."""
-    if not timeout > 0:
-        raise UsageError(f"a timeout of {timeout} seconds is too short")
-    if timeout > _LONGEST:
-        raise UsageError(f"a timeout of {timeout:g} seconds is too long: give {_LONGEST:g} or less")
-
-
 def check_choices(objective: str, strategy: str) -> None:
     """Raise ``UsageError`` for an objective or a strategy that there is not."""
     for name, value, choices in (("objective", objective, OBJECTIVES), ("strategy", strategy, STRATEGIES)):
@@ -223,20 +233,26 @@ def parse_overrides(texts: Sequence[str]) -> tuple[TensorBuftOverride, ...]:
         for part in text.split(","):
             pattern, equals, buffer_type = part.partition("=")
             if not equals or not pattern or not buffer_type:
-                raise UsageError(f"tensor override '{part}' is not of the form <tensor name pattern>=<buffer type>")
+                raise UsageError(f"tensor override {shown(part)} is not of the form <name pattern>=<buffer type>")
             overrides.append(TensorBuftOverride(pattern, buffer_type))
+    limits.check_overrides([override.pattern for override in overrides])
     return tuple(overrides)
 
 
-def expert_overrides(cpu_moe: bool, n_cpu_moe: int | None) -> tuple[TensorBuftOverride, ...]:
-    """What ``--cpu-moe`` and ``--n-cpu-moe`` stand for. Raises ``UsageError`` for a negative number."""
-    if n_cpu_moe is not None and n_cpu_moe < 0:
-        raise UsageError(f"n_cpu_moe is {n_cpu_moe}: it must be 0 or more")
+def expert_overrides(cpu_moe: bool, n_cpu_moe: int | None, names: Iterable[str]) -> tuple[TensorBuftOverride, ...]:
+    """What ``--cpu-moe`` and ``--n-cpu-moe`` stand for in a model with tensors of these ``names``.
+
+    Layers that it does not have are left out, however many are asked for. Raises ``UsageError`` for a negative number.
+    """
+    if n_cpu_moe is not None:
+        n_cpu_moe = limits.count("n_cpu_moe", n_cpu_moe)
     if cpu_moe:
         return (TensorBuftOverride(_EXPERTS, "CPU"),)
     if n_cpu_moe:
-        layers = "|".join(map(str, range(n_cpu_moe)))
-        return (TensorBuftOverride(f"^blk.({layers}){_EXPERTS}", "CPU"),)
+        there = {layer for name in names if (layer := layer_of(name)) is not None and layer < n_cpu_moe}
+        if there:
+            layers = "|".join(map(str, sorted(there)))
+            return (TensorBuftOverride(f"^blk.({layers}){_EXPERTS}", "CPU"),)
     return ()
 
 
@@ -245,8 +261,8 @@ def device_limits(
 ) -> tuple[DeviceLimit, ...]:
     """Devices with the margin of each: one for all, or one per device; without a word of the user's, ``defaults``.
 
-    Raises ``UsageError`` for a negative margin, one that the user set larger than the device, or a list of the wrong
-    length.
+    A margin may be larger than its device, which then has no room for anything. Raises ``UsageError`` for a negative
+    margin, or a list of the wrong length.
     """
     if margin is None:
         margins = [DEFAULT_MARGIN] * len(devices) if defaults is None else list(defaults)
@@ -258,17 +274,31 @@ def device_limits(
         margins = list(margin)
         if len(margins) != len(devices):
             raise UsageError(f"{len(margins)} margins for {len(devices)} devices: give one for all, or one per device")
-    for device, size in zip(devices, margins, strict=True):
+    for size in margins:
         if size < 0:
             raise UsageError(f"a margin of {size // MIB} MiB is negative: it is what must stay free")
-        if margin is not None and size > device.total:
-            raise UsageError(
-                f"a margin of {size // MIB} MiB is larger than {device.name} with {device.total // MIB} MiB: "
-                "nothing could be placed there"
-            )
     return tuple(
         DeviceLimit(device.name, device.description, device.total, device.free, size, device.buffer_type or device.name)
         for device, size in zip(devices, margins, strict=True)
+    )
+
+
+def check_margins(devices: Sequence[DeviceLimit], problems: Sequence[Problem]) -> None:
+    """Raise ``UsageError`` where nothing fits, and no device has as much memory as the user wants free of it."""
+    if not problems or not devices or any(device.margin <= device.total for device in devices):
+        return
+    margins = ", ".join(
+        f"{device.margin // MIB} MiB of {device.name} with {device.total // MIB} MiB" for device in devices
+    )
+    host = next((problem.missing for problem in problems if problem.device == HOST_NAME), None)
+    why = (
+        "what is set (-ngl, -ts, -ot) is to be on one"
+        if host is None
+        else f"the host alone lacks {-(-host // MIB)} MiB"
+    )
+    raise UsageError(
+        f"a margin is larger than its device ({margins}), so nothing can be placed there, and {why}: "
+        "use a smaller --fit-target"
     )
 
 

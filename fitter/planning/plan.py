@@ -10,6 +10,7 @@ from typing import Any
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.pricing import Price
+from fitter.planning.request import MIB
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,15 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A device that a plan puts nothing on, whatever its speed. ``reason``: ``margin``, which leaves no room there."""
+
+    device: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Search:
     """What finding the plan took: dummy loads (another context of a loaded model is none) and seconds.
 
@@ -173,6 +183,32 @@ class PlanData:
     def fits(self) -> bool:
         """Whether every device and the host keep their margin."""
         return not self.problems
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Devices without a byte beside their margin, and what is kept free with ``reserve``."""
+        rows = [row for shared in self.shared if shared.kind != "reserve" for row in shared.rows if row.used]
+        busy = {row.device for row in rows}
+        return tuple(
+            LeftOut(use.name, "margin", _why_left_out(use))
+            for use in self.devices
+            if use.used == use.shared and use.left <= use.margin and use.name not in busy
+        )
+
+
+def _why_left_out(use: DeviceUse) -> str:
+    margin = f"its margin of {_mib_up(use.margin)} MiB"
+    if use.margin > use.total:
+        why = f"{margin} is more than the {use.total // MIB} MiB that it has"
+    elif use.shared:
+        why = f"{margin} and {_mib_up(use.shared)} MiB reserved leave nothing of {use.free // MIB} MiB free"
+    else:
+        why = f"{margin} leaves nothing of {use.free // MIB} MiB free"
+    return f"{use.name} is left out: {why}; --fit-target sets another one"
+
+
+def _mib_up(size: int) -> int:
+    return -(-size // MIB)
 
 
 def resolved(plan: PlanData) -> Params:

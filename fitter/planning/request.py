@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.cost import Workload
+from fitter.planning.limits import own_context
 from fitter.planning.work import ModelFacts
 
 MIB = 1024 * 1024
@@ -107,7 +108,7 @@ class Request:
     @property
     def n_ctx_max(self) -> int:
         """The largest context worth having."""
-        return self.n_ctx_train * self.n_streams
+        return own_context(self.n_ctx_train, self.n_streams)
 
     @property
     def n_ctx_min(self) -> int:

@@ -13,6 +13,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row
 from fitter.machine.gpu import parse_size
 from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.planning import limits
 from fitter.planning.plan import SharedUse
 from fitter.planning.request import MIB, SHARED_ROW, DeviceLimit, HostLimit, Measure, Request
 
@@ -48,9 +49,7 @@ def parse_reserve(given: Mapping[str, int | str] | Sequence[str]) -> dict[str, i
             pairs.append((name, amount))
     sizes: dict[str, int] = {}
     for name, value in pairs:
-        size = parse_size(value) if isinstance(value, str) else value
-        if size < 0:
-            raise UsageError(f"a reservation of {size} bytes on {name} is negative")
+        size = parse_size(value) if isinstance(value, str) else limits.size(f"the reservation on {name}", value)
         sizes[name] = sizes.get(name, 0) + size
     return sizes
 
@@ -324,10 +323,11 @@ def draft_seconds(
 def places(devices: Sequence[DeviceLimit], speeds: Mapping[str, DeviceSpeed], n_max: int) -> tuple[str, ...]:
     """Devices that something may go to whole: at most ``n_max``, the fastest first.
 
+    None that has no room beside its margin.
     Of devices of a kind the first and the last are tried: the first has the buffers for weights that are streamed in.
     """
     kinds: dict[tuple[str, int, int], list[DeviceLimit]] = {}
-    for device in devices:
+    for device in (device for device in devices if device.target > 0):
         kinds.setdefault((device.description, device.total, device.margin), []).append(device)
     chosen = [each for kind in kinds.values() for each in dict.fromkeys((kind[0], kind[-1]))]
     chosen.sort(key=lambda device: -speeds[device.name].bandwidth if device.name in speeds else 0.0)

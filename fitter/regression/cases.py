@@ -14,6 +14,8 @@ from typing import Any
 from fitter.errors import UsageError
 from fitter.machine.gpu import NO_GPU, parse_gpus, parse_size
 from fitter.model.source import show, split_name
+from fitter.planning.limits import COUNTS, MOST_SPEED, shares, size
+from fitter.planning.wording import shown
 from fitter.regression.toml import read_toml
 
 CASES_FILE = "fitter.toml"
@@ -203,10 +205,13 @@ def _without_suffix(path: Path) -> str:
 # --- values
 
 
-def _whole(least: int) -> Callable[[Any, str], int]:
+def _whole(name: str) -> Callable[[Any, str], int]:
+    """Reads the number of that name in the table of limits."""
+    limit = COUNTS[name]
+
     def read(value: Any, where: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UsageError(f"{where} is {_shown(value)}: give a whole number, {least} or more")
+        if isinstance(value, bool) or not isinstance(value, int) or not limit.holds(value):
+            raise UsageError(f"{where} is {_shown(value)}: give a whole number, {limit.range}")
         return value
 
     return read
@@ -241,12 +246,12 @@ def _texts(value: Any, where: str) -> tuple[str, ...]:
 def _numbers(value: Any, where: str) -> tuple[float, ...]:
     if not isinstance(value, list) or any(type(item) not in (int, float) for item in value):
         raise UsageError(f"{where} is {_shown(value)}: give a list of numbers such as [3, 1]")
-    return tuple(map(float, value))
+    return shares(where, value)
 
 
 def _size(value: Any, where: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
+        return size(where, value)
     if not isinstance(value, str):
         raise UsageError(f'{where} is {_shown(value)}: give a size such as "24GiB", or a number of bytes')
     try:
@@ -276,7 +281,7 @@ def _growth(value: Any, where: str) -> Growth:
 
 
 def _speed(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST_SPEED:
         raise UsageError(f"{where} is {_shown(value)}: give a number of tokens per second")
     return float(value)
 
@@ -291,8 +296,7 @@ def _gpus(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value) if not isinstance(value, bool) else str(value).lower()
-    return text if len(text) <= 40 else text[:37] + "..."
+    return str(value).lower() if isinstance(value, bool) else shown(value)
 
 
 def _budget(table: Mapping[str, Any], settings: Mapping[str, Setting], where: str) -> Budget:
@@ -304,7 +308,7 @@ def _budget(table: Mapping[str, Any], settings: Mapping[str, Setting], where: st
     _check_keys(given, (*names, "host", "n_ctx", *speeds), where)
     return Budget(
         {name: _size(given[name], f"{where}.{name}") for name in (*names, "host") if name in given},
-        _whole(1)(given["n_ctx"], f"{where}.n_ctx") if "n_ctx" in given else None,
+        _whole("fit_ctx")(given["n_ctx"], f"{where}.n_ctx") if "n_ctx" in given else None,
         **{name: _speed(given[name], f"{where}.{name}") for name in speeds if name in given},
     )
 
@@ -316,18 +320,18 @@ SETTINGS: Mapping[str, Callable[[Any, str], Setting]] = {
     "host_memory": _size,
     "host_margin": _size,
     "margin": _sizes,
-    "n_ctx": _whole(0),
-    "fit_ctx": _whole(1),
-    "n_gpu_layers": _whole(-1),
+    "n_ctx": _whole("n_ctx"),
+    "fit_ctx": _whole("fit_ctx"),
+    "n_gpu_layers": _whole("n_gpu_layers"),
     "tensor_split": _numbers,
     "override_tensor": _texts,
     "cpu_moe": _flag,
-    "n_cpu_moe": _whole(0),
+    "n_cpu_moe": _whole("n_cpu_moe"),
     "split_mode": _text,
-    "main_gpu": _whole(-1),
-    "n_batch": _whole(1),
-    "n_ubatch": _whole(1),
-    "n_seq_max": _whole(1),
+    "main_gpu": _whole("main_gpu"),
+    "n_batch": _whole("n_batch"),
+    "n_ubatch": _whole("n_ubatch"),
+    "n_seq_max": _whole("n_seq_max"),
     "kv_unified": _flag,
     "type_k": _text,
     "type_v": _text,
@@ -339,20 +343,20 @@ SETTINGS: Mapping[str, Callable[[Any, str], Setting]] = {
     "reserve": _texts,
     "model_draft": _text,
     "devices_draft": _texts,
-    "n_gpu_layers_draft": _whole(-1),
+    "n_gpu_layers_draft": _whole("n_gpu_layers_draft"),
     "type_k_draft": _text,
     "type_v_draft": _text,
     "mtp": _flag,
-    "draft_max": _whole(1),
+    "draft_max": _whole("draft_max"),
     "mmproj": _text,
     "mmproj_device": _text,
-    "image_min_tokens": _whole(1),
-    "image_max_tokens": _whole(1),
+    "image_min_tokens": _whole("image_min_tokens"),
+    "image_max_tokens": _whole("image_max_tokens"),
     "lora": _texts,
     "lora_scaled": _texts,
     "allow": _texts,
-    "prompt": _whole(1),
-    "generate": _whole(1),
+    "prompt": _whole("prompt"),
+    "generate": _whole("generate"),
     "objective": _text,
     "strategy": _text,
     "host_bandwidth": _text,

@@ -19,8 +19,9 @@ from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus, parse_size
 from fitter.model.source import model_files, show
 from fitter.output import table
-from fitter.planning.constraints import check_timeout
+from fitter.planning.limits import MOST_SPEED, check_timeout
 from fitter.planning.plan import PlanData
+from fitter.planning.wording import shown
 from fitter.regression.cases import SETTINGS, Budget, Case, make_cases, suggest
 from fitter.regression.check import Outcome
 from fitter.regression.compare import compare
@@ -308,11 +309,12 @@ def _budget(limits: Mapping[str, Any], case: Case) -> Budget:
         memory["host"] = _size(limits["host_limit"], "host_limit")
     n_ctx = limits.get("min_ctx")
     if n_ctx is not None and (isinstance(n_ctx, bool) or not isinstance(n_ctx, int) or n_ctx < 1):
-        raise UsageError(f"min_ctx is {n_ctx!r}: give a number of tokens, 1 or more")
+        raise UsageError(f"min_ctx is {shown(n_ctx)}: give a number of tokens, 1 or more")
     for key in _SPEEDS:
         value = limits.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
-            raise UsageError(f"{key} is {value!r}: give a number above 0")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and (not is_number or not 0 < value <= MOST_SPEED):
+            raise UsageError(f"{key} is {shown(value)}: give a number above 0")
     speeds = {name: float(limits[key]) for key, name in _SPEEDS.items() if key in limits}
     return Budget(memory, n_ctx, **speeds)
 
@@ -321,7 +323,7 @@ def _size(value: Any, what: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if not isinstance(value, str):
-        raise UsageError(f'{what} is {value!r}: give a size such as "20GiB", or a number of bytes')
+        raise UsageError(f'{what} is {shown(value)}: give a size such as "20GiB", or a number of bytes')
     try:
         return parse_size(value)
     except UsageError as error:

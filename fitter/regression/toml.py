@@ -41,6 +41,8 @@ def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
                 "'fitter lock'"
             ) from None
         raise UsageError(f"{show(path)} is no TOML: {' '.join(str(error).split())}") from None
+    except ValueError:
+        raise UsageError(f"{show(path)} cannot be read: it has a number of thousands of digits") from None
 
 
 def read_text(path: Path) -> str:

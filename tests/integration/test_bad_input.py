@@ -136,7 +136,8 @@ def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
         (["--gpu", "vulkan:1:24GiB"], "unknown Vulkan driver"),
         (["--gpu", "17x 24GiB"], "16"),
         (["--gpu", "9x 24GiB", "--gpu", "8x 24GiB"], "16"),
-        (["--gpu", "24GiB", "-fitt", "24577"], "larger than CUDA0"),
+        (["--gpu", "24GiB", "-fitt", "24577", "-ngl", "1"], "24577 MiB of CUDA0 with 24576 MiB"),
+        (["--gpu", "24GiB", "-fitt", "24577", "--host-memory", "1025MiB"], "the host alone lacks "),
         (["--gpu", "24GiB", "-fitt", "1,2"], "2 margins"),
         (["--gpu", "24GiB", "-dev", "CUDA1"], "unknown device 'CUDA1'; there are: CUDA0"),
         (["--gpu", "24GiB", "-ot", "(=CPU"], "'(' is no regular expression"),
@@ -159,7 +160,72 @@ def test_words_that_make_no_sense(tiny: Path, words: list[str], said: str) -> No
     assert_one_line(fitter(str(tiny), *words), 2, said)
 
 
-@pytest.mark.parametrize("words", [["-c", "99999999999"], ["-np", "257"], ["-ctv", "q8_0", "-fa", "off"]], ids=" ".join)
+HUGE = str(2**70)
+ENDLESS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["-c", "4194305"], ["n_ctx (-c) is 4194305", "4194304 at most", "trained for 16384"]),
+        (["-c", str(2**31)], ["-c", str(2**31), "0 to 2147483647"]),
+        (["-c", HUGE], ["-c", HUGE, "0 to 2147483647"]),
+        (["-c", ENDLESS], ["-c", "of thousands of digits"]),
+        (["-np", "257"], ["-np", "is 257", "1 to 256"]),
+        (["-b", HUGE], ["-b", HUGE, "1 to 4194304"]),
+        (["-ub", str(2**40)], ["-ub", str(2**40), "1 to 4194304"]),
+        (["-ngl", ENDLESS], ["-ngl", "of thousands of digits"]),
+        (["-ncmoe", ENDLESS], ["-ncmoe", "of thousands of digits"]),
+        (["-mg", HUGE], ["-mg", HUGE, "-1 to 15"]),
+        (["-fitc", HUGE], ["-fitc", HUGE, "1 to 2147483647"]),
+        (["--prompt", HUGE], ["--prompt", HUGE, "1 to 2147483647"]),
+        (["--generate", ENDLESS], ["--generate", "of thousands of digits"]),
+        (["--mtp", "--spec-draft-n-max", "65"], ["--spec-draft-n-max", "is 65", "1 to 64"]),
+        (["--image-max-tokens", HUGE], ["--image-max-tokens", HUGE, "1 to 16384"]),
+        (["-ts", "inf,1"], ["-ts", "a share of inf"]),
+        (["-ts", "1e308,1e308"], ["-ts", "1e+308"]),
+        (["-ts", ",".join("1" * 17)], ["-ts", "17 shares", "16 devices"]),
+        (["-fitt", HUGE], ["-fitt", HUGE, "1099511627776 MiB at most"]),
+        (["-fitt", ENDLESS], ["-fitt", "of thousands of digits"]),
+        (["--host-margin", HUGE], ["--host-margin", HUGE, "1099511627776 MiB at most"]),
+        (["--timeout", "inf"], ["timeout of inf seconds is too long"]),
+        (["--lora-scaled", "a.gguf:1e308"], ["'a.gguf:1e308' is no scaled adapter"]),
+        (["-ot", "a" * 10000 + "=CPU"], ["-ot", "10000 characters", "8192 at most"]),
+        (["--gpu", "99999999x 24GiB"], ["--gpu", "is no size"]),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
+)
+def test_more_than_there_can_be(tiny: Path, words: list[str], parts: list[str]) -> None:
+    done = bounded(str(tiny), "--gpu", "24GiB", *words)
+    assert_one_line(done, 2, *parts)
+    assert len(done.stderr) < 300
+
+
+def bounded(*words: str) -> subprocess.CompletedProcess[str]:
+    """``fitter`` with a memory of 4 GiB, what it maps included, so that what goes wrong does no harm."""
+    command = ["prlimit", f"--as={4 << 30}", sys.executable, "-m", "fitter", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("option", "most", "more"),
+    [
+        ("-ncmoe", "4", "5"),
+        ("-ncmoe", "4", "999"),
+        ("-ncmoe", "4", "10000000"),
+        ("-ncmoe", "4", HUGE),
+        ("-ngl", "5", HUGE),
+        ("-fitc", "16384", "2147483647"),
+    ],
+)
+def test_more_layers_than_there_are_are_all_of_them(tiny: Path, option: str, most: str, more: str) -> None:
+    expected = bounded(str(tiny), "--gpu", "24GiB", option, most)
+    done = bounded(str(tiny), "--gpu", "24GiB", option, more)
+    assert done.returncode == expected.returncode == 0, done.stderr
+    assert done.stdout == expected.stdout
+
+
+@pytest.mark.parametrize("words", [["-ctv", "q8_0", "-fa", "off"]], ids=" ".join)
 def test_what_llama_cpp_refuses(tiny: Path, words: list[str]) -> None:
     done = fitter(str(tiny), *words)
     assert done.returncode in (2, 3)
@@ -177,9 +243,9 @@ def test_a_model_that_fits_nowhere(tmp_path: Path) -> None:
     assert done.stderr.endswith(problems[-1] + "\n")
 
 
-@pytest.mark.parametrize(("mib", "status"), [(24576, 0), (24577, 2)])
-def test_a_margin_of_the_whole_device_is_the_most(tiny: Path, mib: int, status: int) -> None:
-    assert fitter(str(tiny), "--gpu", "24GiB", "-fitt", str(mib)).returncode == status
+@pytest.mark.parametrize(("mib", "status"), [(24576, 1), (24577, 2)])
+def test_a_margin_beyond_the_only_device_is_no_matter_of_fitting(tiny: Path, mib: int, status: int) -> None:
+    assert fitter(str(tiny), "--gpu", "24GiB", "-ngl", "1", "-fitt", str(mib)).returncode == status
 
 
 def test_the_name_of_a_model_may_hold_anything(tmp_path: Path) -> None:

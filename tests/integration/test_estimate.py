@@ -113,13 +113,13 @@ def test_sources_say_what_they_are(price: Ask) -> None:
     [
         ({"prompt": 8000, "generate": 193}, "more than the context of 8192"),
         ({"live_tokens": 8193}, "8193 live tokens cannot be in a context of 8192"),
-        ({"prompt": 0}, "prompt is 0"),
+        ({"prompt": 0}, "prompt .--prompt. is 0"),
         ({"host_bandwidth": 0}, "no bandwidth"),
         ({"host_bandwidth": -60e9}, "no bandwidth"),
         ({"host_bandwidth": float("nan")}, "no bandwidth"),
         ({"host_bandwidth": "fast"}, "no bandwidth"),
         ({"split_mode": "row"}, "split mode 'row'"),
-        ({"n_ubatch": 0}, "n_ubatch is 0"),
+        ({"n_ubatch": 0}, "n_ubatch .-ub. is 0"),
     ],
 )
 def test_bad_input(price: Ask, given: dict[str, object], says: str) -> None:

@@ -588,7 +588,7 @@ def test_what_makes_no_sense_is_one_line(
 
 
 def test_a_negative_reservation_of_python() -> None:
-    with pytest.raises(errors.UsageError, match="is negative"):
+    with pytest.raises(errors.UsageError, match="is -1 bytes"):
         fitter.fit("model.gguf", gpus=["1GiB"], reserve={"CUDA0": -1})
 
 

@@ -308,7 +308,7 @@ def test_the_api_says_no_as_well(models: Mapping[str, Path], plan_file: Path) ->
         fitter.verify()
     with pytest.raises(UsageError, match="the plan has all parameters: leave n_ctx out"):
         fitter.verify(plan=plan_file, n_ctx=5)
-    with pytest.raises(UsageError, match="-1 bytes is too small"):
+    with pytest.raises(UsageError, match="tolerance is -1 bytes"):
         fitter.verify(models["moe"], tolerance=-1)
     with pytest.raises(PlanError, match="for virtual devices, which cannot run a model"):
         fitter.fit(models["moe"], gpus=["24GiB"]).verify()

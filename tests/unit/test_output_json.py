@@ -107,6 +107,7 @@ def test_a_plan_by_the_schema() -> None:
         "explanation": {"choices": [], "bound": None},
         "levers": [],
         "shared": [],
+        "left_out": [],
         "rpc": [],
         "search": {"dummy_loads": 5, "shared_loads": 0, "seconds": 1.25},
         "problems": [],

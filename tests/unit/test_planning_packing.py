@@ -236,13 +236,13 @@ def test_expert_options(cpu_moe: bool, n_cpu_moe: int | None, caught: set[str]) 
         "blk.0.ffn_up",
         "blk.1.ffn_up_shexp",
     ]
-    patterns = [override.pattern for override in expert_overrides(cpu_moe, n_cpu_moe)]
+    patterns = [override.pattern for override in expert_overrides(cpu_moe, n_cpu_moe, names)]
     assert {name for name in names if any(re.search(pattern, name + ".weight") for pattern in patterns)} == caught
 
 
 def test_a_negative_number_of_expert_layers() -> None:
     with pytest.raises(UsageError):
-        expert_overrides(False, -1)
+        expert_overrides(False, -1, [])
 
 
 def device(name: str, total: int) -> DeviceInfo:
@@ -257,7 +257,7 @@ def device(name: str, total: int) -> DeviceInfo:
         pytest.param([7 * MIB], [7, 7], id="list-of-one"),
         pytest.param([1 * MIB, 2 * MIB], [1, 2], id="one-each"),
         pytest.param(2048 * MIB, [2048, 2048], id="as-large-as-the-device"),
-        pytest.param(2048 * MIB + 1, None, id="larger-than-the-device"),
+        pytest.param(2049 * MIB, [2049, 2049], id="larger-than-the-device"),
         pytest.param(-1, None, id="negative"),
         pytest.param([1, 2, 3], None, id="too-many"),
         pytest.param([], None, id="too-few"),

@@ -16,11 +16,11 @@ from fitter.planning.constraints import (
     check_live_tokens,
     check_pins,
     check_split_mode,
-    check_timeout,
     params_of,
     workload_of,
 )
 from fitter.planning.cost import Workload
+from fitter.planning.limits import check_timeout
 from fitter.planning.placement import Placement
 from fitter.planning.pricing import Price, Speeds, price_params, price_placement
 from fitter.planning.request import HostLimit, Request
@@ -256,23 +256,23 @@ def test_a_timeout_is_a_time(timeout: float) -> None:
 
 
 def test_parameters() -> None:
-    params = params_of(("CUDA0",), n_ubatch=4096, tensor_split=[3, 1], override_tensor=["a=CPU,b=CUDA0"], n_cpu_moe=1)
+    params = params_of(("CUDA0",), n_ubatch=4096, tensor_split=[3, 1], override_tensor=["a=CPU,b=CUDA0"])
     assert (params.n_batch, params.n_ubatch, params.tensor_split) == (4096, 4096, (3.0, 1.0))
     assert params.devices == ("CUDA0",)
-    assert [o.buffer_type for o in params.tensor_buft_overrides] == ["CPU", "CUDA0", "CPU"]
+    assert [o.buffer_type for o in params.tensor_buft_overrides] == ["CPU", "CUDA0"]
     assert params_of(None) == Params()
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"n_ctx": -1}, "a context of -1 tokens"),
-        ({"n_seq_max": 0}, "n_seq_max is 0"),
-        ({"n_ubatch": 0}, "n_ubatch is 0"),
-        ({"n_batch": -5}, "n_batch is -5"),
+        ({"n_ctx": -1}, "n_ctx .-c. is -1: give 0 to 2147483647"),
+        ({"n_seq_max": 0}, "n_seq_max .-np. is 0: give 1 to 256"),
+        ({"n_ubatch": 0}, "n_ubatch .-ub. is 0"),
+        ({"n_batch": -5}, "n_batch .-b. is -5"),
         ({"tensor_split": [1, -1]}, "share below 0"),
         ({"tensor_split": [1, float("nan")]}, "share below 0"),
-        ({"n_cpu_moe": -1}, "n_cpu_moe is -1"),
+        ({"n_cpu_moe": -1}, "n_cpu_moe .-ncmoe. is -1: give 0 or more"),
         ({"override_tensor": ["exps"]}, "is not of the form"),
     ],
 )

@@ -373,7 +373,7 @@ def test_reservations(given: Any, expected: dict[str, int]) -> None:
     [
         (lambda: parse_reserve(["CUDA0"]), "is no reservation"),
         (lambda: parse_reserve(["CUDA0="]), "is no reservation"),
-        (lambda: parse_reserve({"CUDA0": -1}), "is negative"),
+        (lambda: parse_reserve({"CUDA0": -1}), "is -1 bytes"),
         (lambda: parse_reserve({"CUDA0": "2"}), "has no unit"),
         (lambda: reservation({"CUDA1": 1}, infos(limits(8)), None), "there are: CUDA0, host"),
         (lambda: reservation({"CUDA0": 8 * MIB + 1}, infos(limits(8)), None), "9 MiB are more than the 8 MiB"),

@@ -1,0 +1,217 @@
+"""A device that cannot keep its margin is left out, with a word; the plan goes on without it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fitter
+from fitter.errors import UsageError
+from fitter.regression.cases import make_cases
+from fitter.regression.measuring import measure_cases
+from tests import shapes
+from tests.tiny import write_tiny
+
+MIB = 2**20
+GIB = 2**30
+LARGE, SMALL = "24GiB", "8GiB"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shapes.write("llama-3.1-8b", tmp_path_factory.mktemp("shapes"), vocab=False)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+def out(device: str, why: str) -> str:
+    return f"{device} is left out: its margin of {why}; --fit-target sets another one"
+
+
+MORE_THAN_IT_HAS = "10000 MiB is more than the 8192 MiB that it has"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "used", "said"),
+    [
+        pytest.param([LARGE, SMALL], {"margin": 8192 * MIB - 1}, ("CUDA0",), [], id="one for all, and room"),
+        pytest.param(
+            [LARGE, SMALL],
+            {"margin": 8192 * MIB},
+            ("CUDA0",),
+            [out("CUDA1", "8192 MiB leaves nothing of 8192 MiB free")],
+            id="all of the device",
+        ),
+        pytest.param(
+            [LARGE, SMALL],
+            {"margin": 10000 * MIB},
+            ("CUDA0",),
+            [out("CUDA1", MORE_THAN_IT_HAS)],
+            id="more than the device",
+        ),
+        pytest.param(
+            [SMALL, LARGE],
+            {"margin": [10000 * MIB, GIB]},
+            ("CUDA1",),
+            [out("CUDA0", MORE_THAN_IT_HAS)],
+            id="each its own",
+        ),
+        pytest.param(
+            [LARGE, "512MiB"],
+            {},
+            ("CUDA0",),
+            [out("CUDA1", "1024 MiB is more than the 512 MiB that it has")],
+            id="the default",
+        ),
+        pytest.param(
+            ["24GiB:free=4GiB", LARGE],
+            {"margin": 5 * GIB},
+            ("CUDA1",),
+            [out("CUDA0", "5120 MiB leaves nothing of 4096 MiB free")],
+            id="what is free",
+        ),
+        pytest.param(
+            [LARGE, SMALL],
+            {"reserve": {"CUDA1": "7GiB"}},
+            ("CUDA0",),
+            [out("CUDA1", "1024 MiB and 7168 MiB reserved leave nothing of 8192 MiB free")],
+            id="what is reserved",
+        ),
+        pytest.param(
+            [LARGE, SMALL],
+            {"margin": 30000 * MIB},
+            (),
+            [
+                out("CUDA0", "30000 MiB is more than the 24576 MiB that it has"),
+                out("CUDA1", "30000 MiB is more than the 8192 MiB that it has"),
+            ],
+            id="every device, and the host is enough",
+        ),
+        pytest.param(
+            [SMALL, LARGE],
+            {"margin": [10000 * MIB, GIB], "devices": ["CUDA0", "CUDA1"]},
+            ("CUDA0", "CUDA1"),
+            [out("CUDA0", MORE_THAN_IT_HAS)],
+            id="named, so it stays in the list",
+        ),
+        pytest.param(
+            [SMALL, LARGE],
+            {"margin": [10000 * MIB, GIB], "tensor_split": [0, 1]},
+            ("CUDA0", "CUDA1"),
+            [out("CUDA0", MORE_THAN_IT_HAS)],
+            id="in the split, so it stays in the list",
+        ),
+        pytest.param(
+            [SMALL, LARGE],
+            {"margin": [10000 * MIB, GIB], "n_gpu_layers": 33},
+            ("CUDA1",),
+            [out("CUDA0", MORE_THAN_IT_HAS)],
+            id="layers that the other one holds",
+        ),
+    ],
+)
+def test_what_is_left_out(
+    model: Path, gpus: list[str], words: dict[str, Any], used: tuple[str, ...], said: list[str]
+) -> None:
+    plan = fitter.fit(model, gpus=gpus, **words)
+    assert plan.fits
+    assert plan.params.devices == used
+    assert [left.message for left in plan.left_out] == said
+    assert {left.reason for left in plan.left_out} <= {"margin"}
+    left = {left.device for left in plan.left_out}
+    assert left == {use.name for use in plan.devices if use.free - use.margin <= use.shared}
+    assert all(plan.breakdown.on(name).used == 0 for name in left)
+    if "tensor_split" in words:
+        assert plan.params.tensor_split == tuple(words["tensor_split"]), (
+            "shares are those of the devices that they were"
+        )
+
+
+ALL_TOO_LARGE = "a margin is larger than its device (10000 MiB of CUDA0 with 8192 MiB), so nothing can be placed there"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"host_memory": "3GiB"}, "and the host alone lacks "),
+        ({"n_gpu_layers": 1}, "and what is set (-ngl, -ts, -ot) is to be on one: use a smaller --fit-target"),
+        ({"override_tensor": ["blk.0.ffn.*=CUDA0"]}, "and what is set (-ngl, -ts, -ot) is to be on one"),
+    ],
+    ids=["the host is too small", "layers are to be there", "a tensor is to be there"],
+)
+def test_nothing_runs_without_a_device(model: Path, words: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        fitter.fit(model, gpus=[SMALL], margin=10000 * MIB, **words)
+    assert str(caught.value).startswith(f"{ALL_TOO_LARGE}, {said}")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "lacking"),
+    [
+        ([SMALL, LARGE], {"margin": [10000 * MIB, GIB], "tensor_split": [1, 1]}, "CUDA0"),
+        ([LARGE, SMALL], {"margin": [GIB, 10000 * MIB], "override_tensor": ["blk.0.ffn.*=CUDA1"]}, "CUDA1"),
+        (["512MiB", LARGE], {"override_tensor": ["blk.0.ffn.*=CUDA0"]}, "CUDA0"),
+        ([SMALL], {"margin": 8192 * MIB, "n_gpu_layers": 33}, "CUDA0"),
+        ([SMALL], {"n_gpu_layers": 33, "n_ctx": 131072}, "CUDA0"),
+    ],
+    ids=["a share of the layers", "a tensor", "a tensor on a card without room", "all of it", "an ordinary margin"],
+)
+def test_what_is_to_be_on_a_device_is_not_put_elsewhere(
+    model: Path, gpus: list[str], words: dict[str, Any], lacking: str
+) -> None:
+    plan = fitter.fit(model, gpus=gpus, **words)
+    assert not plan.fits
+    assert [problem.device for problem in plan.problems] == [lacking]
+    assert f"{lacking} lacks " in plan.problems[0].message
+    assert "--fit-target" in plan.problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("words", "places", "fits"),
+    [
+        ({}, {"CUDA0"}, True),
+        ({"devices_draft": ["CUDA1"]}, {"CUDA1"}, False),
+        ({"devices_draft": ["CUDA1"], "devices": ["CUDA0"]}, {"CUDA1"}, False),
+    ],
+    ids=["wherever it is best", "named", "on a device for it alone"],
+)
+def test_a_draft_model(model: Path, tiny: Path, words: dict[str, Any], places: set[str], fits: bool) -> None:
+    plan = fitter.fit(model, gpus=[LARGE, SMALL], margin=10000 * MIB, model_draft=tiny, **words)
+    assert plan.fits == fits
+    assert {row.device for shared in plan.shared for row in shared.rows if row.device} == places
+    assert [left.device for left in plan.left_out] == ([] if "CUDA1" in places else ["CUDA1"])
+    assert [problem.device for problem in plan.problems] == ([] if fits else ["CUDA1"])
+
+
+def test_the_command_says_so(model: Path) -> None:
+    command = [sys.executable, "-m", "fitter", str(model), "--gpu", LARGE, "--gpu", SMALL, "-fitt", "10000", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    message = out("CUDA1", MORE_THAN_IT_HAS)
+    assert message in done.stderr.splitlines()
+    document = json.loads(done.stdout)
+    assert document["left_out"] == [{"device": "CUDA1", "reason": "margin", "message": message}]
+    assert document["params"]["devices"] == ["CUDA0"]
+    assert [device["name"] for device in document["devices"]] == ["CUDA0", "CUDA1"]
+
+
+def test_cases_with_margins(model: Path) -> None:
+    table = {"model": model.name, "gpu": [LARGE, SMALL], "margin": "9GiB"}
+    [one] = make_cases("one", table, model.parent)
+    [none] = make_cases("none", {**table, "margin": "25GiB", "host_memory": "3GiB"}, model.parent)
+    found, failed = measure_cases([one, none], {})
+    assert found.snapshot is not None
+    assert found.snapshot.fits
+    assert found.snapshot.params.devices == ("CUDA0",)
+    # what is locked is measured again, and not fitted
+    assert measure_cases([one], {"one": found.snapshot})[0].snapshot is found.snapshot
+    assert isinstance(failed.error, UsageError)
+    assert "a margin is larger than its device" in str(failed.error)

@@ -1,0 +1,386 @@
+"""What may be asked for at most, from both sides of every limit."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fitter import api
+from fitter.errors import FitterError, UsageError
+from fitter.llama.types import Params, TensorInfo, VirtualDevice
+from fitter.model.header import Model
+from fitter.planning import limits
+from fitter.planning.constraints import expert_overrides, for_model, params_of, parse_overrides
+from fitter.planning.limits import COUNTS, LARGEST, MAX_TOKENS, held, hold
+from fitter.planning.wording import shown
+from fitter.regression.cases import SETTINGS
+
+HUGE = 2**70
+ENDLESS = 10**5000
+N_LAYER = 4
+
+RANGES = {
+    "n_ctx": (0, 2**31 - 1),
+    "fit_ctx": (1, 2**31 - 1),
+    "n_batch": (1, 2**22),
+    "n_ubatch": (1, 2**22),
+    "n_seq_max": (1, 256),
+    "n_gpu_layers": (-1, None),
+    "n_gpu_layers_draft": (-1, None),
+    "n_cpu_moe": (0, None),
+    "main_gpu": (-1, 15),
+    "prompt": (1, 2**31 - 1),
+    "generate": (1, 2**31 - 1),
+    "live_tokens": (0, 2**31 - 1),
+    "draft_max": (1, 64),
+    "image_min_tokens": (1, 2**14),
+    "image_max_tokens": (1, 2**14),
+    "n_rs_seq": (0, 64),
+    "n_outputs_max": (0, 2**22),
+}
+
+
+def model(n_layer: int = N_LAYER, n_ctx_train: int = 4096, names: tuple[str, ...] | None = None) -> Model:
+    if names is None:
+        names = ("output.weight", *(f"blk.{layer}.ffn_up_exps.weight" for layer in range(n_layer)))
+    tensors = tuple(TensorInfo(name, "f16", (1,), 2) for name in names)
+    path = Path("model.gguf")
+    return Model(path, (path,), "model", "llama", 2 * len(names), n_layer, 0, n_ctx_train, 8, tensors, {})
+
+
+# --- counts
+
+
+def test_every_count_has_a_row() -> None:
+    assert {name: (limit.least, limit.most) for name, limit in COUNTS.items()} == RANGES
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_both_sides_of_a_count(name: str) -> None:
+    least, most = RANGES[name]
+    assert hold(name, least) == least
+    said = f"give {least} or more" if most is None else f"give {least} to {most}"
+    for value in (least - 1, -HUGE, *(() if most is None else (most + 1, HUGE, ENDLESS))):
+        with pytest.raises(UsageError) as caught:
+            hold(name, value)
+        assert str(caught.value).startswith(name)
+        assert COUNTS[name].option in str(caught.value)
+        assert str(caught.value).endswith(f"is {shown(value)}: {said}")
+    assert hold(name, ENDLESS if most is None else most) == (ENDLESS if most is None else most)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        pytest.param(512, 512, id="int"),
+        pytest.param(np.int64(512), 512, id="numpy"),
+        pytest.param(np.uint8(200), 200, id="small numpy"),
+        pytest.param(512.0, 512, id="whole float"),
+        pytest.param(np.float64(512), 512, id="whole numpy float"),
+        pytest.param(512.5, None, id="fraction"),
+        pytest.param(float("nan"), None, id="nan"),
+        pytest.param(float("inf"), None, id="inf"),
+        pytest.param("512", None, id="text"),
+        pytest.param(True, None, id="bool"),
+        pytest.param([512], None, id="list"),
+        pytest.param(b"512", None, id="bytes"),
+        pytest.param(1j, None, id="complex"),
+    ],
+)
+def test_types_of_a_count(value: Any, expected: int | None) -> None:
+    if expected is None:
+        with pytest.raises(UsageError, match=r"^n_ubatch \(-ub\) is .*: give a whole number$"):
+            hold("n_ubatch", value)
+    else:
+        held_value = hold("n_ubatch", value)
+        assert (held_value, type(held_value)) == (expected, int)
+
+
+LOADED = ("n_ctx", "n_gpu_layers", "n_cpu_moe", "main_gpu", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq")
+
+
+@given(st.dictionaries(st.sampled_from((*LOADED, "n_outputs_max")), st.integers() | st.integers(-3, 300)))
+def test_any_integers_are_parameters_or_an_error(words: dict[str, int]) -> None:
+    """What comes out is something that llama.cpp can be told, and no larger than the model."""
+    try:
+        params = for_model(params_of(None, **words), model(), False, words.get("n_cpu_moe"))  # type: ignore[arg-type]
+    except FitterError as error:
+        assert len(str(error)) < 200
+        return
+    assert all(-1 <= getattr(params, name) <= LARGEST for name in COUNTS if hasattr(params, name))
+    assert params.n_ctx <= MAX_TOKENS
+    assert sum(len(override.pattern) for override in params.tensor_buft_overrides) < 100
+
+
+@given(st.sampled_from(sorted(COUNTS)), st.integers() | st.floats() | st.text() | st.booleans() | st.none())
+def test_anything_is_a_count_or_an_error(name: str, value: Any) -> None:
+    try:
+        number = hold(name, value)
+    except FitterError as error:
+        assert len(str(error)) < 200
+    else:
+        assert type(number) is int
+        assert COUNTS[name].holds(number)
+
+
+# --- what the model says
+
+
+@pytest.mark.parametrize("n_cpu_moe", [N_LAYER, N_LAYER + 1, 999, 10**7, HUGE, ENDLESS], ids=shown)
+def test_experts_beyond_the_layers_are_those_of_all_layers(n_cpu_moe: int) -> None:
+    [override] = for_model(params_of(None), model(), False, n_cpu_moe).tensor_buft_overrides
+    assert override.pattern == "^blk.(0|1|2|3).ffn_(up|down|gate|gate_up)_(ch|)exps"
+
+
+@pytest.mark.parametrize(("n_cpu_moe", "layers"), [(1, "0"), (3, "0|1|2"), (4, "0|1|2|3")])
+def test_experts_of_the_first_layers(n_cpu_moe: int, layers: str) -> None:
+    [override] = for_model(params_of(None), model(), False, n_cpu_moe).tensor_buft_overrides
+    assert override.pattern.startswith(f"^blk.({layers}).")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("blk.0.attn_q.weight", "blk.99999999999.ffn_up_exps.weight"), id="a layer of any number"),
+        pytest.param(("output.weight",), id="no layer"),
+    ],
+)
+def test_layers_are_those_that_have_tensors(names: tuple[str, ...]) -> None:
+    found = expert_overrides(False, HUGE, names)
+    assert sum(len(override.pattern) for override in found) < 100
+
+
+@pytest.mark.parametrize(
+    ("n_gpu_layers", "expected"),
+    [(0, 0), (-1, -1), (99, 99), (LARGEST, LARGEST), (LARGEST + 1, N_LAYER + 1), (ENDLESS, N_LAYER + 1)],
+    ids=shown,
+)
+def test_layers_beyond_a_c_integer_are_all_layers(n_gpu_layers: int, expected: int) -> None:
+    assert for_model(params_of(None, n_gpu_layers=n_gpu_layers), model(), False, None).n_gpu_layers == expected
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "n_ctx_train", "n_seq_max", "said"),
+    [
+        pytest.param(MAX_TOKENS, 4096, 1, "", id="what any model may have"),
+        pytest.param(MAX_TOKENS + 1, 4096, 1, "give 4194304 at most; the model was trained for 4096", id="more"),
+        pytest.param(10 * 2**20, 10 * 2**20, 1, "", id="the model's own"),
+        pytest.param(10 * 2**20 + 1, 10 * 2**20, 1, "give 10485760 at most", id="more than its own"),
+        pytest.param(2**17 * 256, 2**17, 256, "", id="its own for all sequences"),
+        pytest.param(2**17 * 256 + 1, 2**17, 256, "give 33554432 at most", id="more than that"),
+        pytest.param(0, 0, 1, "", id="a model that does not say"),
+        pytest.param(2**25 + 1, 2**31, 1, "give 33554432 at most", id="a model that says too much"),
+        pytest.param(2**25 + 1, 2**20, 256, "give 33554432 at most", id="its own for all sequences, and too much"),
+    ],
+)
+def test_contexts(n_ctx: int, n_ctx_train: int, n_seq_max: int, said: str) -> None:
+    params = params_of(None, n_ctx=n_ctx, n_seq_max=n_seq_max)
+    if not said:
+        assert for_model(params, model(n_ctx_train=n_ctx_train), False, None) == params
+        return
+    with pytest.raises(UsageError, match=said):
+        for_model(params, model(n_ctx_train=n_ctx_train), False, None)
+
+
+# --- everything else
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([3, 1], ""),
+        (np.array([3.0, 1.0]), ""),
+        ([0, 0], ""),
+        ([1] * 16, ""),
+        ([1e30, 1e-30], ""),
+        ([1] * 17, "has 17 shares: llama.cpp has room for 16"),
+        ([1, -1], "share below 0"),
+        ([1, float("nan")], "share below 0"),
+        ([1, float("inf")], "share of inf: give 0, or 1e-30 to 1e.30"),
+        ([1e308, 1e308], r"share of 1e\+308"),
+        ([1e-320], "share of 9.99989e-321"),
+        ([10**400], "is about 1e400: give a number"),
+        (["3"], "is '3': give a number"),
+        ([True], "is True: give a number"),
+        ("3,1", "give a list of numbers"),
+        (3, "give a list of numbers"),
+    ],
+    ids=shown,
+)
+def test_tensor_splits(value: Any, said: str) -> None:
+    if said:
+        with pytest.raises(UsageError, match=said):
+            hold("tensor_split", value)
+    else:
+        assert hold("tensor_split", value) == tuple(map(float, value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("margin", 0, ""),
+        ("margin", 2**60, ""),
+        ("margin", (1, 2), ""),
+        ("margin", 2**60 + 1, "more memory than any machine has: give 1099511627776 MiB at most"),
+        ("margin", (1, ENDLESS), "more memory than any machine has"),
+        ("margin", -1, r"margin \(-fitt\) is -1 bytes"),
+        ("margin", "1GiB", "is '1GiB': give a list of bytes"),
+        ("margin", 1.5, "is 1.5: give a whole number"),
+        ("host_margin", 2**60, ""),
+        ("host_margin", HUGE, "more memory than any machine has"),
+        ("host_memory", 2**60, ""),
+        ("host_memory", "64GiB", ""),
+        ("host_memory", HUGE, "more memory than any machine has"),
+        ("host_memory", [1], "give a whole number"),
+        ("reserve", {"CUDA0": 2**60}, ""),
+        ("reserve", {"CUDA0": HUGE}, "reserve of 'CUDA0' is 1125899906842624 MiB"),
+        ("reserve", {"CUDA0": None}, "give a whole number"),
+        ("reserve", {5: 1}, "is 5: give a text"),
+        ("reserve", 5, "give a list of texts"),
+        ("timeout", 1e6, ""),
+        ("timeout", 1000001.0, "too long"),
+        ("timeout", float("nan"), "too short"),
+        ("timeout", ENDLESS, "is about 1e5000: give a number"),
+        ("timeout", "60", "give a number"),
+        ("host_bandwidth", "60GB/s", ""),
+        ("host_bandwidth", [1], "give a number"),
+        ("type_k", "q8_0", ""),
+        ("type_k", 8, "give a text"),
+        ("flash_attn", "on", ""),
+        ("flash_attn", "maybe", "is 'maybe': give auto, on, off"),
+        ("flash_attn", True, "give a text"),
+        ("cpu_moe", True, ""),
+        ("cpu_moe", "yes", "is 'yes': give True or False"),
+        ("cpu_moe", 2, "give True or False"),
+        ("devices", ("CUDA0",), ""),
+        ("devices", 5, "give a list of texts"),
+        ("override_tensor", (None,), "give a text"),
+        ("lora", "a.gguf", ""),
+        ("lora", 5, "give the path of a file"),
+        ("mmproj", 5, "give the path of a file"),
+        ("gpus", ("rtx-4090",), ""),
+        ("gpus", (5,), "has 5: describe a GPU"),
+        ("gpus", (VirtualDevice("CUDA0", "", "cuda", 890, 2**60, 2**60),), ""),
+        ("gpus", (VirtualDevice("CUDA0", "", "cuda", 890, HUGE, 1),), "CUDA0.total is .* more memory than any"),
+        ("gpus", (VirtualDevice("CUDA0", "", "cuda", 890, 1, 2),), "has 2 of 1 bytes free"),
+        ("gpus", (VirtualDevice("CUDA0", "", "cuda", 890, 0, 0),), "has 0 of 0 bytes free"),
+    ],
+    ids=shown,
+)
+def test_other_words(name: str, value: Any, said: str) -> None:
+    if said:
+        with pytest.raises(UsageError, match=said):
+            hold(name, value)
+    else:
+        assert hold(name, value) == value
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["a=CPU"] * limits.MAX_OVERRIDES, ""),
+        (["a=CPU"] * (limits.MAX_OVERRIDES + 1), "513 tensor overrides .-ot. are given: give 512 at most"),
+        (["a" * limits.MAX_PATTERNS + "=CPU"], ""),
+        (["a" * (limits.MAX_PATTERNS + 1) + "=CPU"], "have 8193 characters: give 8192 at most"),
+        (["a" * 5000 + "=CPU", "b" * 5000 + "=CPU"], "have 10000 characters"),
+        (["a" * 10**6], "'aaa.{0,40} is not of the form"),
+    ],
+    ids=["most", "too many", "longest", "too long", "too long together", "none at all"],
+)
+def test_overrides(texts: list[str], said: str) -> None:
+    if said:
+        with pytest.raises(UsageError, match=said) as caught:
+            parse_overrides(texts)
+        assert len(str(caught.value)) < 200
+    else:
+        assert len(parse_overrides(texts)) == len(texts)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (-7, "-7"),
+        (10**29, "1" + "0" * 29),
+        (ENDLESS, "about 1e5000"),
+        (-ENDLESS, "about -1e5000"),
+        (True, "True"),
+        ("a" * 100, "'" + "a" * 36 + "..."),
+        ([ENDLESS], "a list"),
+    ],
+    ids=["small", "long", "endless", "endless and negative", "a flag", "a long text", "a list of what is endless"],
+)
+def test_what_is_shown_of_a_value(value: object, expected: str) -> None:
+    assert shown(value) == expected
+
+
+# --- the doors
+
+
+def test_what_is_not_set_has_its_default() -> None:
+    @held
+    def function(model: str, *, n_ctx: int = 7, fit_ctx: int | None = 5, other: object = 1) -> tuple[object, ...]:
+        return model, n_ctx, fit_ctx, other
+
+    assert function("m") == ("m", 7, 5, 1)
+    assert function("m", n_ctx=None, fit_ctx=np.int64(3), other=None) == ("m", 7, 3, 1)  # type: ignore[arg-type]
+    assert list(inspect.signature(function).parameters) == ["model", "n_ctx", "fit_ctx", "other"]
+    with pytest.raises(UsageError, match="n_ctx"):
+        function("m", n_ctx=-1)
+
+
+OTHERS = {"model", "worker", "on_progress", "on_log"}
+"""Keywords that are no words of a user's."""
+
+
+@pytest.mark.parametrize("function", [api.fit, api.inspect, api.devices], ids=lambda function: function.__name__)
+def test_every_keyword_is_held(function: Any) -> None:
+    names = set(inspect.signature(function).parameters) - OTHERS
+    assert {name for name in names if name not in limits._READERS} == set()
+
+
+def test_every_parameter_of_a_measurement_is_held() -> None:
+    names = typing.get_type_hints(api.Parameters).keys()
+    assert {name for name in names if name not in limits._READERS} == set()
+
+
+@pytest.mark.parametrize("name", sorted(COUNTS.keys() & SETTINGS.keys()))
+def test_a_file_of_cases_has_the_same_limits(name: str) -> None:
+    least, most = RANGES[name]
+    assert SETTINGS[name](least, "here") == least
+    for value in (least - 1, *(() if most is None else (most + 1, ENDLESS))):
+        with pytest.raises(UsageError, match=f"^here is {shown(value)}: give a whole number, {least} "):
+            SETTINGS[name](value, "here")
+
+
+@pytest.mark.parametrize("name", ["margin", "host_margin", "host_memory"])
+def test_sizes_in_a_file_of_cases(name: str) -> None:
+    assert SETTINGS[name](2**60, "here") == 2**60
+    with pytest.raises(UsageError, match=r"here is .* more memory than any machine has"):
+        SETTINGS[name](2**60 + 1, "here")
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        (Params(), ""),
+        (replace(Params(), n_ctx=-1), r"n_ctx \(-c\) is -1"),
+        (replace(Params(), n_seq_max=257), "give 1 to 256"),
+        (replace(Params(), n_rs_seq=2**31), "n_rs_seq is 2147483648"),
+        (replace(Params(), tensor_split=(1e308, 1.0)), "share of"),
+    ],
+    ids=["what fit chooses", "a negative context", "sequences", "snapshots", "shares"],
+)
+def test_parameters_of_a_file(params: Params, said: str) -> None:
+    if said:
+        with pytest.raises(UsageError, match=said):
+            limits.check_params(params)
+    else:
+        limits.check_params(params)
