@@ -118,6 +118,11 @@ def search(
     return devices.wider(devices.without_doubtful(best))
 
 
+def _wanted(request: Request) -> set[DeviceLimit]:
+    """Devices on which an override of the user's puts tensors: llama.cpp must know them."""
+    return {request.devices[target] for target in request.pinned.values() if target != HOST}
+
+
 class _Devices:
     """Which devices a plan is made on: asks for a plan on fewer, or in another order, where one may be better."""
 
@@ -131,7 +136,7 @@ class _Devices:
     @property
     def _are_given(self) -> bool:
         """Whether it is the user who says which devices take part."""
-        return bool(self._request.fixed & {"devices", "tensor_split"})
+        return bool(self._request.fixed & {"devices", "tensor_split"} or _wanted(self._request))
 
     def _run(self, attempt: _Attempt) -> Trial:
         names = tuple(device.name for device in attempt.devices)
@@ -333,8 +338,9 @@ def _usable(request: Request) -> tuple[DeviceLimit, ...]:
     """The devices that have anything beyond their margin, the largest where there are more than llama.cpp can use."""
     if request.fixed & {"devices", "tensor_split"}:
         return request.devices
-    by_size = sorted(request.devices, key=lambda device: -device.target)
-    usable = [device for device in by_size[:MAX_USED_DEVICES] if device.target > 0]
+    wanted = _wanted(request)
+    by_size = sorted(request.devices, key=lambda device: (device not in wanted, -device.target))
+    usable = [device for device in by_size[:MAX_USED_DEVICES] if device.target > 0 or device in wanted]
     if not usable and "n_gpu_layers" in request.fixed and request.params.n_gpu_layers != 0:
         # what is asked for must be somewhere
         usable = by_size[:MAX_USED_DEVICES]
@@ -557,7 +563,8 @@ class _Attempt:
         idle = placement.idle
         if not self._is_priced or self.request.fixed & {"devices", "tensor_split"} or len(idle) == len(every):
             return every
-        return [d for d in every if d not in idle]
+        wanted = _wanted(self.request)
+        return [d for d in every if d not in idle or self.devices[d] in wanted]
 
     def settle(self, n_ctx: int, whole: bool, propose: Callable[[list[int]], Placement | None]) -> Trial | None:
         """Propose, measure and correct at one context until the measurement agrees; the best that fits."""

@@ -42,7 +42,7 @@ UPSTREAM = re.compile(r"blk\.\d+\.ffn_(up|down|gate_up|gate)_(ch|)exps")
         ("blk.7.ssm_a", 7, Role.RECURRENT),
         ("blk.7.ssm_dt.bias", 7, Role.RECURRENT),
         ("blk.7.time_mix_key.weight", 7, Role.RECURRENT),
-        ("blk.7.nextn.eh_proj.weight", 7, Role.OTHER),
+        ("blk.7.nextn.eh_proj.weight", 7, Role.PREDICTION),
         ("enc.blk.3.attn_q.weight", 3, Role.ATTENTION),
         ("dec.blk.3.cross_attn_q.weight", 3, Role.ATTENTION),
         ("v.blk.3.attn_q.weight", None, Role.OTHER),
