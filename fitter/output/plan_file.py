@@ -13,6 +13,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import FlashAttn, Lora, Params, Row, SplitMode, TensorBuftOverride
 from fitter.output.json import SCHEMA
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
+from fitter.text import LONGEST_TEXT, printable
 
 _T = TypeVar("_T")
 
@@ -95,6 +96,10 @@ class _Entry:
     def text(self) -> str:
         return self._plain(str, "a text")
 
+    def shown(self) -> str:
+        """A text that is only there to be shown."""
+        return printable(self.text(), LONGEST_TEXT)
+
     def flag(self) -> bool:
         return self._plain(bool, "true or false")
 
@@ -140,7 +145,7 @@ def _plan(document: _Entry) -> PlanDocument:
     if (schema := document["schema"].whole()) != SCHEMA:
         raise _Wrong(f"it has schema {schema}, and this version of fitter reads {SCHEMA}")
     problems = document["problems"].each(
-        lambda entry: Problem(entry["device"].text(), entry["missing"].size(), entry["message"].text())
+        lambda entry: Problem(entry["device"].text(), entry["missing"].size(), entry["message"].shown())
     )
     if document["fits"].flag() == bool(problems):
         raise _Wrong("'fits' and 'problems' contradict each other")
@@ -163,7 +168,8 @@ def _plan(document: _Entry) -> PlanDocument:
 
 
 def _model(entry: _Entry) -> ModelSummary:
-    return ModelSummary(entry["path"].text(), entry["name"].text(), entry["architecture"].text(), entry["bytes"].size())
+    name, architecture = entry["name"].shown(), entry["architecture"].shown()
+    return ModelSummary(entry["path"].text(), name, architecture, entry["bytes"].size())
 
 
 _PARAMS: Mapping[str, Callable[[_Entry], Any]] = {
@@ -201,7 +207,7 @@ def _params(entry: _Entry) -> Params:
 def _device(entry: _Entry) -> DeviceUse:
     return DeviceUse(
         name=entry["name"].text(),
-        description=entry["description"].text(),
+        description=entry["description"].shown(),
         total=entry["total"].size(),
         free=entry["free"].size(),
         margin=entry["margin"].size(),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.pricing import Price
@@ -148,7 +149,8 @@ class PlanData:
     no placement is faster than, ``levers`` what was given up for it, of what the user allowed to be. ``shared`` is what
     else takes of the same memory; it is in no row of ``breakdown``. ``rpc`` has the rpc-servers (``host:port``) that
     were given, where the plan uses a device of theirs; their order decides how those are named. ``asked`` has what
-    ``fit`` was called with, ``files`` what was fitted: to load what was planned, and to fit again.
+    ``fit`` was called with, ``files`` what was fitted: to load what was planned, and to fit again. A plan is true where
+    it fits.
     """
 
     model: ModelSummary
@@ -173,6 +175,16 @@ class PlanData:
     def fits(self) -> bool:
         """Whether every device and the host keep their margin."""
         return not self.problems
+
+    def __bool__(self) -> bool:
+        return self.fits
+
+
+def check_fits(plan: PlanData, remedy: str = "") -> None:
+    """Raise ``PlanError`` for a plan that does not fit: nobody is to run it by accident. ``remedy`` is a way to."""
+    if not plan.fits:
+        more = f"; {remedy} gives it all the same" if remedy else ""
+        raise PlanError(f"the plan does not fit: {plan.problems[0].message}{more}")
 
 
 def resolved(plan: PlanData) -> Params:

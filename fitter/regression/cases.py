@@ -15,6 +15,7 @@ from fitter.errors import UsageError
 from fitter.machine.gpu import NO_GPU, parse_gpus, parse_size
 from fitter.model.source import show, split_name
 from fitter.regression.toml import read_toml
+from fitter.text import printable
 
 CASES_FILE = "fitter.toml"
 
@@ -121,8 +122,8 @@ def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Ca
     With a pattern they are called ``name/model``. Raises ``UsageError``.
     """
     where = f"cases.{name}"
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"a case cannot be called {name!r}: use no spaces, parentheses or brackets")
+    if not _NAME.fullmatch(name) or not name.isprintable():
+        raise UsageError(f"a case cannot be called {name!r}: use no spaces, parentheses, brackets or hidden characters")
     if is_test(name):
         raise UsageError(f"a case cannot be called {name!r}: '::' is for the names of pytest's tests")
     _check_keys(table, ("model", *SETTINGS, *_LIMITS, "budget"), where)
@@ -197,7 +198,7 @@ def _until_magic(parts: tuple[str, ...]) -> tuple[str, ...]:
 def _without_suffix(path: Path) -> str:
     split = split_name(path)
     name = path.with_name(split[0]) if split else path.with_suffix("") if path.suffix == ".gguf" else path
-    return re.sub(r"[\s()\[\]]", "_", name.as_posix())
+    return re.sub(r"[\s()\[\]]", "_", printable(name.as_posix()))
 
 
 # --- values
