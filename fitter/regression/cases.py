@@ -198,7 +198,7 @@ def _until_magic(parts: tuple[str, ...]) -> tuple[str, ...]:
 def _without_suffix(path: Path) -> str:
     split = split_name(path)
     name = path.with_name(split[0]) if split else path.with_suffix("") if path.suffix == ".gguf" else path
-    return re.sub(r"[\s()\[\]]", "_", printable(name.as_posix()))
+    return re.sub(r"[\s()\[\]]|::", "_", printable(name.as_posix()))
 
 
 # --- values
