@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import select
@@ -28,7 +29,8 @@ class _Answer(io.FileIO):
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise AnswerError(f"the answer cannot be written to stdout: {error.strerror}") from None
+            why = "it is closed" if error.errno == errno.EBADF else error.strerror
+            raise AnswerError(f"the answer cannot be written to stdout: {why}") from None
         return written
 
 

@@ -65,5 +65,6 @@ def check(
             click.echo(line, err=True)
     if junit is not None:
         # Last: where it cannot be written, the rest has been said.
+        sys.stdout.flush()
         report.write_junit(junit, outcomes)
     return report.exit_status(outcomes)

@@ -68,7 +68,9 @@ def fit(
         args = formats.words(plan, output_format)
         is_terminal = sys.stdout.isatty()
         for unsafe in [] if is_terminal else arguments.unsafe_arguments(args):
-            click.echo(f"fitter: warning: a shell or xargs may change '{printable(unsafe)}': take --format shell", err=True)
+            click.echo(
+                f"fitter: warning: a shell or xargs may change '{printable(unsafe)}': take --format shell", err=True
+            )
         click.echo(arguments.command_line(args, quoted=is_terminal))
     elif plan.fits or anyway or output_format == "json":
         click.echo(plan.format(output_format, anyway=True))
