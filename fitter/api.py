@@ -644,7 +644,8 @@ def calibrate(
     bytes is kept for the default margin, unless ``store`` is false. ``rpc`` adds the devices of rpc-servers
     (``host:port``); ``twin`` is a profile for all twins, such as ``cuda:8.6``, in place of the devices' own.
 
-    Raises ``LibraryError`` where there is no device, and what ``fit`` raises.
+    Raises ``LibraryError`` where there is no device, ``AnswerError`` where what was measured cannot be kept, and what
+    ``fit`` raises.
     """
     import tempfile
 

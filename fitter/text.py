@@ -15,6 +15,11 @@ LONGEST_TEXT = 1000
 _COMMANDS = ("##[", "##vso[", "##teamcity[")
 """What a CI that collects a log takes for a command, wherever in a line it stands."""
 
+_UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0").union(
+    map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
+)
+"""Letters and marks, by Unicode, that nobody sees."""
+
 
 def printable(text: str, longest: int | None = None) -> str:
     """``text`` on one line, where nothing in it acts; cut to ``longest`` characters, where that is given.
@@ -25,7 +30,7 @@ def printable(text: str, longest: int | None = None) -> str:
     """
     if longest is not None and len(text) > longest:
         text = text[: longest - 1] + "…"
-    if not text.isprintable():
+    if not text.isprintable() or not _UNSEEN.isdisjoint(text):
         text = "".join(map(_shown, text))
     if "##" in text:
         for command in _COMMANDS:
@@ -39,6 +44,6 @@ def as_log_line(text: str) -> str:
 
 
 def _shown(char: str) -> str:
-    if char.isprintable():
+    if char.isprintable() and char not in _UNSEEN:
         return char
     return " " if char.isspace() else char.encode("unicode_escape").decode()

@@ -19,6 +19,7 @@ from fitter.text import as_log_line, printable
         ("\x00\x7f\x9b", r"\x00\x7f\x9b"),
         ("\u202ea\u2066b\u200b\ufeff\u00ad", r"\u202ea\u2066b\u200b\ufeff\xad"),
         ("\ue000\U000f0000\uffff\udcff", r"\ue000\U000f0000\uffff\udcff"),
+        ("a\ufe0fb\U000e0100c\u3164d", r"a\ufe0fb\U000e0100c\u3164d"),
         ("##[error]a ###[b ##vso[c] ## d", "# #[error]a ## #[b # #vso[c] ## d"),
     ],
 )
