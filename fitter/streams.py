@@ -63,8 +63,11 @@ def open_standard() -> None:
 def _text(raw: io.FileIO, known: TextIO | None) -> TextIO:
     """A text stream like the one that Python has made, if it has made one."""
     encoding = getattr(known, "encoding", None)
-    is_at_once = bool(getattr(known, "line_buffering", False))
+    # stderr is always one that does not wait, and stdout with PYTHONUNBUFFERED
+    waits = (
+        known is not None and not getattr(known, "line_buffering", False) and not getattr(known, "write_through", False)
+    )
     # names of models and devices may hold what the terminal's encoding does not
     return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=is_at_once
+        io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=not waits
     )

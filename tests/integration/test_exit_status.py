@@ -216,3 +216,11 @@ def test_the_readmes_line_starts_nothing_that_does_not_fit(place: Path, shell: s
 
 def _readme() -> str:
     return (Path(fitter.__file__).parents[1] / "README.md").read_text()
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_the_answer_comes_last_where_both_streams_are_one(place: Path, unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    lines = run(place, "a.gguf", *GPU, redirect="2>&1", env=environment).stdout.splitlines()
+    assert lines[-2].startswith("measured with")
+    assert lines[-1].startswith("-c ")
