@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fitter.errors import (
+    AnswerError,
     FitterError,
     LibraryError,
     LlamaCppError,
@@ -52,6 +53,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "AnswerError",
     "Breakdown",
     "FitterError",
     "LibraryError",

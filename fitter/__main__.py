@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 
-from fitter import early
+from fitter import early, streams
+from fitter.errors import EXIT_FAILURE
 from fitter.llama import process
+from fitter.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +23,11 @@ def main() -> NoReturn:
     """Run the process's command line, and end the process with its exit status."""
     # A process this short has nothing to gain from collecting garbage, nor from taking itself apart at its end.
     gc.disable()
-    status = _run()
+    streams.open_standard()
+    try:
+        status = _run()
+    except Exception as error:
+        status = _fail(error)
     process.end_early()
     os._exit(status)
 
@@ -46,6 +52,23 @@ def _run() -> int:
         return status
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _fail(error: Exception) -> int:
+    """Say in one line what nobody has foreseen. Python's own end with status 1 would say that a model does not fit."""
+    if sys.flags.dev_mode:
+        sys.excepthook(type(error), error, error.__traceback__)
+    if isinstance(error, ImportError):
+        said = f"fitter cannot be imported ({error}): install llama-fitter again"
+    else:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = f" in {os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else ""
+        what = f"{type(error).__name__}{place}: {error}"
+        said = f"{what}; this is a bug, please report it with what PYTHONDEVMODE=1 adds"
+    print(f"fitter: error: {printable(said)}", file=sys.stderr, flush=True)
+    return EXIT_FAILURE
 
 
 def _leave(*_: object) -> None:

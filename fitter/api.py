@@ -56,7 +56,7 @@ from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.limits import MAX_TOKENS, check_context, check_timeout, held, own_context
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import pinned_matches
-from fitter.planning.plan import ModelSummary, PlanData, resolved, stamp_of
+from fitter.planning.plan import ModelSummary, PlanData, check_fits, resolved, stamp_of
 from fitter.planning.pricing import Price, Speeds, price_params
 from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, DeviceLimit, HostLimit, Progress, Request
 from fitter.planning.work import facts_of
@@ -82,12 +82,21 @@ _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
 
 
 class Plan(PlanData):
-    """Parameters that llama.cpp measured to fit (or, with ``fits`` false, the nearest that were tried)."""
+    """Parameters that llama.cpp measured to fit (or, with ``fits`` false, the nearest that were tried).
 
-    def arguments(self) -> list[str]:
-        """llama.cpp's command-line arguments. Raises ``PlanError`` where it has none for what the plan needs."""
+    ``bool(plan)`` is ``plan.fits``.
+    """
+
+    def arguments(self, *, anyway: bool = False) -> list[str]:
+        """llama.cpp's command-line arguments.
+
+        Raises ``PlanError`` where the plan does not fit, unless they are asked for ``anyway``, and where llama.cpp has
+        no argument for what the plan needs.
+        """
         from fitter.output.arguments import arguments
 
+        if not anyway:
+            check_fits(self, "arguments(anyway=True)")
         return arguments(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,14 +105,16 @@ class Plan(PlanData):
 
         return to_dict(self)
 
-    def format(self, name: str) -> str:
-        """The plan as one of ``fitter fit --format``: ``args``, ``json``, ``ini``, ``env``, ``python`` or ``ik_llama``.
+    def format(self, name: str, *, anyway: bool = False) -> str:
+        """The plan as ``fitter fit --format`` writes it.
 
-        Raises ``PlanError`` where that format has no word for what the plan needs.
+        ``name`` is ``args``, ``shell``, ``json``, ``ini``, ``env``, ``python`` or ``ik_llama``. Raises ``PlanError``
+        where that format has no word for what the plan needs; all but ``json`` also where the plan does not fit, unless
+        it is asked for ``anyway``.
         """
         from fitter.output.formats import render
 
-        return render(self, name)
+        return render(self, name, anyway=anyway)
 
     def explain(self) -> str:
         """Why the plan is as it is: what takes its time, each choice's runner-up, the proven distance to the best."""
@@ -645,7 +656,8 @@ def calibrate(
     bytes is kept for the default margin, unless ``store`` is false. ``rpc`` adds the devices of rpc-servers
     (``host:port``); ``twin`` is a profile for all twins, such as ``cuda:8.6``, in place of the devices' own.
 
-    Raises ``LibraryError`` where there is no device, and what ``fit`` raises.
+    Raises ``LibraryError`` where there is no device, ``AnswerError`` where what was measured cannot be kept, and what
+    ``fit`` raises.
     """
     import tempfile
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fitter.text import printable
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar
@@ -11,12 +13,19 @@ EXIT_DOES_NOT_FIT = 1
 EXIT_USAGE = 2
 EXIT_FAILURE = 3
 EXIT_REGRESSION = 4
+EXIT_UNWRITTEN = 5
 
 
 class FitterError(Exception):
-    """Base of everything that fitter raises on purpose; ``exit_code`` is the command's exit status."""
+    """Base of everything that fitter raises on purpose; ``exit_code`` is the command's exit status.
+
+    The message is printable, whichever names are in it.
+    """
 
     exit_code: ClassVar[int] = EXIT_FAILURE
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(message))
 
 
 class UsageError(FitterError):
@@ -41,7 +50,7 @@ class LlamaCppError(FitterError):
 
     def __init__(self, message: str, log: tuple[str, ...] = ()) -> None:
         super().__init__(message)
-        self.log = log
+        self.log = tuple(map(printable, log))
 
 
 class LlamaCppCrashError(LlamaCppError):
@@ -67,3 +76,9 @@ class PlanWarning(UserWarning):
 
 class PlanError(FitterError):
     """A plan was asked for something that it cannot do, such as loading parameters that do not fit."""
+
+
+class AnswerError(FitterError):
+    """The answer is known and cannot be written: stdout is closed or full, a file's directory is not there."""
+
+    exit_code: ClassVar[int] = EXIT_UNWRITTEN

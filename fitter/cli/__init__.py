@@ -12,6 +12,7 @@ import click
 
 import fitter
 from fitter.errors import EXIT_USAGE, FitterError
+from fitter.text import printable
 
 _COMMANDS = {
     "fit": "The parameters that fit (the default).",
@@ -32,10 +33,14 @@ _BROKEN_PIPE = 128 + 13
 _EPILOG = """\
 Examples:
   fitter model.gguf                                    what fits on this machine
-  llama-server -m model.gguf $(fitter model.gguf)      run it with that
   fitter model.gguf --gpu rtx-4090                     what fits on a GPU that is not here
+  args=$(fitter model.gguf --format shell) && eval "llama-server -m model.gguf $args"
+                                                       run it, if it fits
 
 All options of fit: fitter fit --help
+
+Exit status of every command: 0 it fits, or holds; 1 it does not fit, and nothing else; 2 usage; 3 the model cannot be
+read or llama.cpp failed; 4 a check failed; 5 the answer cannot be written; 130 and 141 interrupted, or nobody reads.
 """
 
 
@@ -101,6 +106,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "fitter"
         return _fail(f"{error.format_message().rstrip('.')} (see {command} --help)", EXIT_USAGE)
+    except click.ClickException as error:
+        return _fail(error.format_message(), EXIT_USAGE)
     except FitterError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -112,5 +119,5 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    click.echo(f"fitter: error: {' '.join(message.split())}", err=True)
+    click.echo(f"fitter: error: {' '.join(printable(message).split())}", err=True)
     return status

@@ -11,7 +11,8 @@ from fitter.cli import options
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION
 
 _EPILOG = """\
-Exit status: 0 no byte differs, 2 usage, 3 no GPU here or llama.cpp failed, 4 a byte differs.
+Exit status: 0 no byte differs, 2 usage, 3 no GPU here or llama.cpp failed, 4 a byte differs, 5 the answer cannot be
+written.
 """
 
 

@@ -15,7 +15,8 @@ _EPILOG = """\
 -k takes words, each true of the cases that have it in their names, with and, or, not and parentheses:
   fitter check -k "chat and not q8_0"
 
-Exit status: 0 within the limits, 2 usage, 3 a case cannot be measured, 4 a case takes more than it may.
+Exit status: 0 within the limits, 2 usage, 3 a case cannot be measured, 4 a case takes more than it may,
+5 the answer cannot be written.
 """
 
 
@@ -50,8 +51,6 @@ def check(
         outcomes = measure(path, lock_file, on_done=on_done, **options.given(given))
     for line in report.error_lines(outcomes):
         click.echo(f"fitter: {line}", err=True)
-    if junit is not None:
-        report.write_junit(junit, outcomes)
     if as_json:
         from fitter.output import json
 
@@ -64,4 +63,8 @@ def check(
         # GitHub reads them from stderr as well, and stdout may be a document.
         for line in report.github_annotations(outcomes, path):
             click.echo(line, err=True)
+    if junit is not None:
+        # Last: where it cannot be written, the rest has been said.
+        sys.stdout.flush()
+        report.write_junit(junit, outcomes)
     return report.exit_status(outcomes)

@@ -11,7 +11,7 @@ from fitter.cli import options
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION
 
 _EPILOG = """\
-Exit status: 0 the plans say the same, 2 usage, 4 they do not.
+Exit status: 0 the plans say the same, 2 usage, 4 they do not, 5 the answer cannot be written.
 """
 
 

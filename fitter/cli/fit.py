@@ -9,14 +9,16 @@ import click
 
 from fitter.cli import options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, LlamaCppError, UsageError
+from fitter.text import printable
 
 _EPILOG = """\
 Examples:
-  llama-server -m model.gguf $(fitter model.gguf)
+  args=$(fitter model.gguf --format shell) && eval "llama-server -m model.gguf $args"
   fitter model.gguf -c 32768 -ctk q8_0 -ctv q8_0
   fitter model.gguf --gpu rtx-4090 --gpu "2x rtx-3090" --host-memory 64GiB
 
-Exit status: 0 fits, 1 does not fit, 2 usage, 3 the model cannot be read or llama.cpp failed.
+Exit status: 0 fits, 1 does not fit, 2 usage, 3 the model cannot be read or llama.cpp failed,
+5 the answer cannot be written.
 """
 
 
@@ -30,13 +32,16 @@ Exit status: 0 fits, 1 does not fit, 2 usage, 3 the model cannot be read or llam
 @options.search_options
 @options.json_option
 @options.format_option
+@options.anyway_option
 @options.verbose_option
-def fit(model: str, as_json: bool | None, output_format: str | None, verbose: int, **given: Any) -> int:
+def fit(
+    model: str, as_json: bool | None, output_format: str | None, anyway: bool | None, verbose: int, **given: Any
+) -> int:
     """Find the llama.cpp parameters that run MODEL best within the free memory of every device and of the host.
 
     The answer on stdout is one line of arguments for llama-server, llama-cli and the like, or what --format asks for;
     how much memory they take is a table on stderr. Every number was measured by llama.cpp itself in a load that
-    allocates nothing.
+    allocates nothing. Where MODEL does not fit there is nothing on stdout, except with --json or --anyway.
     """
     if as_json and output_format not in (None, "json"):
         raise UsageError(f"--json is --format json, and --format {output_format} is given too: leave one out")
@@ -51,19 +56,22 @@ def fit(model: str, as_json: bool | None, output_format: str | None, verbose: in
             plan = api.fit(model, on_progress=on_progress, on_log=on_log, **options.given(given))
         except LlamaCppError as error:
             if verbose == 1:
-                click.echo("\n".join(error.log), err=True)
+                for line in error.log:
+                    options.log_line(line)
             raise
     from fitter.output import arguments, formats, table
 
     table.print_to(sys.stderr, table.plan_table(plan, verbose=verbose > 0))
     for problem in plan.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
-    if output_format == "json" or (plan.fits and output_format not in formats.LINES):
-        click.echo(plan.format(output_format))
-    elif plan.fits:
+    if output_format in formats.UNQUOTED and (plan.fits or anyway):
         args = formats.words(plan, output_format)
         is_terminal = sys.stdout.isatty()
         for unsafe in [] if is_terminal else arguments.unsafe_arguments(args):
-            click.echo(f"fitter: warning: a shell or xargs may change '{unsafe}': take --json's arguments", err=True)
+            click.echo(
+                f"fitter: warning: a shell or xargs may change '{printable(unsafe)}': take --format shell", err=True
+            )
         click.echo(arguments.command_line(args, quoted=is_terminal))
+    elif plan.fits or anyway or output_format == "json":
+        click.echo(plan.format(output_format, anyway=True))
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT

@@ -12,7 +12,8 @@ from fitter.cli import options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
 
 _EPILOG = """\
-Exit status: 0 locked, 1 locked although a case does not fit, 2 usage, 3 a case cannot be measured: nothing is written.
+Exit status: 0 locked, 1 locked although a case does not fit, 2 usage, 3 a case cannot be measured: nothing is written,
+5 the lock cannot be written.
 """
 
 
@@ -32,6 +33,7 @@ def lock(update: tuple[str, ...], cases_file: Path | None, lock_file: Path | Non
     The lock says the same wherever it is made: no path, no time, nothing of the machine is in it. Commit it beside
     fitter.toml; 'fitter check' compares with it.
     """
+    from fitter.model.source import show
     from fitter.output.progress import counted
     from fitter.regression import report
     from fitter.regression.cases import CASES_FILE
@@ -43,9 +45,10 @@ def lock(update: tuple[str, ...], cases_file: Path | None, lock_file: Path | Non
         measured = write(path, lock_file, update=update, on_done=on_done, **options.given(given))
     for line in report.lock_lines(measured):
         click.echo(f"fitter: {line}", err=True)
+    file = show(lock_path(path, lock_file))
     failed = [each.error.exit_code for each in measured if each.error]
     if failed:
-        click.echo(f"fitter: {lock_path(path, lock_file)} is as it was", err=True)
+        click.echo(f"fitter: {file} is as it was", err=True)
         return max(failed)
-    click.echo(f"fitter: wrote {lock_path(path, lock_file)}", err=True)
+    click.echo(f"fitter: wrote {file}", err=True)
     return EXIT_FITS if all(each.snapshot and each.snapshot.fits for each in measured) else EXIT_DOES_NOT_FIT

@@ -17,6 +17,7 @@ from fitter.llama import process
 from fitter.output.formats import FORMATS
 from fitter.output.units import from_mib
 from fitter.planning.wording import parse_whole, shown
+from fitter.text import as_log_line
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -168,7 +169,7 @@ def import_meanwhile(module: str, *, is_long: bool = False) -> None:
 
 def log_line(line: str) -> None:
     """Show a line of llama.cpp's log."""
-    click.echo(line, err=True)
+    click.echo(as_log_line(line), err=True)
 
 
 def stacked(*options: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:
@@ -736,6 +737,13 @@ format_option = _option(
     metavar="FORMAT",
     help="What stdout carries. [default: args]\n\n\b\n"
     + "\n".join(f"{name}: {text}" for name, text in FORMATS.items()),
+)
+
+anyway_option = _flag(
+    _OUTPUT,
+    "anyway",
+    "--anyway",
+    help="Print the arguments of a plan that does not fit as well. The exit status is 1 all the same.",
 )
 
 verbose_option = _option(

@@ -16,7 +16,7 @@ Examples:
   fitter model.gguf --json > plan.json && fitter verify --plan plan.json
 
 Exit status: 0 it takes what was predicted, or less; 1 it does not fit and was not loaded, 2 usage, 3 the model cannot
-be read or llama.cpp failed, 4 it takes more than was predicted.
+be read or llama.cpp failed, 4 it takes more than was predicted, 5 the answer cannot be written.
 """
 
 _WITH_PLAN = ("timeout",)
@@ -59,7 +59,8 @@ def verify(
             )
         except LlamaCppError as error:
             if verbose == 1:
-                click.echo("\n".join(error.log), err=True)
+                for line in error.log:
+                    options.log_line(line)
             raise
     for problem in found.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)

@@ -37,6 +37,7 @@ from fitter.llama.types import (
     Skeleton,
     TensorInfo,
 )
+from fitter.text import printable
 
 CACHE_TYPES = {
     "f32": 0,
@@ -151,7 +152,7 @@ def _device(library: native.Library, out: Any) -> Device:
     return Device(
         info=DeviceInfo(
             name=library.text(out.name) or "",
-            description=library.text(out.description) or "",
+            description=printable(library.text(out.description) or ""),
             type=_DEVICE_TYPES.get(out.type, str(out.type)),
             backend=backend,
             total=int(out.total),

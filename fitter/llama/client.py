@@ -32,6 +32,7 @@ from fitter.llama.types import (
     VirtualDevice,
     describe,
 )
+from fitter.text import printable
 
 if TYPE_CHECKING:
     from fitter.llama.cuda_library import CudaLibrary
@@ -338,7 +339,7 @@ class Worker:
                 answer = begun.child.receive(begun.deadline, any(each.is_long for each in self._begun))
             del self._begun[0]
             self._loads += answer.get("loads", 0)
-            log = tuple(answer.get("log", ()))
+            log = tuple(map(printable, answer.get("log", ())))
             if self._on_log is not None:
                 for line in log:
                     self._on_log(line)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fitter.errors import UsageError
+from fitter.errors import AnswerError
 from fitter.llama.types import DeviceInfo
 
 _SCHEMA = 1
@@ -49,7 +49,7 @@ def read() -> tuple[Calibrated, ...]:
 def store(measured: Iterable[Calibrated]) -> Path:
     """Keep ``measured`` beside what is stored of other devices, all or nothing; returns the file's path.
 
-    Raises ``UsageError`` where it cannot be written.
+    Raises ``AnswerError`` where it cannot be written.
     """
     kept = {_key(device): device for device in (*read(), *measured)}
     document = {"schema": _SCHEMA, "devices": [asdict(device) for device in kept.values()]}
@@ -63,7 +63,7 @@ def store(measured: Iterable[Calibrated]) -> Path:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(
+        raise AnswerError(
             f"{path} cannot be written ({error.strerror}): set XDG_CONFIG_HOME, or add --no-store"
         ) from error
     return path

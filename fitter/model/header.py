@@ -11,6 +11,7 @@ from fitter.errors import ModelError
 from fitter.llama.types import Array, Header, MetadataValue, TensorInfo
 from fitter.model import source, tensors
 from fitter.model.source import show
+from fitter.text import LONGEST_NAME, printable
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class Model:
     ``n_layer`` is ``<arch>.block_count``, the ``n_layer_nextn`` layers for multi-token prediction counted in.
     ``n_ctx_train`` is 0 where the header does not say, ``n_expert`` 0 for a dense model. ``metadata`` is that of the
     first file.
+
+    ``name`` and ``architecture`` are printable. ``metadata`` and ``tensors`` have exactly what the file says, to be
+    looked up and matched.
     """
 
     path: Path
@@ -60,13 +64,14 @@ def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header
     n_layer = _integer(metadata, f"{architecture}.block_count")
     if n_layer < 1:
         raise ModelError(
-            f"{show(files[0])} has no {architecture}.block_count, so it is no language model; convert it again"
+            f"{show(files[0])} has no {printable(architecture, LONGEST_NAME)}.block_count, so it is no language model; "
+            "convert it again"
         )
     return Model(
         files[0],
         files,
-        _name(files[0], metadata),
-        architecture,
+        printable(_name(files[0], metadata), LONGEST_NAME),
+        printable(architecture, LONGEST_NAME),
         sum(tensor.bytes for tensor in infos),
         n_layer,
         _integer(metadata, f"{architecture}.nextn_predict_layers"),

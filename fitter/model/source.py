@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 
 from fitter.errors import ModelError
+from fitter.text import printable
 
 _SPLIT = re.compile(r"(?P<prefix>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 _NEWEST = 3
@@ -33,7 +34,7 @@ def split_name(path: Path) -> tuple[str, int, int] | None:
 def show(path: Path) -> str:
     """The path on one line for a message, whatever is in its name."""
     text = str(path)
-    return text if text.isprintable() else repr(text)
+    return printable(text if text.isprintable() else repr(text))
 
 
 def model_files(path: str | os.PathLike[str]) -> tuple[Path, ...]:

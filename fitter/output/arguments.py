@@ -94,6 +94,26 @@ def unsafe_arguments(args: Sequence[str]) -> list[str]:
     return [arg for arg in args if re.search(r"[\s'\"\\]", arg)]
 
 
+def check_line(args: Sequence[str]) -> None:
+    """Raise :class:`PlanError` where one of ``args`` would break the line that they are on, or act on a terminal."""
+    for arg in args:
+        if not arg.isprintable():
+            raise PlanError(
+                f"'{arg}' has control characters, which no line of arguments has: rename it, or take --json"
+            )
+
+
+def shell_word(arg: str) -> str:
+    """``arg`` as a word for ``eval`` in sh, bash, zsh and fish.
+
+    In single quotes only fish takes a backslash for an escape, so both of ``\\`` and ``'`` stand outside of them.
+    """
+    if re.fullmatch(r"[A-Za-z0-9_+:,./-]+", arg):
+        return arg
+    parts = re.findall(r"[^'\\]+|['\\]", arg)
+    return "".join(f"\\{part}" if part in ("'", "\\") else f"'{part}'" for part in parts) or "''"
+
+
 def plain_pattern(pattern: str) -> str:
     """``pattern`` without backslashes where the same regular expression can be said without them.
 

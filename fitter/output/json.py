@@ -217,8 +217,8 @@ def inspection_to_dict(inspection: Inspection) -> dict[str, Any]:
 
 
 def dumps(document: dict[str, Any]) -> str:
-    """``document`` as text, in ASCII so that every terminal and pipe can carry it."""
-    return json.dumps(document, indent=2)
+    """``document`` as text, in ASCII so that every terminal and pipe can carry it, and without a command to a CI."""
+    return json.dumps(document, indent=2).replace("\x7f", r"\u007f").replace("##", r"#\u0023")
 
 
 def _model(model: ModelSummary) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from fitter.llama.binding import Device, LogLine, Registry
 from fitter.llama.types import RPC, Params
 from fitter.output.units import human
 from fitter.planning.limits import MAX_SEQUENCES
-from fitter.planning.plan import PlanData
+from fitter.planning.plan import PlanData, check_fits
 
 _UNMEASURED = {
     "lora_path": "fit with it",
@@ -40,13 +40,15 @@ _REFUSED = re.compile(r"failed to allocate (?P<buffer_type>.+) buffer of size (?
 _NO_MEMORY = re.compile(r"std::bad_alloc|Cannot allocate memory|unable to allocate|failed to allocate|out of memory")
 
 
-def llama_kwargs(plan: PlanData) -> dict[str, Any]:
+def llama_kwargs(plan: PlanData, *, anyway: bool = False) -> dict[str, Any]:
     """Keyword arguments that make ``llama_cpp.Llama`` allocate what was measured for ``plan``.
 
     Host weights are still mapped from the file, as is ``Llama``'s default; with ``use_mmap=False`` they are allocated,
-    and every buffer type has exactly the predicted bytes. Raises :class:`PlanError` where the plan does not fit, or
-    needs something that ``Llama`` has no parameter for.
+    and every buffer type has exactly the predicted bytes. Raises :class:`PlanError` where the plan does not fit, unless
+    it is asked for ``anyway``, or needs something that ``Llama`` has no parameter for.
     """
+    if not anyway:
+        check_fits(plan)
     params = plan.params
     needs = {
         "devices of rpc-servers": bool(plan.rpc),
@@ -88,6 +90,7 @@ def load(plan: PlanData, model_path: str, kwargs: Mapping[str, Any], timeout: fl
     where an rpc-server fails, :class:`LlamaCppError` where llama.cpp cannot load the model for another reason. None of
     these ends the process, whatever llama.cpp does.
     """
+    check_fits(plan)
     fixed = _kwargs(plan)
     if plan.virtual:
         raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
@@ -416,8 +419,6 @@ def _reload(plan: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _kwargs(plan: PlanData) -> dict[str, Any]:
-    if not plan.fits:
-        raise PlanError(f"the plan does not fit: {plan.problems[0].message}")
     params = plan.params
     flash_attn = plan.breakdown.flash_attn
     return {

@@ -14,6 +14,7 @@ from fitter.llama.types import FlashAttn, Lora, Params, Row, SplitMode, TensorBu
 from fitter.output.json import SCHEMA
 from fitter.planning.limits import check_params
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
+from fitter.text import LONGEST_TEXT, printable
 
 _T = TypeVar("_T")
 
@@ -96,6 +97,10 @@ class _Entry:
     def text(self) -> str:
         return self._plain(str, "a text")
 
+    def shown(self) -> str:
+        """A text that is only there to be shown."""
+        return printable(self.text(), LONGEST_TEXT)
+
     def flag(self) -> bool:
         return self._plain(bool, "true or false")
 
@@ -141,7 +146,7 @@ def _plan(document: _Entry) -> PlanDocument:
     if (schema := document["schema"].whole()) != SCHEMA:
         raise _Wrong(f"it has schema {schema}, and this version of fitter reads {SCHEMA}")
     problems = document["problems"].each(
-        lambda entry: Problem(entry["device"].text(), entry["missing"].size(), entry["message"].text())
+        lambda entry: Problem(entry["device"].text(), entry["missing"].size(), entry["message"].shown())
     )
     if document["fits"].flag() == bool(problems):
         raise _Wrong("'fits' and 'problems' contradict each other")
@@ -164,7 +169,8 @@ def _plan(document: _Entry) -> PlanDocument:
 
 
 def _model(entry: _Entry) -> ModelSummary:
-    return ModelSummary(entry["path"].text(), entry["name"].text(), entry["architecture"].text(), entry["bytes"].size())
+    name, architecture = entry["name"].shown(), entry["architecture"].shown()
+    return ModelSummary(entry["path"].text(), name, architecture, entry["bytes"].size())
 
 
 _PARAMS: Mapping[str, Callable[[_Entry], Any]] = {
@@ -207,7 +213,7 @@ def _params(entry: _Entry) -> Params:
 def _device(entry: _Entry) -> DeviceUse:
     return DeviceUse(
         name=entry["name"].text(),
-        description=entry["description"].text(),
+        description=entry["description"].shown(),
         total=entry["total"].size(),
         free=entry["free"].size(),
         margin=entry["margin"].size(),

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 from fitter.output.units import dummy_loads
+from fitter.text import printable
 
 if TYPE_CHECKING:
     from fitter.planning.request import Progress
@@ -22,9 +23,10 @@ def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[
         yield lambda step: print(_text(step), file=stream, flush=True)
     elif stream.isatty():
         from rich.console import Console
+        from rich.text import Text
 
         with Console(file=stream, highlight=False, markup=False).status("reading the model") as status:
-            yield lambda step: status.update(_text(step))
+            yield lambda step: status.update(Text(_text(step)))
     else:
         yield None
 
@@ -42,7 +44,12 @@ def counted(stream: IO[str], doing: str) -> Iterator[Callable[[int, int, str], N
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[last]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[last]}", markup=False),
+    )
     console = Console(file=stream, highlight=False, markup=False)
     with Bars(*columns, console=console, transient=True) as bars:
         task = bars.add_task(doing, last="")
@@ -50,4 +57,4 @@ def counted(stream: IO[str], doing: str) -> Iterator[Callable[[int, int, str], N
 
 
 def _text(step: Progress) -> str:
-    return f"[{dummy_loads(step.dummy_loads)}] {step.text}"
+    return f"[{dummy_loads(step.dummy_loads)}] {printable(step.text)}"

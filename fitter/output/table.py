@@ -13,10 +13,12 @@ from rich.text import Text
 
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
 from fitter.machine.catalogue import capability_text
+from fitter.model.source import show
 from fitter.output.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.units import dummy_loads, human, mib, scaled, speed
 from fitter.planning.plan import DeviceUse, HostUse, PlanData, SharedUse
 from fitter.planning.pricing import Price
+from fitter.text import LONGEST_NAME, as_log_line, printable
 
 if TYPE_CHECKING:
     from fitter.machine.catalogue import CatalogueGpu
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from fitter.planning.verification import Verification
 
 _FILE_WIDTH = 120
+_LONGEST_KEY = 80
 _KINDS = {
     "draft": "draft model",
     "mtp": "multi-token prediction of",
@@ -36,14 +39,25 @@ _FOR_SERVER = ("draft", "mtp", "projector")
 
 
 def print_to(stream: IO[str], renderable: RenderableType) -> None:
-    """Write ``renderable`` to ``stream``: as wide as the terminal, or 120 columns where it is none."""
+    """Write ``renderable`` to ``stream``: as wide as the terminal, or 120 columns where it is none.
+
+    A text is what it is, no markup. What is folded may begin with whatever stands in a name.
+    """
     if stream.isatty():
-        Console(file=stream, highlight=False).print(renderable)
+        Console(file=stream, highlight=False, markup=False, emoji=False).print(renderable)
         return
-    console = Console(file=io.StringIO(), width=_FILE_WIDTH, highlight=False, force_terminal=False, color_system=None)
+    console = Console(
+        file=io.StringIO(),
+        width=_FILE_WIDTH,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_terminal=False,
+        color_system=None,
+    )
     with console.capture() as capture:
         console.print(renderable)
-    stream.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+    stream.write("".join(f"{as_log_line(line.rstrip())}\n" for line in capture.get().splitlines()))
 
 
 def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
@@ -152,7 +166,7 @@ def calibration_table(calibration: Calibration) -> RenderableType:
     if not calibration.is_exact:
         parts += [Text(), _differences(calibration)]
     if calibration.stored is not None:
-        parts += [Text(), Text(f"kept in {calibration.stored}", overflow="fold")]
+        parts += [Text(), Text(f"kept in {show(calibration.stored)}", overflow="fold")]
     return Group(*parts)
 
 
@@ -210,7 +224,7 @@ def verification_table(verification: Verification) -> RenderableType:
         )
     )
     for shared in verification.shared:
-        parts.append(Text(f"not loaded with it: {shared.kind} {shared.name}", overflow="fold"))
+        parts.append(Text(f"not loaded with it: {shared.kind} {printable(shared.name)}", overflow="fold"))
     return Group(*parts, Text(), _verdict(verification))
 
 
@@ -239,7 +253,7 @@ def inspection_table(inspection: Inspection) -> RenderableType:
     metadata.add_column(no_wrap=True)
     metadata.add_column(overflow="ellipsis", no_wrap=True)
     for key, value in inspection.metadata.items():
-        metadata.add_row(key, Text(_metadata(value)))
+        metadata.add_row(printable(key, _LONGEST_KEY), _metadata(value))
     parts += [metadata, Text()]
 
     roles = _table("tensors", "count", "MiB")
@@ -295,7 +309,7 @@ def _add_use(table: Table, name: str, use: DeviceUse | HostUse, note: str, is_sh
 def _shared(shared: SharedUse) -> str:
     """One line: what it is, and where it takes how much."""
     places = ", ".join(f"{human(row.used)} on {row.device or 'the host'}" for row in shared.rows if row.used)
-    name = "" if shared.kind == "reserve" else f" {PurePath(shared.name).name}"
+    name = "" if shared.kind == "reserve" else f" {printable(PurePath(shared.name).name)}"
     return f"{_KINDS.get(shared.kind, shared.kind)}{name}: {places or 'nothing'}"
 
 
@@ -316,7 +330,7 @@ def _parameters(plan: PlanData) -> list[str]:
         how.append(f"{params.n_seq_max} sequences, {'one' if params.kv_unified else 'each its own'} KV cache")
     lines = [" · ".join(where), " · ".join(how)]
     lines += [f"{override.pattern} in {override.buffer_type}" for override in params.tensor_buft_overrides]
-    return lines
+    return list(map(printable, lines))
 
 
 def _estimate(price: Price) -> str:
@@ -333,4 +347,4 @@ def _metadata(value: MetadataValue) -> str:
         if value.values and len(value.values) == value.length and value.length <= 16:
             return "[" + ", ".join(str(item) for item in value.values) + "]"
         return f"{value.length} × {value.type}"
-    return " ".join(str(value).split())
+    return " ".join(printable(str(value), LONGEST_NAME).split())

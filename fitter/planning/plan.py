@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.pricing import Price
@@ -158,7 +159,8 @@ class PlanData:
     no placement is faster than, ``levers`` what was given up for it, of what the user allowed to be. ``shared`` is what
     else takes of the same memory; it is in no row of ``breakdown``. ``rpc`` has the rpc-servers (``host:port``) that
     were given, where the plan uses a device of theirs; their order decides how those are named. ``asked`` has what
-    ``fit`` was called with, ``files`` what was fitted: to load what was planned, and to fit again.
+    ``fit`` was called with, ``files`` what was fitted: to load what was planned, and to fit again. A plan is true where
+    it fits.
     """
 
     model: ModelSummary
@@ -195,6 +197,9 @@ class PlanData:
             if use.used == use.shared and use.left <= use.margin and use.name not in busy
         )
 
+    def __bool__(self) -> bool:
+        return self.fits
+
 
 def _why_left_out(use: DeviceUse) -> str:
     margin = f"its margin of {_mib_up(use.margin)} MiB"
@@ -209,6 +214,13 @@ def _why_left_out(use: DeviceUse) -> str:
 
 def _mib_up(size: int) -> int:
     return -(-size // MIB)
+
+
+def check_fits(plan: PlanData, remedy: str = "") -> None:
+    """Raise ``PlanError`` for a plan that does not fit: nobody is to run it by accident. ``remedy`` is a way to."""
+    if not plan.fits:
+        more = f"; {remedy} gives it all the same" if remedy else ""
+        raise PlanError(f"the plan does not fit: {plan.problems[0].message}{more}")
 
 
 def resolved(plan: PlanData) -> Params:

@@ -17,6 +17,7 @@ from fitter.model.source import show, split_name
 from fitter.planning.limits import COUNTS, MOST_SPEED, shares, size
 from fitter.planning.wording import shown
 from fitter.regression.toml import read_toml
+from fitter.text import printable
 
 CASES_FILE = "fitter.toml"
 
@@ -123,8 +124,8 @@ def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Ca
     With a pattern they are called ``name/model``. Raises ``UsageError``.
     """
     where = f"cases.{name}"
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"a case cannot be called {name!r}: use no spaces, parentheses or brackets")
+    if not _NAME.fullmatch(name) or not name.isprintable():
+        raise UsageError(f"a case cannot be called {name!r}: use no spaces, parentheses, brackets or hidden characters")
     if is_test(name):
         raise UsageError(f"a case cannot be called {name!r}: '::' is for the names of pytest's tests")
     _check_keys(table, ("model", *SETTINGS, *_LIMITS, "budget"), where)
@@ -199,7 +200,7 @@ def _until_magic(parts: tuple[str, ...]) -> tuple[str, ...]:
 def _without_suffix(path: Path) -> str:
     split = split_name(path)
     name = path.with_name(split[0]) if split else path.with_suffix("") if path.suffix == ".gguf" else path
-    return re.sub(r"[\s()\[\]]", "_", name.as_posix())
+    return re.sub(r"[\s()\[\]]|::", "_", printable(name.as_posix()))
 
 
 # --- values

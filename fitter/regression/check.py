@@ -48,8 +48,8 @@ def lock(
     """Fit all cases, or those named by ``update``, and write the lock; returns what was measured.
 
     A name stands for all cases of its pattern as well. Nothing is written where a case cannot be measured: its
-    ``error`` says why. Raises ``UsageError`` for cases and locks that make no sense, ``PlanError`` where the lock
-    cannot be written.
+    ``error`` says why. Raises ``UsageError`` for cases and locks that make no sense, ``AnswerError`` where the
+    lock cannot be written.
     """
     path = lock_path(cases_file, lock_file)
     _check_is_another(path, cases_file)

@@ -11,6 +11,7 @@ from fitter.output.units import human, speed
 from fitter.regression.cases import Budget, Case
 from fitter.regression.headers import expand
 from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, Memory, Snapshot
+from fitter.text import printable
 
 Unit = Literal["bytes", "tokens", "tokens/s", ""]
 _NAMED = 6
@@ -266,7 +267,7 @@ def _said(name: str, value: object) -> str:
         return str(value).lower()
     if name in ("margin", "host_margin", "host_memory") and isinstance(value, int):
         return human(value)
-    return ", ".join(_said(name, item) for item in value) if isinstance(value, tuple) else str(value)
+    return ", ".join(_said(name, item) for item in value) if isinstance(value, tuple) else printable(str(value))
 
 
 def _header_causes(old: LockedModel, new: LockedModel) -> Iterable[Cause]:
@@ -310,5 +311,5 @@ def _parameter(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(_parameter, value)) or "none"
     if isinstance(value, TensorBuftOverride):
-        return f"{value.pattern}={value.buffer_type}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        return printable(f"{value.pattern}={value.buffer_type}")
+    return f"{value:g}" if isinstance(value, float) else printable(str(value))

@@ -11,6 +11,7 @@ from pathlib import Path
 from fitter.errors import ModelError
 from fitter.llama.types import TensorInfo
 from fitter.model.source import show
+from fitter.text import printable
 
 _LAYER = re.compile(r"(.*?\bblk\.)([0-9]+)(\..*)")
 _ANY = "*"
@@ -31,11 +32,15 @@ def digest(files: Sequence[Path], header_bytes: Sequence[int]) -> str:
 
 
 def summarize(tensors: Iterable[TensorInfo]) -> dict[str, str]:
-    """The type of every tensor, by name with ``*`` for the layer: ``q4_K``, or ``q4_K 0-2,4-31; q8_0 3`` by layer."""
+    """The type of every tensor, by name with ``*`` for the layer: ``q4_K``, or ``q4_K 0-2,4-31; q8_0 3`` by layer.
+
+    The names are printable: they are there to be compared and shown.
+    """
     found: dict[str, list[tuple[int | None, str]]] = {}
     for tensor in tensors:
-        match = _LAYER.fullmatch(tensor.name)
-        key, layer = (match[1] + _ANY + match[3], int(match[2])) if match else (tensor.name, None)
+        name = printable(tensor.name)
+        match = _LAYER.fullmatch(name)
+        key, layer = (match[1] + _ANY + match[3], int(match[2])) if match else (name, None)
         found.setdefault(key, []).append((layer, tensor.type))
     return {key: _types(found[key]) for key in sorted(found)}
 

@@ -13,17 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fitter.errors import PlanError, UsageError
+from fitter.errors import AnswerError, UsageError
 from fitter.llama import wire
 from fitter.llama.types import Params
 from fitter.model.source import show
 from fitter.regression.cases import Setting
 from fitter.regression.toml import read_toml
+from fitter.text import printable
 
 LOCK_FILE = "fitter.lock"
 SCHEMA = 1
 
 _ABANDONED_SECONDS = 60.0
+_EXACT = ("settings", "params")
+"""What is compared with fitter.toml, and given to llama.cpp again."""
+
 
 _HEAD = """\
 # What llama.cpp needs for the cases of fitter.toml, by its own measure; sizes in bytes.
@@ -155,12 +159,12 @@ def read_lock(path: Path) -> Lock:
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    """Put ``lock`` in the place of ``path``, all of it or nothing. Raises ``PlanError`` where it cannot be written."""
+    """Put ``lock`` in the place of ``path``, all of it or nothing. Raises ``AnswerError`` where that is impossible."""
     text = dumps(lock)
     try:
         replace_file(path, text.encode())
     except OSError as error:
-        raise PlanError(f"{show(path)} cannot be written: {error.strerror or error}") from None
+        raise AnswerError(f"{show(path)} cannot be written: {error.strerror or error}") from None
 
 
 def dumps(lock: Lock) -> str:
@@ -220,7 +224,18 @@ def _mode(path: Path) -> int:
         return 0o666 & ~mask
 
 
+def _shown(value: Any) -> Any:
+    """What was read, fit to be shown."""
+    if isinstance(value, dict):
+        return {printable(key): _shown(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return list(map(_shown, value))
+    return printable(value) if isinstance(value, str) else value
+
+
 def _snapshot(path: Path, name: str, table: Any) -> Snapshot:
+    if isinstance(table, dict):
+        table = {key: item if key in _EXACT else _shown(item) for key, item in table.items()}
     try:
         snapshot: Snapshot = wire.decode(Snapshot, table)
     except (TypeError, AttributeError) as error:

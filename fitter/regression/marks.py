@@ -95,7 +95,7 @@ class Checks:
                 stored += asked.is_stored
                 case = replace(asked.case, name=name if stored < 2 else f"{name}#{stored}")
                 plan, snapshot = self._fitted(case)
-                sections.append((f"memory of {case.model.name}", _text(plan)))
+                sections.append((f"memory of {show(Path(case.model.name))}", _text(plan)))
                 if failure := self._failure(case, plan, snapshot, asked.is_stored):
                     failures.append(failure)
                 elif asked.is_stored and self.is_update:
@@ -230,11 +230,11 @@ class Checks:
                 raise UsageError(
                     f"{self.lock_name} has nothing stored for {case.name}: run pytest --fitter-update, and commit it"
                 )
-        comparison = compare(case, locked, snapshot)
+        comparison, model = compare(case, locked, snapshot), show(Path(case.model.name))
         if not plan.fits:
-            said = f"{case.model.name} does not fit: {'; '.join(problem.message for problem in plan.problems)}"
+            said = f"{model} does not fit: {'; '.join(problem.message for problem in plan.problems)}"
         elif comparison.failures:
-            said = f"{case.model.name}: {'; '.join(comparison.failures)}"
+            said = f"{model}: {'; '.join(comparison.failures)}"
         else:
             return ""
         because = "; ".join(causes(Outcome(case.name, comparison)))

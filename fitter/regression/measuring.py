@@ -24,6 +24,7 @@ from fitter.model.source import model_files
 from fitter.regression import headers
 from fitter.regression.cases import Case
 from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, LockedSpeed, Memory, Snapshot
+from fitter.text import printable
 
 if TYPE_CHECKING:
     from fitter.planning.plan import PlanData
@@ -141,7 +142,7 @@ def _may_hold(case: Case, locked: Snapshot, version: str) -> bool:
     if (locked.fitter, locked.llama_cpp) != (fitter.__version__, version) or not locked.fits:
         return False
     files = model_files(case.model)
-    if dict(locked.settings) != dict(case.settings) or files[0].name != model.file:
+    if dict(locked.settings) != dict(case.settings) or printable(files[0].name) != model.file:
         return False
     if locked.host.shared or any(device.shared for device in locked.devices.values()):
         # Of what else is there, nothing is known here.
@@ -220,7 +221,7 @@ def _model(plan: PlanData, worker: Worker) -> LockedModel:
     read = [worker.header(file) for file in files]
     header_bytes = tuple(header.data_offset for header in read)
     return LockedModel(
-        file=files[0].name,
+        file=printable(files[0].name),
         name=plan.model.name,
         architecture=plan.model.architecture,
         bytes=plan.model.bytes,

@@ -13,6 +13,7 @@ from fitter.model.source import show
 from fitter.output.json import SCHEMA
 from fitter.regression.compare import Cause, Move, change, sizes
 from fitter.regression.toml import read_text
+from fitter.text import LONGEST_NAME, printable
 
 _KINDS: Mapping[str, type] = {"fits": bool, "model": dict, "params": dict, "devices": list, "host": dict}
 _MEMORY = ("model", "context", "compute")
@@ -116,7 +117,7 @@ def _plan(document: Mapping[str, Any]) -> PlanFile:
             "bytes": _bytes(model, "bytes"),
         },
         params={
-            **{name: _shown(value) for name, value in document["params"].items()},
+            **{printable(name, LONGEST_NAME): _shown(value) for name, value in document["params"].items()},
             "levers": _shown(document.get("levers", [])),
             "rpc": _shown(document.get("rpc", [])),
         },
@@ -147,7 +148,7 @@ def _value(table: Any, key: str, *kinds: type) -> Any:
 
 
 def _text(table: Any, key: str) -> str:
-    return str(_value(table, key, str))
+    return printable(_value(table, key, str), LONGEST_NAME)
 
 
 def _bytes(table: Any, key: str) -> int:
@@ -170,4 +171,4 @@ def _shown(value: Any) -> str:
         return "=".join(map(_shown, value.values()))
     if isinstance(value, bool):
         return str(value).lower()
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else printable(str(value))

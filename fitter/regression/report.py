@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from fitter.errors import EXIT_FITS, EXIT_REGRESSION, PlanError
+from fitter.errors import EXIT_FITS, EXIT_REGRESSION, AnswerError
 from fitter.model.source import show
 from fitter.output.units import human, speed
 from fitter.regression.check import Outcome
 from fitter.regression.compare import Cause, Move, Unit, change, missing
 from fitter.regression.lockfile import replace_file
 from fitter.regression.measuring import Measured
+from fitter.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 _UNKNOWN_CAUSE = "nothing that the lock records: another build of llama.cpp, or other environment variables"
+# Without what GitHub links by itself: www. and GH-1.
+_PLAIN = re.compile(r"(?!.*(?:www\.|gh-))[a-z0-9 ,.%()+±→❌-]*", re.IGNORECASE)
 # What XML 1.0 has no way to write.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -156,7 +159,7 @@ def print_check(stream: IO[str], outcomes: Sequence[Outcome], *, verbose: bool =
 
 def error_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
     """A line for each case that could not be measured."""
-    return tuple(f"error: {outcome.name}: {outcome.error}" for outcome in outcomes if outcome.error)
+    return tuple(f"error: {printable(outcome.name)}: {outcome.error}" for outcome in outcomes if outcome.error)
 
 
 def lock_lines(measured: Iterable[Measured]) -> tuple[str, ...]:
@@ -234,14 +237,25 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
     for name, move in rows:
         cells = (name, move.what, *_columns(move), "❌ " + move.detail if move.failure else move.detail)
         lines.append("| " + " | ".join(map(_cell, cells)) + " |")
-    said = [f"- **{_cell(outcome.name)}**: {_cell(cause)}" for outcome in moved for cause in causes(outcome)]
-    said += [f"- **{_cell(outcome.name)}**: {_cell(str(outcome.error))}" for outcome in moved if outcome.error]
+    said = [f"- **{_literal(outcome.name)}**: {_literal(cause)}" for outcome in moved for cause in causes(outcome)]
+    said += [f"- **{_literal(outcome.name)}**: {_literal(str(outcome.error))}" for outcome in moved if outcome.error]
     return "\n".join([*lines, *(["", *said] if said else [])]) + "\n"
 
 
 def _cell(text: str) -> str:
-    """``text`` where a ``|`` would end it and other signs would be markup."""
-    return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", " ".join(text.split()))
+    """``text`` in a table, where a ``|`` ends a cell even in code."""
+    return _literal(text).replace("|", r"\|")
+
+
+def _literal(text: str) -> str:
+    """``text`` as it is, in code where a sign of it could be markup: nothing is a link there, and nobody is told."""
+    text = " ".join(printable(text).split())
+    if _PLAIN.fullmatch(text):
+        return text
+    # A fence is longer than any run of backticks inside.
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    room = " " if "`" in (text[0], text[-1]) else ""
+    return f"{fence}{room}{text}{room}{fence}"
 
 
 def junit(outcomes: Sequence[Outcome]) -> bytes:
@@ -273,11 +287,11 @@ def junit(outcomes: Sequence[Outcome]) -> bytes:
 
 
 def write_junit(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write JUnit's XML to ``path``. Raises ``PlanError`` where it cannot be written."""
+    """Write JUnit's XML to ``path``. Raises ``AnswerError`` where it cannot be written."""
     try:
         replace_file(path, junit(outcomes))
     except OSError as error:
-        raise PlanError(f"{show(path)} cannot be written: {error.strerror or error}") from None
+        raise AnswerError(f"{show(path)} cannot be written: {error.strerror or error}") from None
 
 
 def github_annotations(outcomes: Sequence[Outcome], cases_file: Path) -> tuple[str, ...]:
@@ -328,5 +342,5 @@ def _xml(text: str) -> str:
 
 def _escaped(text: str, *, is_property: bool = False) -> str:
     """``text`` as GitHub's runner reads it."""
-    signs = {"%": "%25", "\r": "%0D", "\n": "%0A"} | ({":": "%3A", ",": "%2C"} if is_property else {})
-    return "".join(signs.get(sign, sign) for sign in text)
+    signs = {"%": "%25"} | ({":": "%3A", ",": "%2C"} if is_property else {})
+    return "".join(signs.get(sign, sign) for sign in printable(text))

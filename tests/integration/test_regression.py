@@ -482,7 +482,7 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
     "a report that cannot be written": (
         lambda repository: None,
         ("check", "--junit", "nowhere/a.xml"),
-        3,
+        5,
         "nowhere/a.xml cannot be written: No such file or directory",
     ),
 }

@@ -81,7 +81,6 @@ class Asking:
             wall=time.monotonic() - started,
         )
 
-
     def upstream(self, machine: Machine) -> Outcome | None:
         """What upstream's own fit chooses there, priced by fitter; ``None`` where it gives up or keeps no margin."""
         path, gpus = self.path(machine.shape), machine.gpus

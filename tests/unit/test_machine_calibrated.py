@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.errors import UsageError
+from fitter.errors import AnswerError
 from fitter.llama.types import DeviceInfo
 from fitter.machine import calibrated
 from fitter.machine.calibrated import Calibrated
@@ -82,5 +82,5 @@ def test_a_damaged_file_is_none_and_is_written_anew(text: str) -> None:
 
 def test_a_place_that_cannot_be_written(place: Path) -> None:
     (place / "llama-fitter").write_text("a file where the directory should be")
-    with pytest.raises(UsageError, match=r"calibration\.json cannot be written .*--no-store"):
+    with pytest.raises(AnswerError, match=r"calibration\.json cannot be written .*--no-store"):
         calibrated.store([KEPT])

@@ -12,7 +12,14 @@ from plans import make_plan
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
-from fitter.output.arguments import arguments, command_line, plain_pattern, unsafe_arguments
+from fitter.output.arguments import (
+    arguments,
+    check_line,
+    command_line,
+    plain_pattern,
+    shell_word,
+    unsafe_arguments,
+)
 
 SPILL = TensorBuftOverride("^blk.(1|2|3).ffn_(up|gate)_exps.weight$", "CPU")
 USERS_OWN = TensorBuftOverride(r"blk\.\d+\.ffn_.*_exps", "CPU")
@@ -146,3 +153,30 @@ def test_a_users_escaped_pattern_goes_out_without_backslashes() -> None:
 def _lines(command: list[str], directory: Path, environment: dict[str, str]) -> list[str]:
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("word", "quoted"),
+    [
+        ("-c", "-c"),
+        ("exps=CPU", "'exps=CPU'"),
+        ("/a/b-1.0,c:2+3_4", "/a/b-1.0,c:2+3_4"),
+        ("", "''"),
+        ("a b", "'a b'"),
+        ("$(touch x)", "'$(touch x)'"),
+        ("=ls", "'=ls'"),
+        ("it's", r"'it'\''s'"),
+        (r"blk\.1", r"'blk'\\'.1'"),
+        ("é", "'é'"),
+    ],
+)
+def test_a_word_for_eval(word: str, quoted: str) -> None:
+    assert shell_word(word) == quoted
+    assert shlex.split(quoted) == [word]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31m", "a\u202eb", "a\udcffb"])
+def test_what_no_line_can_have(name: str) -> None:
+    with pytest.raises(PlanError, match="control characters") as caught:
+        check_line(["-md", name])
+    assert str(caught.value).isprintable()

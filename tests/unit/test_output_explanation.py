@@ -156,7 +156,7 @@ def test_json() -> None:
                 "runner_up_seconds": None,
             },
         ],
-        "bound": {"seconds": 50.0, "text": "the best", "distance": 0.06496},
+        "bound": {"seconds": 50.0, "text": "the best", "distance": 0.06496, "reasons": []},
     }
     # the order is part of what is stable
     assert json.dumps(document["explanation"]) == json.dumps(expected)

@@ -190,5 +190,7 @@ def test_other_files_have_whole_paths_too(tmp_path: Any, monkeypatch: pytest.Mon
 
 
 def test_an_unknown_format() -> None:
-    with pytest.raises(UsageError, match="unknown format 'yaml'; there are: args, json, ini, env, python, ik_llama"):
+    with pytest.raises(
+        UsageError, match="unknown format 'yaml'; there are: args, shell, json, ini, env, python, ik_llama"
+    ):
         render(make_plan(), "yaml")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fitter.errors import PlanError, UsageError
+from fitter.errors import AnswerError, UsageError
 from fitter.llama.types import Params, TensorInfo
 from fitter.regression import headers
 from fitter.regression.lockfile import Lock, dumps, read_lock, replace_file, write_lock
@@ -83,12 +83,12 @@ def test_a_model_in_its_place(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_that_is_not_ours(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(PlanError, match="cannot be written"):
+    with pytest.raises(AnswerError, match="cannot be written"):
         write_lock(tmp_path / "fitter.lock", LOCK)
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"nowhere/fitter\.lock cannot be written: No such file"):
+    with pytest.raises(AnswerError, match=r"nowhere/fitter\.lock cannot be written: No such file"):
         write_lock(tmp_path / "nowhere" / "fitter.lock", LOCK)
 
 
@@ -174,7 +174,7 @@ def test_a_pipe_stays_one(tmp_path: Path) -> None:
 
 
 def test_a_directory_in_its_place(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="cannot be written: Is a directory"):
+    with pytest.raises(AnswerError, match="cannot be written: Is a directory"):
         write_lock(tmp_path, LOCK)
 
 

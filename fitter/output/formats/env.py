@@ -30,6 +30,6 @@ def _variable(setting: Setting) -> str:
             f"llama.cpp reads no environment variable for {option.name}, which this plan needs: "
             "take another format, such as ini"
         )
-    if "\n" in setting.value or "\r" in setting.value:
-        raise PlanError(f"{option.env} cannot be on one line: '{setting.value}' has several")
+    if not setting.value.isprintable():
+        raise PlanError(f"{option.env} cannot be on one line: '{setting.value}' has control characters; rename it")
     return option.env

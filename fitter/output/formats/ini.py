@@ -29,9 +29,9 @@ def section(path: str) -> str:
 
 
 def _value(setting: Setting) -> str:
-    if re.search(r"[;#\r\n]|^\s|\s$", setting.value):
+    if re.search(r"[;#]|^\s|\s$", setting.value) or not setting.value.isprintable():
         raise PlanError(
             f"'{setting.value}' cannot be the {setting.option.key} of a llama-server preset, which takes ';' and '#' "
-            "for a comment and no white space at either end"
+            "for a comment, and has no white space at either end and no control characters"
         )
     return setting.value

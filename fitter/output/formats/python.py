@@ -17,15 +17,13 @@ def text(plan: PlanData) -> str:
     """A script that leaves the loaded model in ``llm``.
 
     ``llama_cpp.Llama`` takes the parameters itself where it has all of them; else the script has fitter measure exactly
-    these once more, on the machine that runs it, and load them. Raises :class:`PlanError` where the plan does not fit.
+    these once more, on the machine that runs it, and load them.
     """
     from fitter.output.llama_cpp import llama_kwargs
 
-    if not plan.fits:
-        raise PlanError(f"the plan does not fit: {plan.problems[0].message}")
     path = os.path.abspath(plan.model.path)
     try:
-        return _script("import llama_cpp", "llm = llama_cpp.Llama", path, llama_kwargs(plan))
+        return _script("import llama_cpp", "llm = llama_cpp.Llama", path, llama_kwargs(plan, anyway=True))
     except PlanError:
         # Llama has no parameter for something of it
         pass
@@ -112,5 +110,7 @@ def _script(imports: str, call: str, path: str, kwargs: dict[str, Any]) -> str:
 def _literal(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
-    # JSON's strings are Python's, in double quotes
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    if isinstance(value, str) and value.isprintable():
+        # JSON's strings are Python's, in double quotes
+        return json.dumps(value, ensure_ascii=False)
+    return ascii(value)

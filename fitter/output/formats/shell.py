@@ -1,0 +1,16 @@
+"""llama.cpp's arguments, quoted for a shell that evaluates them."""
+
+from __future__ import annotations
+
+from fitter.output.arguments import arguments, check_line, shell_word
+from fitter.planning.plan import PlanData
+
+
+def text(plan: PlanData) -> str:
+    """One line that ``eval`` reads as ``plan.arguments()``, in sh, bash, zsh and fish alike.
+
+    Raises :class:`PlanError` for what cannot be on one line.
+    """
+    args = arguments(plan)
+    check_line(args)
+    return " ".join(map(shell_word, args))
