@@ -73,6 +73,7 @@ typedef struct {
     uint64_t     free;
     void *       buffer_type;      // default buffer type, ggml_backend_buffer_type_t, or NULL
     const char * buffer_type_name;
+    uint64_t     largest_tensor;   // bytes of the largest tensor that it computes with, 0 where it names no limit
 } fitter_device_t;
 
 // Devices in the order of ggml's registry. Strings live as long as the device keeps its description.
@@ -308,6 +309,12 @@ void fitter_allocations_end(void);
 // really, all that was allocated, as model bytes. The host has no device. Writes at most n rows and returns how many
 // there are.
 int32_t fitter_allocations_rows(fitter_row_t * rows, int32_t n);
+
+// From the first on, each buffer of ordinary host memory (the CPU's buffer type, and what takes its buffers) is a range
+// of addresses that takes memory only where something other than zeros is written; until the second. They can be freed
+// later. False where it has begun already.
+bool fitter_host_untouched_begin(void);
+void fitter_host_untouched_end(void);
 
 // cdef: end
 

@@ -49,3 +49,18 @@ def counted(really: bool = False) -> Iterator[Allocations]:
             )
             for row in rows[0:count]
         )
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Let buffers of host memory that are made meanwhile take none until something other than zeros is in them.
+
+    They can be freed afterwards. Not for two at once, and never for a load that computes.
+    """
+    backend = native.open_backend()
+    if not backend.fitter_host_untouched_begin():
+        raise LlamaCppError("host memory is replaced already")
+    try:
+        yield
+    finally:
+        backend.fitter_host_untouched_end()

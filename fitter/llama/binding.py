@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama import library as native
 from fitter.llama.ahead import MAX_HELD_OVERRIDES, Ahead, TensorBuftOverride, identity
-from fitter.llama.allocations import counted
+from fitter.llama.allocations import counted, untouched
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     MAX_DEVICES,
@@ -158,6 +158,7 @@ def _device(library: native.Library, out: Any) -> Device:
             free=int(out.free),
             virtual=backend == "fitter",
             buffer_type=library.text(out.buffer_type_name),
+            largest_tensor=int(out.largest_tensor) or None,
         ),
         device_id=library.text(out.device_id),
         address=library.address(out.device),
@@ -687,7 +688,9 @@ class _Dummy:
     def context(self, params: Params) -> Iterator[Any]:
         context_params = self._llama.llama_context_default_params()
         _apply_context(params, context_params)
-        context = self._llama.llama_init_from_model(self.model, context_params)
+        # llama.cpp allocates and clears recurrent states and outputs even where it allocates nothing else
+        with untouched():
+            context = self._llama.llama_init_from_model(self.model, context_params)
         if not context:
             raise failure(self.name, "llama.cpp cannot make a context")
         try:

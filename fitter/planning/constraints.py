@@ -267,7 +267,15 @@ def device_limits(
                 "nothing could be placed there"
             )
     return tuple(
-        DeviceLimit(device.name, device.description, device.total, device.free, size, device.buffer_type or device.name)
+        DeviceLimit(
+            device.name,
+            device.description,
+            device.total,
+            device.free,
+            size,
+            device.buffer_type or device.name,
+            device.largest_tensor,
+        )
         for device, size in zip(devices, margins, strict=True)
     )
 

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import Breakdown, Layout, Params, Row
+from fitter.planning import context_limit
+from fitter.planning.context_limit import Excess
 from fitter.planning.explain import Choice
 from fitter.planning.levers import Found, changes, improve, pulled, used
 from fitter.planning.objective import objective_seconds
@@ -95,7 +97,7 @@ def fit(
         devices=devices,
         host=host,
         search=Search(loads, time.monotonic() - started, llama.shared_loads()),
-        problems=_problems(found.request, trial, devices, host),
+        problems=_problems(found.request, trial, devices, host, found.excess),
         n_layer=request.n_layer,
         virtual=virtual,
         estimate=found.price,
@@ -251,7 +253,10 @@ class _Fit:
             layouts.append(loads.record(params))
             return layouts[-1]
 
+        request, excess = context_limit.limited(request, loads.record)
         trial = search(request, measure, record, on_candidate, choices.append)
+        if excess is not None:
+            return Found(request, replace(trial, missing=((excess.device, excess.missing),)), excess=excess)
         if not trial.fits or request.facts is None:
             return Found(request, trial)
         on_candidate(trial.params)
@@ -395,8 +400,12 @@ def _host_use(request: Request, breakdown: Breakdown, shared: Sequence[SharedUse
     return HostUse(host.total, host.free, host.margin, row.model, row.context, row.compute, taken(shared, None))
 
 
-def _problems(request: Request, trial: Trial, devices: Sequence[DeviceUse], host: HostUse) -> tuple[Problem, ...]:
+def _problems(
+    request: Request, trial: Trial, devices: Sequence[DeviceUse], host: HostUse, excess: Excess | None
+) -> tuple[Problem, ...]:
     problems = []
+    if excess is not None:
+        return (Problem(excess.device, excess.missing, excess.message),)
     for name, missing in trial.missing:
         if name == "host":
             remedy = "free host memory or leave more of the model on devices"

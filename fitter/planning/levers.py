@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fitter.llama.types import Params
+from fitter.planning.context_limit import Excess
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.memory import HOST
 from fitter.planning.objective import objective_seconds
@@ -40,13 +41,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Found:
-    """The best trial of a changed request, and what it takes in time where that is known, with why it was chosen."""
+    """The best trial of a changed request, and what it takes in time where that is known, with why it was chosen.
+
+    ``excess`` is what makes the context too large that the request asks for, where the trial has the largest there is.
+    """
 
     request: Request
     trial: Trial
     price: Price | None = None
     choices: tuple[Choice, ...] = ()
     bound: Bound | None = None
+    excess: Excess | None = None
 
     @property
     def seconds(self) -> float | None:

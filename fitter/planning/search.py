@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from fitter.errors import LlamaCppCrashError
 from fitter.llama.types import MAX_USED_DEVICES, Breakdown, Params
+from fitter.planning import context_limit
 from fitter.planning.explain import Choice
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import HOST, Unit, between, units_of
@@ -89,7 +90,8 @@ def search(
     was chosen over what by its price. Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters
     is an answer too.
     """
-    attempt = _Attempt(request, _largest(request), measure, record, on_candidate, on_choice)
+    devices = context_limit.usable(request, _largest(request))
+    attempt = _Attempt(request, devices, measure, record, on_candidate, on_choice)
     if order := attempt.better_order():
         attempt = _Attempt(request, order, measure, record, on_candidate, on_choice, attempt)
     best = attempt.run()
@@ -177,7 +179,7 @@ class _Attempt:
         on_choice: Callable[[Choice], None],
         before: _Attempt | None = None,
     ) -> None:
-        self.request = request
+        self.request = context_limit.within(request, devices)
         self.devices = devices
         self._measure = measure
         self._record = record
