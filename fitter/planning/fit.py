@@ -253,8 +253,8 @@ class _Fit:
             layouts.append(loads.record(params))
             return layouts[-1]
 
-        request, excess = context_limit.limited(request, loads.record)
-        trial = search(request, measure, record, on_candidate, choices.append)
+        searched, excess = context_limit.limited(request, loads.record)
+        trial = search(searched, measure, record, on_candidate, choices.append)
         if excess is not None:
             return Found(request, replace(trial, missing=((excess.device, excess.missing),)), excess=excess)
         if not trial.fits or request.facts is None:

@@ -207,7 +207,7 @@ def used(request: Request, found: Found) -> tuple[str, ...]:
     """What was given up of ``request`` for ``found``, a short sentence each."""
     asked, trial = request.params, found.trial
     said = [*pulled(request, trial.params)]
-    if "n_ctx" in request.fixed and trial.params.n_ctx != asked.n_ctx:
+    if "n_ctx" in request.fixed and found.excess is None and trial.params.n_ctx != asked.n_ctx:
         said.append(f"context {trial.params.n_ctx} instead of {asked.n_ctx}")
     unpaged = replace(request, host=replace(request.host, paging=False))
     if trial.fits and missing_of(unpaged, trial.breakdown, trial.devices):

@@ -77,8 +77,8 @@ class Request:
     What is to be priced has ``facts`` and ``host_speed``; without them there is no estimate. ``beside`` are devices
     that keep their margin even where nothing of the model is on them, since something else is.
 
-    ``context_limits`` has by name the largest context that a device takes in one piece, where that is less than is
-    worth having, and ``n_ctx_cap`` the one that all devices of a plan take.
+    ``context_limits`` has by name the largest context that a device takes, where that is not all there may be, and
+    ``n_ctx_cap`` the largest that can be in a plan.
     """
 
     params: Params

@@ -118,6 +118,8 @@ def search(
         trial = attempt.run()
         if _rank(trial) >= _rank(best):
             best = trial
+    if best.fits and (others := context_limit.wider(request, best.devices, best.params.n_ctx)):
+        best = max(best, attempt.on(others).run(), key=_rank)
     return _worth_their_network(attempt, best)
 
 
@@ -179,6 +181,7 @@ class _Attempt:
         on_choice: Callable[[Choice], None],
         before: _Attempt | None = None,
     ) -> None:
+        self._asked = request
         self.request = context_limit.within(request, devices)
         self.devices = devices
         self._measure = measure
@@ -199,7 +202,7 @@ class _Attempt:
 
     def on(self, devices: tuple[DeviceLimit, ...]) -> _Attempt:
         """The same search on other devices, with what does not depend on them."""
-        return _Attempt(self.request, devices, self._measure, self._record, self._on_candidate, self._on_choice, self)
+        return _Attempt(self._asked, devices, self._measure, self._record, self._on_candidate, self._on_choice, self)
 
     # what is known
 
