@@ -11,6 +11,7 @@ from fitter.errors import (
     PlanError,
     PlanWarning,
     RemoteError,
+    TimeLimitError,
     UsageError,
 )
 
@@ -65,6 +66,7 @@ __all__ = [
     "PlanWarning",
     "Price",
     "RemoteError",
+    "TimeLimitError",
     "UsageError",
     "VirtualDevice",
     "__version__",

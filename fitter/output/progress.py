@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
@@ -10,6 +11,9 @@ from fitter.output.units import dummy_loads
 
 if TYPE_CHECKING:
     from fitter.planning.request import Progress
+
+_WORTH_COUNTING = 2
+"""Seconds from which a step says how long it has taken."""
 
 
 @contextmanager
@@ -23,8 +27,8 @@ def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[
     elif stream.isatty():
         from rich.console import Console
 
-        with Console(file=stream, highlight=False, markup=False).status("reading the model") as status:
-            yield lambda step: status.update(_text(step))
+        with Console(file=stream, highlight=False, markup=False).status(_Step("reading the model")) as status:
+            yield lambda step: status.update(_Step(_text(step)))
     else:
         yield None
 
@@ -47,6 +51,18 @@ def counted(stream: IO[str], doing: str) -> Iterator[Callable[[int, int, str], N
     with Bars(*columns, console=console, transient=True) as bars:
         task = bars.add_task(doing, last="")
         yield lambda done, total, last: bars.update(task, completed=done, total=total, last=last)
+
+
+class _Step:
+    """What goes on, with the seconds that it has taken so far where those are some."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._began = time.monotonic()
+
+    def __rich__(self) -> str:
+        seconds = int(time.monotonic() - self._began)
+        return f"{self._text} ({seconds} s)" if seconds >= _WORTH_COUNTING else self._text
 
 
 def _text(step: Progress) -> str:

@@ -190,12 +190,12 @@ _LONGEST = 1e6
 """Seconds; what the system counts waits in ends at twice that."""
 
 
-def check_timeout(timeout: float) -> None:
+def check_timeout(timeout: float, what: str = "timeout") -> None:
     """Raise ``UsageError`` for a time that is none."""
     if not timeout > 0:
-        raise UsageError(f"a timeout of {timeout} seconds is too short")
+        raise UsageError(f"a {what} of {timeout} seconds is too short")
     if timeout > _LONGEST:
-        raise UsageError(f"a timeout of {timeout:g} seconds is too long: give {_LONGEST:g} or less")
+        raise UsageError(f"a {what} of {timeout:g} seconds is too long: give {_LONGEST:g} or less")
 
 
 def check_choices(objective: str, strategy: str) -> None:

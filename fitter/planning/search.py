@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from fitter.errors import LlamaCppCrashError
+from fitter.errors import LlamaCppCrashError, TimeLimitError
 from fitter.llama.types import MAX_USED_DEVICES, Breakdown, Params
 from fitter.planning import context_limit
 from fitter.planning.explain import Choice
@@ -19,6 +20,8 @@ from fitter.planning.objective import Prices
 from fitter.planning.packing import pack, pack_fastest, pack_whole
 from fitter.planning.placement import Placement, caches_on, counts_for_split, merged, overrides_of, weights_on
 from fitter.planning.request import SHARED_ROW, DeviceLimit, Measure, Record, Request
+
+_T = TypeVar("_T")
 
 _MAX_CORRECTIONS = 12
 _MAX_CONTEXTS = 40
@@ -88,8 +91,21 @@ def search(
 
     ``on_candidate`` is told of what may turn out to be the answer, as soon as that can be said, ``on_choice`` of what
     was chosen over what by its price. Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters
-    is an answer too.
+    is an answer too. A time limit is raised where nothing that fits was found before; else it is the best so far.
     """
+    try:
+        return _search(request, measure, record, on_candidate, on_choice)
+    except _CutShort as cut:
+        return cut.best
+
+
+def _search(
+    request: Request,
+    measure: Measure,
+    record: Record,
+    on_candidate: Callable[[Params], None],
+    on_choice: Callable[[Choice], None],
+) -> Trial:
     devices = context_limit.usable(request, _largest(request))
     attempt = _Attempt(request, devices, measure, record, on_candidate, on_choice)
     if order := attempt.better_order():
@@ -155,6 +171,14 @@ def _rank(trial: Trial) -> tuple[bool, int, int, float]:
     return trial.fits, -trial.deficit, trial.params.n_ctx, worth
 
 
+class _CutShort(Exception):
+    """The time limit was reached, with something that fits."""
+
+    def __init__(self, best: Trial) -> None:
+        super().__init__()
+        self.best = best
+
+
 def missing_of(request: Request, breakdown: Breakdown, devices: Sequence[DeviceLimit]) -> tuple[tuple[str, int], ...]:
     """What each device and the host lack of their margin, those that lack nothing left out."""
     occupied = {device.name for device in request.beside}
@@ -217,9 +241,17 @@ class _Attempt:
     def _recorded(self, n_ctx: int) -> tuple[Unit, ...]:
         if n_ctx not in self._units:
             request = self.request
-            layout = self._record(replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
+            layout = self._asked_of(self._record, replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
             self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, request.pinned)
         return self._units[n_ctx]
+
+    def _asked_of(self, llama: Callable[[Params], _T], params: Params) -> _T:
+        try:
+            return llama(params)
+        except TimeLimitError as error:
+            if self._best is None:
+                raise
+            raise _CutShort(self._best) from error
 
     def prices(self) -> Prices:
         """Prices on these devices; what a token takes in the cache is the same at every context."""
@@ -266,7 +298,7 @@ class _Attempt:
         """Measure a placement, or remember that it was."""
         params = self._params(placement, n_ctx)
         if params not in self._trials:
-            breakdown = self._measure(params)
+            breakdown = self._asked_of(self._measure, params)
             missing = missing_of(self.request, breakdown, self.devices)
             # where nothing was recorded there is nothing to choose between
             seconds = self.prices().seconds(placement) if self._is_priced and self._units else None
