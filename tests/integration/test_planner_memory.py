@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fitter
-from fitter.errors import LlamaCppCrashError
+from fitter.errors import LlamaCppCrashError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice
 from tests import shapes
@@ -179,3 +179,19 @@ def test_a_context_of_many_sequences_that_no_memory_holds_is_not_loaded(director
     plan = fitter.fit(model, gpus=["6x rx-7900-xtx"], n_seq_max=256)
     assert plan.fits and plan.params.n_ctx == 2621440
     assert max(peaks) < 2 * MOST
+
+
+def test_the_time_limit_of_a_whole_fit(directory: Path) -> None:
+    model = shapes.write("llama-3.1-8b", directory, vocab=False)
+    with pytest.raises(TimeLimitError, match="time limit") as caught:
+        fitter.fit(model, gpus=["16GiB"], time_limit=0.001)
+    assert "\n" not in str(caught.value) and caught.value.exit_code == 3
+    with Worker() as worker:
+        with pytest.raises(TimeLimitError):
+            fitter.fit(model, gpus=["16GiB"], time_limit=0.001, worker=worker)
+        # a worker that is given is as it was before
+        plan = fitter.fit(model, gpus=["16GiB"], worker=worker)
+    assert plan.fits and not plan.search.is_cut_short
+    assert fitter.fit(model, gpus=["16GiB"], time_limit=100).params == plan.params
+    with pytest.raises(UsageError, match="a time limit of 0 seconds is too short"):
+        fitter.fit(model, gpus=["16GiB"], time_limit=0)

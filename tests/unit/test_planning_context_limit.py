@@ -1,4 +1,4 @@
-"""Contexts that a device refuses, or that no memory can hold: never asked about, and the largest of the rest is found."""
+"""Contexts that a device refuses or no memory can hold: never asked about, and the largest of the rest is found."""
 
 from __future__ import annotations
 
