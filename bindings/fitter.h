@@ -316,6 +316,14 @@ int32_t fitter_allocations_rows(fitter_row_t * rows, int32_t n);
 bool fitter_host_untouched_begin(void);
 void fitter_host_untouched_end(void);
 
+// ---- libfitter-cells: caches without their cells
+
+// From the first on, until the second, the cells of a KV cache that the calling thread makes take next to no memory; a
+// cache has n_cells of them for each of its streams. Only for one that nothing is ever computed with, and only where the
+// library was opened before libllama and for all: else nothing is different.
+void fitter_cells_begin(uint64_t n_cells);
+void fitter_cells_end(void);
+
 // cdef: end
 
 #pragma GCC visibility pop

@@ -675,6 +675,7 @@ class _Dummy:
         self._adapters: Adapters | None = None
         info = _model_info(library, self.model)
         self._all_layers = info.n_layer + info.n_layer_nextn + 1
+        self._n_ctx_train = info.n_ctx_train
         self._n_gpu_layers = self._layers(params.n_gpu_layers)
 
     def has_layers(self, n_gpu_layers: int) -> bool:
@@ -689,7 +690,7 @@ class _Dummy:
         context_params = self._llama.llama_context_default_params()
         _apply_context(params, context_params)
         # llama.cpp allocates and clears recurrent states and outputs even where it allocates nothing else
-        with untouched():
+        with untouched(self._cells(params)):
             context = self._llama.llama_init_from_model(self.model, context_params)
         if not context:
             raise failure(self.name, "llama.cpp cannot make a context")
@@ -697,6 +698,11 @@ class _Dummy:
             yield context
         finally:
             self._llama.llama_free(context)
+
+    def _cells(self, params: Params) -> int:
+        """Tokens that each stream of the KV cache has room for."""
+        n_ctx = _padded(params.n_ctx or self._n_ctx_train)
+        return n_ctx if params.kv_unified else _padded(n_ctx // params.n_seq_max)
 
     def apply(self, lora: Sequence[Lora], context: Any) -> tuple[tuple[Row, ...], ...]:
         """What the adapters take beside the model; ``context``'s compute is then with them."""
@@ -718,6 +724,11 @@ class _Dummy:
         adapters, self._adapters = self._adapters, None
         if adapters is not None:
             adapters.free()
+
+
+def _padded(n_ctx: int) -> int:
+    """A context as llama.cpp rounds it."""
+    return -(-n_ctx // 256) * 256
 
 
 class Adapters:

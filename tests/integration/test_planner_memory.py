@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import fitter
 from fitter.errors import LlamaCppCrashError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
-from fitter.llama.types import Params, VirtualDevice
+from fitter.llama.types import Breakdown, Params, VirtualDevice
 from tests import shapes
 
 GIB, MIB = 2**30, 2**20
@@ -179,6 +180,44 @@ def test_a_context_of_many_sequences_that_no_memory_holds_is_not_loaded(director
     plan = fitter.fit(model, gpus=["6x rx-7900-xtx"], n_seq_max=256)
     assert plan.fits and plan.params.n_ctx == 2621440
     assert max(peaks) < 2 * MOST
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="llama.cpp allocates them by itself elsewhere")
+@pytest.mark.parametrize(
+    "params",
+    [
+        Params(n_ctx=10 * 2**20, devices=()),
+        Params(n_ctx=10 * 2**20),
+        Params(n_ctx=16 * 2**20, n_seq_max=64),
+        Params(n_ctx=16 * 2**20, n_seq_max=64, kv_unified=True, offload_kqv=False),
+    ],
+    ids=["one sequence", "on a device", "64 sequences", "one cache for 64"],
+)
+def test_cells_of_a_huge_cache_take_no_memory(directory: Path, params: Params) -> None:
+    """52 bytes a token, of which 4 stay. They are mapped many times, so that it is the share of each that counts."""
+    model = shapes.write("llama-3.1-8b", directory, vocab=False)
+    with Worker(cards(1, 5000, "cuda")) as worker:
+        small = worker.measure(model, replace(params, n_ctx=params.n_ctx // 64, n_seq_max=1))
+        taken = [share_of(worker)]
+        worker.begin_measure(model, params)
+        while worker.busy:
+            taken.append(share_of(worker))
+        large = worker.finish_measure()
+    assert max(taken) < 130 * MIB
+    assert 52 * params.n_ctx > 500 * MIB
+
+    def caches(found: Breakdown) -> int:
+        return sum(row.context for row in found.rows)
+
+    assert caches(large) == 64 * caches(small)
+
+
+def share_of(worker: Worker) -> int:
+    assert worker._child is not None
+    rollup = Path(f"/proc/{worker._child._process.pid}/smaps_rollup").read_text()
+    found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.M)
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 def test_the_time_limit_of_a_whole_fit(directory: Path) -> None:
