@@ -31,7 +31,7 @@ constexpr int    n_kinds = 4;
 // Starts with a cell wherever it is repeated: a multiple of every size of a cell, and of a page.
 constexpr size_t window = 64 * page * 3;
 
-constexpr uint64_t least_cells = 1 << 16;  // below that they are no more than some MiB
+constexpr uint64_t least_cells = 1 << 13;  // below that there is little to gain
 constexpr size_t   most_pieces = 30000;    // the system lets a process have 65530 mappings
 constexpr size_t   own_pieces  = 2000;     // of one array: a larger one has larger windows
 
