@@ -1,5 +1,5 @@
 // Counts what llama.cpp's libraries allocate, and can keep them from doing it: for the time of a question every buffer
-// type of ggml's registry allocates through here.
+// type of ggml's registry allocates through here, or the CPU's alone.
 //
 // Beside virtual.cpp the only file that knows ggml-backend-impl.h, which upstream may change at any time.
 
@@ -172,7 +172,79 @@ void replace(allocation_state & all, ggml_backend_buffer_type_t buffer_type) {
     }
 }
 
+// ---- buffers of the CPU that take no memory until something other than zeros is written to them
+
+// llama.cpp clears what it has allocated, which for an ordinary buffer is to take all of its memory.
+void untouched_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    range * held = static_cast<range *>(buffer->context);
+    if (value != 0 || madvise(held->base, held->size, MADV_DONTNEED) != 0) {
+        std::memset(held->base, value, held->size);
+    }
+}
+
+void untouched_memset(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    std::memset(static_cast<char *>(tensor->data) + offset, value, size);
+}
+
+void untouched_set(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
+}
+
+void untouched_get(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
+}
+
+bool untouched_copy(ggml_backend_buffer_t, const ggml_tensor * from, ggml_tensor * to) {
+    if (!ggml_backend_buffer_is_host(from->buffer)) {
+        return false;
+    }
+    std::memcpy(to->data, from->data, ggml_nbytes(from));
+    return true;
+}
+
+const ggml_backend_buffer_i untouched_interface = {
+    /* .free_buffer   = */ range_free,
+    /* .get_base      = */ range_base,
+    /* .init_tensor   = */ nullptr,
+    /* .memset_tensor = */ untouched_memset,
+    /* .set_tensor    = */ untouched_set,
+    /* .get_tensor    = */ untouched_get,
+    /* .set_tensor_2d = */ nullptr,
+    /* .get_tensor_2d = */ nullptr,
+    /* .cpy_tensor    = */ untouched_copy,
+    /* .clear         = */ untouched_clear,
+    /* .reset         = */ nullptr,
+};
+
+ggml_backend_buffer_t alloc_untouched(ggml_backend_buffer_type_t buffer_type, size_t size) {
+    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *        base  = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (base == MAP_FAILED) {
+        return nullptr;
+    }
+    return ggml_backend_buffer_init(buffer_type, untouched_interface, new range{base, size}, size);
+}
+
+alloc_function cpu_alloc = nullptr;  // the CPU's own, while it is replaced
+
 }  // namespace
+
+bool fitter_host_untouched_begin(void) {
+    ggml_backend_buffer_type_t cpu = ggml_backend_cpu_buffer_type();
+    if (cpu_alloc != nullptr) {
+        return false;
+    }
+    cpu_alloc               = cpu->iface.alloc_buffer;
+    cpu->iface.alloc_buffer = alloc_untouched;
+    return true;
+}
+
+void fitter_host_untouched_end(void) {
+    if (cpu_alloc != nullptr) {
+        ggml_backend_cpu_buffer_type()->iface.alloc_buffer = cpu_alloc;
+        cpu_alloc                                          = nullptr;
+    }
+}
 
 bool fitter_allocations_begin(bool really) {
     allocation_state &          all = state();

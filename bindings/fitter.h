@@ -73,6 +73,7 @@ typedef struct {
     uint64_t     free;
     void *       buffer_type;      // default buffer type, ggml_backend_buffer_type_t, or NULL
     const char * buffer_type_name;
+    uint64_t     largest_tensor;   // bytes of the largest tensor that it computes with, 0 where it names no limit
 } fitter_device_t;
 
 // Devices in the order of ggml's registry. Strings live as long as the device keeps its description.
@@ -308,6 +309,20 @@ void fitter_allocations_end(void);
 // really, all that was allocated, as model bytes. The host has no device. Writes at most n rows and returns how many
 // there are.
 int32_t fitter_allocations_rows(fitter_row_t * rows, int32_t n);
+
+// From the first on, each buffer of ordinary host memory (the CPU's buffer type, and what takes its buffers) is a range
+// of addresses that takes memory only where something other than zeros is written; until the second. They can be freed
+// later. False where it has begun already.
+bool fitter_host_untouched_begin(void);
+void fitter_host_untouched_end(void);
+
+// ---- libfitter-cells: caches without their cells
+
+// From the first on, until the second, the cells of a KV cache that the calling thread makes take next to no memory; a
+// cache has n_cells of them for each of its streams. Only for one that nothing is ever computed with, and only where the
+// library was opened before libllama and for all: else nothing is different.
+void fitter_cells_begin(uint64_t n_cells);
+void fitter_cells_end(void);
 
 // cdef: end
 

@@ -26,7 +26,9 @@ size_t max_memory_allocation_size(const limits & limits) {
 
 size_t max_buffer_size(const limits & limits) {
     static const char * const forced = std::getenv("GGML_VK_FORCE_MAX_BUFFER_SIZE");
-    return forced == nullptr ? limits.maxBufferSize : std::strtoull(forced, nullptr, 10);
+    // Without a limit is the recorder, which is no device of Vulkan's.
+    const bool is_limited = limits.maxBufferSize != SIZE_MAX;
+    return forced == nullptr || !is_limited ? limits.maxBufferSize : std::strtoull(forced, nullptr, 10);
 }
 
 size_t suballocation_block_size(const limits & limits) {

@@ -22,12 +22,14 @@
 #include "fitter.h"
 #include "ggml-backend-impl.h"
 #include "profile.h"
+#include "vulkan_limits.h"
 
 namespace {
 
 using fitter::description;
 using fitter::max_devices;
 using fitter::profile;
+namespace vulkan = fitter::vulkan;
 
 // A device of the registry. ggml keeps pointers to it, so what it describes can change but it stays where it is.
 struct slot {
@@ -51,6 +53,10 @@ struct backend_state {
     size_t                                      n_used     = 0;      // slots that are described
     bool                                        configured = false;  // by a program, not by the environment
     bool                                        ready      = false;  // slots and registration are built
+    // What the recorder behaves as, and that without the sizes that a driver allows: it tells how large a tensor would be.
+    const profile *  recorded        = nullptr;
+    profile          recorder        = {};
+    vulkan::limits   recorder_limits = {};
     ggml_backend_reg                            registration = {};
 
     std::mutex           record_mutex   = {};
@@ -331,7 +337,8 @@ ggml_backend_t device_init_backend(ggml_backend_dev_t device, const char *) {
 ggml_backend_buffer_type_t device_get_buffer_type(ggml_backend_dev_t device) { return &slot_of(device).buffer_type; }
 
 ggml_backend_buffer_type_t device_get_host_buffer_type(ggml_backend_dev_t device) {
-    const auto found = state().hosts.find(slot_of(device).described.profile);
+    const profile * own   = slot_of(device).described.profile;
+    const auto      found = state().hosts.find(own == &state().recorder ? state().recorded : own);
     return found == state().hosts.end() ? nullptr : &found->second.buffer_type;
 }
 
@@ -422,9 +429,18 @@ void build() {
 void describe(const std::vector<description> & devices) {
     build();
     backend_state & backend = state();
+    backend.recorded                = devices.empty() ? &fitter::cuda_profile : devices[0].profile;
+    backend.recorder                = *backend.recorded;
+    backend.recorder.largest_buffer = nullptr;
+    if (backend.recorded->vulkan != nullptr) {
+        backend.recorder_limits                       = *backend.recorded->vulkan;
+        backend.recorder_limits.maxStorageBufferRange = SIZE_MAX;
+        backend.recorder_limits.maxBufferSize         = SIZE_MAX;
+        backend.recorder.vulkan                       = &backend.recorder_limits;
+    }
     for (size_t i = 0; i < backend.slots.size(); i++) {
         description unused;
-        unused.profile = devices.empty() ? &fitter::cuda_profile : devices[0].profile;
+        unused.profile = i == recorder_index ? &backend.recorder : backend.recorded;
         unused.name    = i == recorder_index ? "Recorder" : "unused" + std::to_string(i);
         // Some profiles' largest buffer is a share of the memory, and the recorder has to hold any model whole.
         unused.total = unused.free = uint64_t{1} << 50;
@@ -440,6 +456,9 @@ void describe(const std::vector<description> & devices) {
     }
     for (slot & entry : backend.slots) {
         const profile * kind = entry.described.profile;
+        if (kind == &backend.recorder) {
+            kind = backend.recorded;
+        }
         if (kind->host_buffer_type == nullptr) {
             continue;
         }

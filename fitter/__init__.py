@@ -12,6 +12,7 @@ from fitter.errors import (
     PlanError,
     PlanWarning,
     RemoteError,
+    TimeLimitError,
     UsageError,
 )
 
@@ -67,6 +68,7 @@ __all__ = [
     "PlanWarning",
     "Price",
     "RemoteError",
+    "TimeLimitError",
     "UsageError",
     "VirtualDevice",
     "__version__",

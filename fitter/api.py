@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -202,6 +203,7 @@ def fit(
     rpc_bandwidth: float | str | Sequence[float | str] | None = None,
     skeleton: bool = True,
     timeout: float = DEFAULT_TIMEOUT,
+    time_limit: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[str], None] | None = None,
     worker: Worker | None = None,
@@ -240,8 +242,10 @@ def fit(
 
     The search loads a copy of the header without the tokenizer, unless ``skeleton`` is false; the plan is measured on
     ``model`` itself either way.
-    ``timeout``: seconds for one dummy load. ``on_log`` gets every line of llama.cpp's log. A ``worker`` that is given
-    is used and stays open, for many fits in a row; it is told of ``gpus`` anew.
+    ``timeout``: seconds for one dummy load. ``time_limit``: seconds for the whole search; the best plan that fits by
+    then is confirmed, which is one load more, and its ``search.is_cut_short``. ``on_log`` gets every line of
+    llama.cpp's log. A ``worker`` that is given is used and stays open, for many fits in a row; it is told of ``gpus``
+    anew.
 
     ``embedding`` plans for ``Llama(embedding=True)``: unless they are set, a micro batch as large as the batch, and 256
     sequences with one cache.
@@ -249,12 +253,16 @@ def fit(
     The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
 
     Raises ``UsageError`` (a parameter makes no sense), ``ModelError`` (the model cannot be read), ``LlamaCppError``
-    (llama.cpp refused, crashed or hung), ``LibraryError`` (libllama is missing or another one), ``RemoteError`` (an
-    rpc-server cannot be used).
+    (llama.cpp refused, crashed or hung), ``TimeLimitError`` (nothing that fits was found within ``time_limit``),
+    ``LibraryError`` (libllama is missing or another one), ``RemoteError`` (an rpc-server cannot be used).
     """
     # before there is anything else
     words = {name: value for name, value in locals().items() if name not in ("model", "worker")}
+    started = time.monotonic()
     check_timeout(timeout)
+    if time_limit is not None:
+        check_timeout(time_limit, "time limit")
+    deadline = None if time_limit is None else started + time_limit
     check_split_mode(split_mode)
     check_choices(objective, strategy)
     check_pins(n_gpu_layers, tensor_split)
@@ -315,6 +323,8 @@ def fit(
             worker.start()
         else:
             worker.configure(virtual, library, rpc)
+        stack.callback(setattr, worker, "deadline", worker.deadline)
+        worker.deadline = deadline
         # Each process that asks a real device takes some of its memory, so those are for one process only. An
         # rpc-server even talks to one process only, and lets others wait.
         is_shared = is_own and library is None and bool(gpus) and not rpc
@@ -407,7 +417,7 @@ def fit(
             request.speeds,
         )
         report = on_progress or (lambda _: None)
-        data = planning.fit(request, _summary(opened), llama, report, bool(gpus), shared, others)
+        data = planning.fit(request, _summary(opened), llama, report, bool(gpus), shared, others, deadline)
         if margin is not None:
             check_margins(limits, data.problems)
         for each in filter(None, (worker if is_own else None, second)):
@@ -485,6 +495,9 @@ def _llama(
     def shared_loads() -> int:
         return drafts.loads if drafts else 0
 
+    def until(deadline: float | None) -> None:
+        worker.deadline = deadline
+
     return planning.Llama(
         own=planning.Loads(
             lambda params: worker.measure(path, params, reserve=True), lambda params: worker.layout(path, params)
@@ -495,6 +508,7 @@ def _llama(
         else None,
         beside=beside,
         shared_loads=shared_loads,
+        until=until,
     )
 
 

@@ -57,6 +57,10 @@ class LlamaCppCrashError(LlamaCppError):
     """llama.cpp ended its process: a crash, or one of its own aborts."""
 
 
+class TimeLimitError(FitterError):
+    """The time that a whole fit has was over before a plan that fits was found."""
+
+
 class RemoteError(FitterError):
     """An rpc-server cannot be reached, is none, speaks another protocol, or has gone while it was used."""
 

@@ -574,11 +574,22 @@ verification_options = stacked(
 
 catalogue_option = _flag(_DEVICES, "catalogue", "--catalogue", help="The GPUs that --gpu knows, with sources.")
 
+time_limit_option = _option(
+    _DEVICES,
+    "time_limit",
+    "--time-limit",
+    type=float,
+    metavar="SECONDS",
+    help="What the whole search has; the best plan that fits by then is confirmed, with one load more, and printed. "
+    "[default: as long as it takes]",
+)
+
 limit_options = stacked(
     gpu_option,
     profile_option,
     rpc_options,
     timeout_option,
+    time_limit_option,
     _option(
         _DEVICES,
         "margin",

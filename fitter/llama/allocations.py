@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -49,3 +50,23 @@ def counted(really: bool = False) -> Iterator[Allocations]:
             )
             for row in rows[0:count]
         )
+
+
+@contextmanager
+def untouched(n_cells: int = 0) -> Iterator[None]:
+    """Let buffers of host memory that are made meanwhile take none until something other than zeros is in them.
+
+    They can be freed afterwards. Not for two at once, and never for a load that computes. Nor do cells of a KV cache
+    take much, where it has ``n_cells`` for each of its streams, and this process was made for planning.
+    """
+    backend, cells = native.open_backend(), native.cells()
+    if not backend.fitter_host_untouched_begin():
+        raise LlamaCppError("host memory is replaced already")
+    if cells is not None:
+        cells.fitter_cells_begin(ctypes.c_uint64(n_cells))
+    try:
+        yield
+    finally:
+        if cells is not None:
+            cells.fitter_cells_end()
+        backend.fitter_host_untouched_end()

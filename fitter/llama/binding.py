@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama import library as native
 from fitter.llama.ahead import MAX_HELD_OVERRIDES, Ahead, TensorBuftOverride, identity
-from fitter.llama.allocations import counted
+from fitter.llama.allocations import counted, untouched
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     MAX_DEVICES,
@@ -159,6 +159,7 @@ def _device(library: native.Library, out: Any) -> Device:
             free=int(out.free),
             virtual=backend == "fitter",
             buffer_type=library.text(out.buffer_type_name),
+            largest_tensor=int(out.largest_tensor) or None,
         ),
         device_id=library.text(out.device_id),
         address=library.address(out.device),
@@ -675,6 +676,7 @@ class _Dummy:
         self._adapters: Adapters | None = None
         info = _model_info(library, self.model)
         self._all_layers = info.n_layer + info.n_layer_nextn + 1
+        self._n_ctx_train = info.n_ctx_train
         self._n_gpu_layers = self._layers(params.n_gpu_layers)
 
     def has_layers(self, n_gpu_layers: int) -> bool:
@@ -688,13 +690,20 @@ class _Dummy:
     def context(self, params: Params) -> Iterator[Any]:
         context_params = self._llama.llama_context_default_params()
         _apply_context(params, context_params)
-        context = self._llama.llama_init_from_model(self.model, context_params)
+        # llama.cpp allocates and clears recurrent states and outputs even where it allocates nothing else
+        with untouched(self._cells(params)):
+            context = self._llama.llama_init_from_model(self.model, context_params)
         if not context:
             raise failure(self.name, "llama.cpp cannot make a context")
         try:
             yield context
         finally:
             self._llama.llama_free(context)
+
+    def _cells(self, params: Params) -> int:
+        """Tokens that each stream of the KV cache has room for."""
+        n_ctx = _padded(params.n_ctx or self._n_ctx_train)
+        return n_ctx if params.kv_unified else _padded(n_ctx // params.n_seq_max)
 
     def apply(self, lora: Sequence[Lora], context: Any) -> tuple[tuple[Row, ...], ...]:
         """What the adapters take beside the model; ``context``'s compute is then with them."""
@@ -716,6 +725,11 @@ class _Dummy:
         adapters, self._adapters = self._adapters, None
         if adapters is not None:
             adapters.free()
+
+
+def _padded(n_ctx: int) -> int:
+    """A context as llama.cpp rounds it."""
+    return -(-n_ctx // 256) * 256
 
 
 class Adapters:

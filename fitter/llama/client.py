@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter import errors
-from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, RemoteError
+from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, RemoteError, TimeLimitError
 from fitter.llama import process, wire
 from fitter.llama.types import (
     Breakdown,
@@ -51,7 +51,8 @@ class Worker:
 
     With ``library``, the virtual devices are cards of that CUDA backend instead of a profile's.
     For one thread at a time; several workers may live at once. It starts with the first question, and again after a
-    crash. Questions raise ``LlamaCppError`` if llama.cpp fails, crashes or takes longer than ``timeout`` seconds.
+    crash. Questions raise ``LlamaCppError`` if llama.cpp fails, crashes or takes longer than ``timeout`` seconds, and
+    ``TimeLimitError`` from ``deadline`` (on the monotonic clock) on.
     ``on_log`` is called with each line that llama.cpp logged, once a question is answered. ``rpc`` names rpc-servers
     (``host:port``) whose devices stand before the others; one that cannot be used raises ``RemoteError``.
     """
@@ -65,6 +66,7 @@ class Worker:
         on_log: Callable[[str], None] | None = None,
         rpc: str | Sequence[str] = (),
     ) -> None:
+        self.deadline: float | None = None
         self._description = describe(virtual_devices)
         self._library = library
         self._rpc = _servers(rpc)
@@ -309,13 +311,18 @@ class Worker:
         return child
 
     def _answer(self, child: _Child, command: str, arguments: dict[str, Any]) -> Any:
+        if self._is_late():
+            raise _late(command)
         self._send(child, command, arguments)
         return self._finish()
 
     def _send(self, child: _Child, command: str, arguments: dict[str, Any], is_opening: bool = False) -> None:
         request = {"command": command, "arguments": wire.encode(arguments), "log": self._on_log is not None}
         is_long = command != "header" and isinstance(arguments.get("path"), str)
-        begun = _Begun(child, command, time.monotonic() + self._patience, is_opening, is_long)
+        deadline = time.monotonic() + self._patience
+        if self.deadline is not None:
+            deadline = min(deadline, self.deadline)
+        begun = _Begun(child, command, deadline, is_opening, is_long)
         self._begun.append(begun)
         with self._telling(begun):
             child.send(request, begun.deadline)
@@ -358,14 +365,19 @@ class Worker:
             yield
         except _TimeoutError:
             log = self._kill()
+            if self._is_late():
+                raise _late(begun.command) from None
             self._check_servers(begun.command, log)
             raise LlamaCppError(
-                f"llama.cpp did not answer '{begun.command}' within {self._patience:g} seconds", log
+                f"llama.cpp did not answer '{begun.command}' within {self._patience:g} seconds (--timeout)", log
             ) from None
         except _EndedError as ended:
             log = self._kill()
             self._check_servers(begun.command, log)
             raise LlamaCppCrashError(_crash_message(begun.command, ended.status, log), log) from None
+
+    def _is_late(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
 
     @property
     def _farewell(self) -> float:
@@ -409,6 +421,10 @@ def _servers(rpc: str | Sequence[str]) -> tuple[str, ...]:
 def _decoded(kind: type[_T], value: Any) -> _T:
     decoded: _T = wire.decode(kind, value)
     return decoded
+
+
+def _late(command: str) -> TimeLimitError:
+    return TimeLimitError(f"no plan was found within the time limit, which ended during '{command}': allow more of it")
 
 
 def _model(path: str | os.PathLike[str] | Skeleton) -> str | Skeleton:

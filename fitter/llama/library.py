@@ -27,6 +27,7 @@ LLAMA_CPP_PYTHON_VERSION = "0.3.36"
 _LIBFITTER = "libfitter.so"
 _BACKEND = "libggml-fitter.so"
 _CUDART = "libfitter-cudart.so"
+_CELLS = "libfitter-cells.so"
 _DECLARATIONS = "fitter.llama._declarations"
 
 
@@ -183,12 +184,25 @@ def register_virtual(description: str) -> bool:
     return _registered
 
 
+_cells: Any = None
+
+
+def cells() -> Any:
+    """The functions that keep cells of a KV cache out of memory, ``None`` where this process cannot have that."""
+    return _cells
+
+
 @functools.cache
 def load_only_bindings() -> None:
     """Let this process import llama-cpp-python's bindings without what ``Llama`` needs: numpy, jinja2 and more.
 
-    Its package stays empty here, apart from the version: only for a process that nobody else uses.
+    Its package stays empty here, apart from the version: only for a process that nobody else uses. In that one, the
+    cells of a KV cache that is only planned take next to no memory.
     """
+    global _cells
+    with contextlib.suppress(LibraryError, OSError):
+        # before libllama, so that it allocates with this
+        _cells = ctypes.CDLL(str(_find(_CELLS)), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.submodule_search_locations is None:
         # Loading says so.

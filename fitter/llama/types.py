@@ -95,7 +95,8 @@ class Skeleton:
 class DeviceInfo:
     """A device as ggml reports it. ``type`` is ``gpu``, ``igpu``, ``accel`` or ``cpu``; memory in bytes.
 
-    ``buffer_type`` is the name of its default buffer type, where ggml has one for it.
+    ``buffer_type`` is the name of its default buffer type, where ggml has one for it. ``largest_tensor``: bytes of the
+    largest tensor that it computes with, where it has such a limit.
     """
 
     name: str
@@ -106,6 +107,7 @@ class DeviceInfo:
     free: int
     virtual: bool = False
     buffer_type: str | None = None
+    largest_tensor: int | None = None
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ def to_dict(plan: PlanData) -> dict[str, Any]:
             "dummy_loads": plan.search.dummy_loads,
             "shared_loads": plan.search.shared_loads,
             "seconds": round(plan.search.seconds, 3),
+            "cut_short": plan.search.is_cut_short,
         },
         "problems": [_problem(problem) for problem in plan.problems],
     }

@@ -257,4 +257,9 @@ def _shared(entry: _Entry) -> SharedUse:
 
 
 def _search(entry: _Entry) -> Search:
-    return Search(entry["dummy_loads"].whole(), entry["seconds"].number(), entry["shared_loads"].whole())
+    return Search(
+        entry["dummy_loads"].whole(),
+        entry["seconds"].number(),
+        entry["shared_loads"].whole(),
+        entry["cut_short"].flag(),
+    )

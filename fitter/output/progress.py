@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
@@ -10,7 +11,12 @@ from fitter.output.units import dummy_loads
 from fitter.text import printable
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from fitter.planning.request import Progress
+
+_WORTH_COUNTING = 2
+"""Seconds from which a step says how long it has taken."""
 
 
 @contextmanager
@@ -23,10 +29,9 @@ def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[
         yield lambda step: print(_text(step), file=stream, flush=True)
     elif stream.isatty():
         from rich.console import Console
-        from rich.text import Text
 
-        with Console(file=stream, highlight=False, markup=False).status("reading the model") as status:
-            yield lambda step: status.update(Text(_text(step)))
+        with Console(file=stream, highlight=False, markup=False).status(_Step("reading the model")) as status:
+            yield lambda step: status.update(_Step(_text(step)))
     else:
         yield None
 
@@ -54,6 +59,20 @@ def counted(stream: IO[str], doing: str) -> Iterator[Callable[[int, int, str], N
     with Bars(*columns, console=console, transient=True) as bars:
         task = bars.add_task(doing, last="")
         yield lambda done, total, last: bars.update(task, completed=done, total=total, last=last)
+
+
+class _Step:
+    """What goes on, with the seconds that it has taken so far where those are some."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._began = time.monotonic()
+
+    def __rich__(self) -> RenderableType:
+        from rich.text import Text
+
+        seconds = int(time.monotonic() - self._began)
+        return Text(f"{self._text} ({seconds} s)" if seconds >= _WORTH_COUNTING else self._text)
 
 
 def _text(step: Progress) -> str:

@@ -86,6 +86,8 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
     if plan.search.shared_loads:
         loads += f" and {plan.search.shared_loads} of what shares the memory"
     parts.append(Text(f"measured with {loads} in {plan.search.seconds:.1f} s", style="dim"))
+    if plan.search.is_cut_short:
+        parts.append(Text("the time limit ended the search: there may be a better plan"))
     return Group(*parts)
 
 

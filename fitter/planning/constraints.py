@@ -278,7 +278,15 @@ def device_limits(
         if size < 0:
             raise UsageError(f"a margin of {size // MIB} MiB is negative: it is what must stay free")
     return tuple(
-        DeviceLimit(device.name, device.description, device.total, device.free, size, device.buffer_type or device.name)
+        DeviceLimit(
+            device.name,
+            device.description,
+            device.total,
+            device.free,
+            size,
+            device.buffer_type or device.name,
+            device.largest_tensor,
+        )
         for device, size in zip(devices, margins, strict=True)
     )
 

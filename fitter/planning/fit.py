@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from fitter.errors import LlamaCppError
+from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params, Row
+from fitter.planning import context_limit
+from fitter.planning.context_limit import Excess
 from fitter.planning.explain import Choice
 from fitter.planning.levers import Found, changes, improve, pulled, used
 from fitter.planning.objective import objective_seconds
@@ -17,6 +19,8 @@ from fitter.planning.pricing import bound_of, price_placement, reasons_of
 from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record, Request
 from fitter.planning.search import Trial, search
 from fitter.planning.shared import Shared, beyond, draft_seconds, lacking, lowered, remembered, taken
+
+_T = TypeVar("_T")
 
 OnProgress = Callable[[Progress], None]
 OnCandidate = Callable[[Params], None]
@@ -57,6 +61,7 @@ class Llama:
 
     ``own`` loads the user's file, ``skeleton`` a copy of its header that loads faster, ``beside`` the user's file in a
     second process. ``dummy_loads`` tells how often the model was loaded, ``shared_loads`` how often others were.
+    ``until`` is told when asking has to end with a ``TimeLimitError``, ``None`` where it need not.
     """
 
     own: Loads
@@ -64,6 +69,7 @@ class Llama:
     skeleton: Loads | None = None
     beside: Beside | None = None
     shared_loads: Callable[[], int] = lambda: 0
+    until: Callable[[float | None], None] = lambda deadline: None
 
 
 def fit(
@@ -74,14 +80,17 @@ def fit(
     virtual: bool,
     shared: Sequence[Shared] = (),
     others: Sequence[DeviceLimit] = (),
+    deadline: float | None = None,
 ) -> PlanData:
     """The plan for ``request``, measured on the user's own file. Raises what asking llama.cpp raises.
 
     ``shared`` is what shares the memory: of several choices the plan has the best one. ``others`` are devices for that
-    alone.
+    alone. At ``deadline`` (on the monotonic clock) the search ends: what it has found that fits is then confirmed, and
+    where that is nothing, ``TimeLimitError`` is raised.
     """
     started = time.monotonic()
-    found, chosen, breakdown, uses = _Fit(request, llama, on_progress, shared, others).run()
+    running = _Fit(request, llama, on_progress, shared, others, deadline)
+    found, chosen, breakdown, uses = running.run()
     trial = found.trial
     loads = llama.dummy_loads()
     on_progress(Progress(loads, "done"))
@@ -94,8 +103,8 @@ def fit(
         breakdown=breakdown,
         devices=devices,
         host=host,
-        search=Search(loads, time.monotonic() - started, llama.shared_loads()),
-        problems=_problems(found.request, trial, devices, host),
+        search=Search(loads, time.monotonic() - started, llama.shared_loads(), running.is_cut_short),
+        problems=_problems(found.request, trial, devices, host, found.excess),
         n_layer=request.n_layer,
         virtual=virtual,
         estimate=found.price,
@@ -136,7 +145,11 @@ class _Fit:
         on_progress: OnProgress,
         shared: Sequence[Shared],
         others: Sequence[DeviceLimit],
+        deadline: float | None,
     ) -> None:
+        self.is_cut_short = False
+        self._deadline = deadline
+        self._doing, self._since = "", time.monotonic()
         self._request = request
         self._llama = llama
         self._on_progress = on_progress
@@ -147,6 +160,16 @@ class _Fit:
 
     def run(self) -> tuple[Found, _Choice, Breakdown, tuple[SharedUse, ...]]:
         """The best plan, what shares its memory and why so, and what both take on the user's own files."""
+        try:
+            return self._run()
+        except TimeLimitError:
+            seconds = time.monotonic() - self._since
+            raise TimeLimitError(
+                f"no plan that fits was found within the time limit; for its last {seconds:.1f} seconds this went on: "
+                f"{self._doing}; allow more time with --time-limit, or set more of the plan, such as -c"
+            ) from None
+
+    def _run(self) -> tuple[Found, _Choice, Breakdown, tuple[SharedUse, ...]]:
         skeleton = self._llama.skeleton
         if skeleton is not None:
             try:
@@ -173,6 +196,14 @@ class _Fit:
 
     def _best_of(self, loads: Loads, on_candidate: OnCandidate) -> tuple[Found, _Choice]:
         """The best plan with what shares the memory in any of its places; a later resort is for where it is needed."""
+        self._llama.until(self._deadline)
+        try:
+            return self._best_until(loads, on_candidate)
+        finally:
+            # what was found is still to be confirmed
+            self._llama.until(None)
+
+    def _best_until(self, loads: Loads, on_candidate: OnCandidate) -> tuple[Found, _Choice]:
         loads = replace(loads, measure=remembered(loads.measure))
         every = self._shared or (Shared(),)
         if len(every) == 1:
@@ -180,13 +211,13 @@ class _Fit:
             return self._best(choice, loads, on_candidate), choice
         ranked: list[tuple[Found, _Choice]] = []
         without_room: list[_Choice] = []
-        failed: list[LlamaCppError] = []
+        failed: list[LlamaCppError | TimeLimitError] = []
 
         def attempt(choice: _Choice) -> None:
             try:
                 found = self._best(choice, loads, lambda params: None)
                 uses = self._uses(choice, found.trial.params, loads.measure(found.trial.params), loads.measure)
-            except LlamaCppError as error:
+            except (LlamaCppError, TimeLimitError) as error:
                 failed.append(error)
                 return
             ranked.append((found, replace(choice, seconds=self._draft_seconds(uses))))
@@ -197,7 +228,7 @@ class _Fit:
                 break
             try:
                 choice = self._choice(shared)
-            except LlamaCppError as error:
+            except (LlamaCppError, TimeLimitError) as error:
                 failed.append(error)
                 continue
             if choice.lacks:
@@ -227,7 +258,7 @@ class _Fit:
         def attempt(request: Request) -> Found | None:
             try:
                 return self._search(request, choice, loads, lambda params: None)
-            except LlamaCppError:
+            except (LlamaCppError, TimeLimitError):
                 # nobody asked for these parameters
                 return None
 
@@ -243,8 +274,8 @@ class _Fit:
         latest: dict[str, int] = {}
 
         def measure(params: Params) -> Breakdown:
-            self._say(_attempt(params, self._request))
-            own = loads.measure(params)
+            self._say(f"loading with {_attempt(params, self._request)}")
+            own = self._timed(loads.measure)(params)
             latest.update(
                 {row.device: row.compute for row in own.rows if row.device and row.compute and not row.is_host}
             )
@@ -252,10 +283,17 @@ class _Fit:
 
         def record(params: Params) -> Layout:
             self._say(f"sizes of all tensors at a context of {params.n_ctx}")
-            layouts.append(loads.record(params))
+            layouts.append(self._timed(loads.record)(params))
             return layouts[-1]
 
-        trial = search(request, measure, record, on_candidate, choices.append)
+        def sizes(params: Params) -> Layout:
+            self._say(f"sizes of the caches at a context of {params.n_ctx}")
+            return self._timed(loads.record)(params)
+
+        searched, excess = context_limit.limited(request, sizes)
+        trial = search(searched, measure, record, on_candidate, choices.append)
+        if excess is not None:
+            return Found(request, replace(trial, missing=((excess.device, excess.missing),)), excess=excess)
         if not trial.fits or request.facts is None:
             return Found(request, trial)
         on_candidate(trial.params)
@@ -264,7 +302,7 @@ class _Fit:
         try:
             # what a token takes in the cache is the same at every context that was recorded
             layout = layouts[-1] if layouts else loads.record(replace(trial.params, tensor_buft_overrides=()))
-        except LlamaCppError:
+        except (LlamaCppError, TimeLimitError):
             # the plan holds without a price
             return Found(request, trial)
         devices, placement = trial.used
@@ -281,7 +319,20 @@ class _Fit:
             bound = replace(bound, reasons=reasons_of(request, bound, recorded, compute))
         return Found(request, trial, price, tuple(choices[-3:]), bound)
 
+    def _timed(self, question: Callable[[Params], _T]) -> Callable[[Params], _T]:
+        """``question``, which notes where the time limit has ended it."""
+
+        def ask(params: Params) -> _T:
+            try:
+                return question(params)
+            except TimeLimitError:
+                self.is_cut_short = True
+                raise
+
+        return ask
+
     def _say(self, text: str) -> None:
+        self._doing, self._since = text, time.monotonic()
         self._on_progress(Progress(self._llama.dummy_loads(), text))
 
     def _begin(self, params: Params) -> None:
@@ -316,7 +367,7 @@ class _Fit:
 
     def _confirm(self, params: Params) -> Breakdown:
         """What ``params`` take on the user's own file."""
-        self._say("the model's own file")
+        self._say(f"loading the model's own file with {_attempt(params, self._request)}")
         beside = self._llama.beside
         if beside is not None and (self._is_loaded(params) or beside.awaits(params)):
             # another context of a loaded model costs next to nothing, and neither does the rest of one that waits
@@ -403,8 +454,12 @@ def _host_use(request: Request, breakdown: Breakdown, shared: Sequence[SharedUse
     return HostUse(host.total, host.free, host.margin, row.model, row.context, row.compute, taken(shared, None))
 
 
-def _problems(request: Request, trial: Trial, devices: Sequence[DeviceUse], host: HostUse) -> tuple[Problem, ...]:
+def _problems(
+    request: Request, trial: Trial, devices: Sequence[DeviceUse], host: HostUse, excess: Excess | None
+) -> tuple[Problem, ...]:
     problems = []
+    if excess is not None:
+        return (Problem(excess.device, excess.missing, excess.message),)
     for name, missing in trial.missing:
         if name == "host":
             remedy = "free host memory or leave more of the model on devices"

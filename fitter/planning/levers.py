@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fitter.llama.types import Params
+from fitter.planning.context_limit import Excess
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.memory import HOST
 from fitter.planning.objective import objective_seconds
@@ -37,13 +38,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Found:
-    """The best trial of a changed request, and what it takes in time where that is known, with why it was chosen."""
+    """The best trial of a changed request, and what it takes in time where that is known, with why it was chosen.
+
+    ``excess`` is what makes the context too large that the request asks for, where the trial has the largest there is.
+    """
 
     request: Request
     trial: Trial
     price: Price | None = None
     choices: tuple[Choice, ...] = ()
     bound: Bound | None = None
+    excess: Excess | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -199,7 +204,7 @@ def used(request: Request, found: Found) -> tuple[str, ...]:
     """What was given up of ``request`` for ``found``, a short sentence each."""
     asked, trial = request.params, found.trial
     said = [*pulled(request, trial.params)]
-    if "n_ctx" in request.fixed and trial.params.n_ctx != asked.n_ctx:
+    if "n_ctx" in request.fixed and found.excess is None and trial.params.n_ctx != asked.n_ctx:
         said.append(f"context {trial.params.n_ctx} instead of {asked.n_ctx}")
     unpaged = replace(request, host=replace(request.host, paging=False))
     if trial.fits and missing_of(unpaged, trial.breakdown, trial.devices):

@@ -151,12 +151,12 @@ def size(name: str, value: object) -> int:
     return number
 
 
-def check_timeout(timeout: float) -> None:
+def check_timeout(timeout: float, what: str = "timeout") -> None:
     """Raise ``UsageError`` for a time that is none."""
     if not timeout > 0:
-        raise UsageError(f"a timeout of {timeout} seconds is too short")
+        raise UsageError(f"a {what} of {timeout} seconds is too short")
     if timeout > _LONGEST:
-        raise UsageError(f"a timeout of {timeout:g} seconds is too long: give {_LONGEST:g} or less")
+        raise UsageError(f"a {what} of {timeout:g} seconds is too long: give {_LONGEST:g} or less")
 
 
 def check_overrides(patterns: Collection[str]) -> None:
@@ -295,7 +295,7 @@ def _speeds(name: str, value: object) -> float | str | tuple[float | str, ...]:
 
 def _seconds(name: str, value: object) -> float:
     seconds = _number(name, value)
-    check_timeout(seconds)
+    check_timeout(seconds, name.replace("_", " "))
     return seconds
 
 
@@ -317,6 +317,7 @@ _OPTIONS = {
     "tensor_split": "-ts",
     "override_tensor": "-ot",
     "timeout": "--timeout",
+    "time_limit": "--time-limit",
     "gpus": "--gpu",
     "flash_attn": "-fa",
     "lora": "--lora",
@@ -330,7 +331,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "host_margin": size,
     **dict.fromkeys(("host_memory", "tolerance"), _size_or_text),
     "tensor_split": shares,
-    "timeout": _seconds,
+    **dict.fromkeys(("timeout", "time_limit"), _seconds),
     "gpus": _gpus,
     "host_bandwidth": _speed,
     "rpc_bandwidth": _speeds,

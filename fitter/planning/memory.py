@@ -103,9 +103,9 @@ def units_of(
             continue
         size = -(-entry.bytes // layout.alignment) * layout.alignment
         if entry.kind == "context":
-            index = min(_cache_layer(entry.name, n_layer), n_layer)
+            index = min(cache_layer(entry.name, n_layer), n_layer)
             cache[index] += size
-            state[index] += size if _STATE.match(entry.name) else 0
+            state[index] += size if is_state(entry.name) else 0
             continue
         if entry.name in pinned:
             continue
@@ -143,7 +143,13 @@ def layer_index(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def _cache_layer(name: str, default: int) -> int:
+def is_state(name: str) -> bool:
+    """Whether a tensor of a cache is a recurrent state, by its name."""
+    return _STATE.match(name) is not None
+
+
+def cache_layer(name: str, default: int) -> int:
+    """Layer of a tensor of a cache by its name, ``default`` where it belongs to none."""
     match = _CACHE_LAYER.search(name)
     return int(match.group(1)) if match else default
 

@@ -126,12 +126,14 @@ class LeftOut:
 class Search:
     """What finding the plan took: dummy loads (another context of a loaded model is none) and seconds.
 
-    ``shared_loads`` are those of what shares the memory, counted apart.
+    ``shared_loads`` are those of what shares the memory, counted apart. One that ``is_cut_short`` ended with the time
+    limit, so that there may be a better plan.
     """
 
     dummy_loads: int
     seconds: float
     shared_loads: int = 0
+    is_cut_short: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,10 @@ STRATEGIES = ("fastest", "llama.cpp")
 
 @dataclass(frozen=True)
 class DeviceLimit:
-    """A device and how much of it must stay free. ``buffer_type`` is the name of its default buffer type."""
+    """A device and how much of it must stay free. ``buffer_type`` is the name of its default buffer type.
+
+    ``largest_tensor`` is the most that it computes with in one tensor, ``None`` where it names no limit.
+    """
 
     name: str
     description: str
@@ -35,6 +38,7 @@ class DeviceLimit:
     free: int
     margin: int
     buffer_type: str
+    largest_tensor: int | None = None
 
     @property
     def target(self) -> int:
@@ -73,6 +77,9 @@ class Request:
     the request that is priced, which every context from ``n_ctx_min`` up holds; ``speeds`` has every device's by name.
     What is to be priced has ``facts`` and ``host_speed``; without them there is no estimate. ``beside`` are devices
     that keep their margin even where nothing of the model is on them, since something else is.
+
+    ``context_limits`` has by name the largest context that a device takes, where that is not all there may be, and
+    ``n_ctx_cap`` the largest that can be in a plan.
     """
 
     params: Params
@@ -94,6 +101,8 @@ class Request:
     strategy: str = "fastest"
     allow: frozenset[str] = frozenset()
     beside: tuple[DeviceLimit, ...] = ()
+    context_limits: dict[str, int] = field(default_factory=dict)
+    n_ctx_cap: int | None = None
 
     @property
     def n_streams(self) -> int:
@@ -108,7 +117,8 @@ class Request:
     @property
     def n_ctx_max(self) -> int:
         """The largest context worth having."""
-        return own_context(self.n_ctx_train, self.n_streams)
+        most = own_context(self.n_ctx_train, self.n_streams)
+        return most if self.n_ctx_cap is None else min(most, self.n_ctx_cap)
 
     @property
     def n_ctx_min(self) -> int:

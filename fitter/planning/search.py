@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
-from fitter.errors import LlamaCppCrashError
+from fitter.errors import LlamaCppCrashError, TimeLimitError
 from fitter.llama.types import MAX_USED_DEVICES, Breakdown, Layout, Params
+from fitter.planning import context_limit
 from fitter.planning.explain import Choice
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import HOST, Unit, between, units_of
@@ -21,6 +22,8 @@ from fitter.planning.placement import Placement, caches_on, counts_for_split, me
 from fitter.planning.pricing import bound_of
 from fitter.planning.request import SHARED_ROW, DeviceLimit, Measure, Record, Request
 from fitter.planning.shared import remembered
+
+_T = TypeVar("_T")
 
 _MAX_CORRECTIONS = 12
 _MAX_CONTEXTS = 40
@@ -107,13 +110,30 @@ def search(
 
     ``on_candidate`` is told of what may turn out to be the answer, as soon as that can be said, ``on_choice`` of what
     was chosen over what by its price. Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters
-    is an answer too.
+    is an answer too. A time limit is raised where nothing that fits was found before; else it is the best so far.
     """
-    attempt = _Attempt(request, _usable(request), remembered(measure), record, on_candidate, on_choice)
+    try:
+        return _search(request, measure, record, on_candidate, on_choice)
+    except _CutShort as cut:
+        return cut.best
+
+
+def _search(
+    request: Request,
+    measure: Measure,
+    record: Record,
+    on_candidate: Callable[[Params], None],
+    on_choice: Callable[[Choice], None],
+) -> Trial:
+    taking = context_limit.usable(request, _usable(request))
+    attempt = _Attempt(request, taking, remembered(measure), record, on_candidate, on_choice)
     if order := attempt.better_order():
         attempt = attempt.on(order)
     devices = _Devices(request, attempt)
     best = devices.without_idle(attempt)
+    if best.fits and (others := context_limit.wider(request, best.devices, best.params.n_ctx)):
+        trial = devices.without_idle(attempt.on(others))
+        best = trial if is_better(request, trial, best) else best
     best = _worth_their_network(attempt.on(best.devices), best)
     return devices.wider(devices.without_doubtful(best))
 
@@ -141,7 +161,7 @@ class _Devices:
     def _run(self, attempt: _Attempt) -> Trial:
         names = tuple(device.name for device in attempt.devices)
         if names not in self._trials:
-            attempt.floor = self._floor
+            attempt.floor = self._floor and min(self._floor, attempt.request.n_ctx_max)
             trial = attempt.run()
             self._done[names], self._trials[names] = attempt, trial
             if trial.fits:
@@ -277,7 +297,7 @@ class _Devices:
         """What upstream's own rules make of the devices, at the price of it."""
         request = replace(self._request, strategy="llama.cpp")
         attempt = self._first.on(self._first.devices, request)
-        attempt.floor = self._floor
+        attempt.floor = self._floor and min(self._floor, attempt.request.n_ctx_max)
         trial = attempt.run()
         if not trial.fits:
             return None
@@ -352,6 +372,14 @@ def _rank(trial: Trial) -> tuple[bool, int, int, float]:
     return trial.fits, -trial.deficit, trial.params.n_ctx, worth
 
 
+class _CutShort(Exception):
+    """The time limit was reached, with something that fits."""
+
+    def __init__(self, best: Trial) -> None:
+        super().__init__()
+        self.best = best
+
+
 def missing_of(request: Request, breakdown: Breakdown, devices: Sequence[DeviceLimit]) -> tuple[tuple[str, int], ...]:
     """What each device and the host lack of their margin, those that lack nothing left out."""
     occupied = {device.name for device in request.beside}
@@ -378,7 +406,8 @@ class _Attempt:
         on_choice: Callable[[Choice], None],
         before: _Attempt | None = None,
     ) -> None:
-        self.request = request
+        self._asked = request
+        self.request = context_limit.within(request, devices)
         self.devices = devices
         self._measure = measure
         self._record = record
@@ -402,7 +431,7 @@ class _Attempt:
 
     def on(self, devices: tuple[DeviceLimit, ...], request: Request | None = None) -> _Attempt:
         """The same search on other devices, with what does not depend on them."""
-        asked = request or self.request
+        asked = request or self._asked
         return _Attempt(asked, devices, self._measure, self._record, self._on_candidate, self._on_choice, self)
 
     # what is known
@@ -418,7 +447,7 @@ class _Attempt:
     def _recorded(self, n_ctx: int) -> tuple[Unit, ...]:
         if n_ctx not in self._units:
             request = self.request
-            layout = self._record(replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
+            layout = self._asked_of(self._record, replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
             self._layouts[n_ctx] = layout
             self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, request.pinned)
         return self._units[n_ctx]
@@ -427,6 +456,14 @@ class _Attempt:
     def smallest_layout(self) -> Layout | None:
         """What was recorded at the smallest context, ``None`` where nothing was."""
         return self._layouts[min(self._layouts)] if self._layouts else None
+
+    def _asked_of(self, llama: Callable[[Params], _T], params: Params) -> _T:
+        try:
+            return llama(params)
+        except TimeLimitError as error:
+            if self._best is None:
+                raise
+            raise _CutShort(self._best) from error
 
     def prices(self) -> Prices:
         """Prices on these devices; what a token takes in the cache is the same at every context."""
@@ -514,7 +551,7 @@ class _Attempt:
         """Measure a placement, or remember that it was."""
         params = self._params(placement, n_ctx)
         if params not in self._trials:
-            breakdown = self._measure(params)
+            breakdown = self._asked_of(self._measure, params)
             missing = missing_of(self.request, breakdown, self.devices)
             # where nothing was recorded there is nothing to choose between
             is_priced = self._is_priced and bool(self._units)

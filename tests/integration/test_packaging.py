@@ -71,6 +71,7 @@ def test_wheel_holds_the_package_and_its_libraries(wheel: Path) -> None:
         "fitter/llama/libfitter.so",
         "fitter/llama/libggml-fitter.so",
         "fitter/llama/libfitter-cudart.so",
+        "fitter/llama/libfitter-cells.so",
     }
     # No Python ABI in the libraries: one wheel for every Python.
     assert wheel.name.startswith("llama_fitter-0.1.0-py3-none-")

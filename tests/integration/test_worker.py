@@ -16,7 +16,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
+from fitter.errors import LibraryError, LlamaCppError, ModelError, TimeLimitError, UsageError
 from fitter.llama import process
 from fitter.llama.client import Worker
 from fitter.llama.types import Array, Params, VirtualDevice
@@ -287,6 +287,24 @@ def test_a_hang_is_an_error(sabotage: None, monkeypatch: pytest.MonkeyPatch, cod
             worker.host()
         assert 1.5 < time.monotonic() - started < 8
         assert children() == before
+
+
+def test_a_deadline_ends_what_is_asked(sabotage: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SABOTAGE", "ctypes.CDLL(None).sleep(600)")
+    with Worker([CARD]) as worker:
+        assert worker.devices()
+        started = time.monotonic()
+        worker.deadline = started + 1
+        with pytest.raises(TimeLimitError, match="time limit, which ended during 'host'"):
+            worker.host()
+        assert 0.9 < time.monotonic() - started < 8
+        worker.deadline = None
+        monkeypatch.delenv("SABOTAGE")
+        child = worker.devices() and worker._child
+        worker.deadline = started + 1
+        with pytest.raises(TimeLimitError, match="'devices'"):
+            worker.devices()
+        assert worker._child is child, "what was not asked for is no reason to begin anew"
 
 
 def test_an_interrupt_ends_the_worker(sabotage: None, monkeypatch: pytest.MonkeyPatch) -> None:

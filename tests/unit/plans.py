@@ -33,6 +33,7 @@ def make_plan(
     levers: tuple[str, ...] = (),
     choices: tuple[Choice, ...] = (),
     bound: Bound | None = None,
+    is_cut_short: bool = False,
 ) -> PlanData:
     """A plan that takes 2048 MiB of weights, 256 of context and 100 of compute on each of ``devices``."""
     rows = tuple(Row(name, name, False, 2048 * MIB, 256 * MIB, 100 * MIB) for name in devices)
@@ -47,7 +48,7 @@ def make_plan(
             for row in rows
         ),
         host=HostUse(host_free, host_free, MARGIN, HOST_ROW.model, HOST_ROW.context, HOST_ROW.compute),
-        search=Search(5, 1.25),
+        search=Search(5, 1.25, is_cut_short=is_cut_short),
         problems=problems,
         n_layer=n_layer,
         virtual=virtual,

@@ -9,7 +9,7 @@ from test_output_json import CALIBRATION, INSPECTION
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.catalogue import CatalogueGpu, Sources
 from fitter.output import table
-from fitter.output.progress import progress
+from fitter.output.progress import _Step, progress
 from fitter.output.units import speed
 from fitter.planning.plan import PlanData, Problem
 from fitter.planning.pricing import SpeedSource
@@ -84,6 +84,12 @@ def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> No
     table.print_to(out, table.plan_table(make_plan()))
     assert "…" not in out.getvalue()
     assert "8192  8192   2048      256      100  2404  5788    1024" in out.getvalue()
+
+
+def test_a_search_that_the_time_limit_ended() -> None:
+    line = "the time limit ended the search: there may be a better plan\n"
+    assert rendered(make_plan(is_cut_short=True)).endswith("measured with 5 dummy loads in 1.2 s\n" + line)
+    assert line not in rendered(make_plan())
 
 
 def test_plan_that_does_not_fit_a_real_host() -> None:
@@ -232,6 +238,13 @@ def test_progress_on_a_terminal_is_a_line_that_goes_away(monkeypatch: pytest.Mon
         on_progress(Progress(3, "context [4096]"))
     assert "[3 dummy loads] context [4096]" in terminal.getvalue()
     assert terminal.getvalue().endswith("\x1b[2K")
+
+
+def test_progress_counts_the_seconds_of_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.9, 75.0])
+    monkeypatch.setattr("fitter.output.progress.time.monotonic", lambda: next(clock))
+    step = _Step("[3 dummy loads] loading")
+    assert [step.__rich__(), step.__rich__()] == ["[3 dummy loads] loading", "[3 dummy loads] loading (75 s)"]
 
 
 def test_progress_with_a_line_for_each_step() -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
-from fitter.errors import LlamaCppCrashError, LlamaCppError
+from fitter.errors import LlamaCppCrashError, LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning.fit import Llama, Loads, fit, placement_of
 from fitter.planning.plan import ModelSummary, PlanData
-from fitter.planning.request import DeviceLimit, Progress
+from fitter.planning.request import DeviceLimit, Progress, Request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
@@ -174,4 +174,69 @@ def test_progress_says_when_the_model_itself_is_loaded() -> None:
     said: list[Progress] = []
     llama = Llama(Loads(own.measure, own.record), lambda: len(copy.asked), Loads(copy.measure, copy.record))
     fit(request(DENSE, devices), SUMMARY, llama, said.append, True)
-    assert [(step.dummy_loads, step.text) for step in said][-2:] == [(1, "the model's own file"), (1, "done")]
+    assert [(step.dummy_loads, step.text) for step in said][-3:] == [
+        (0, "loading with context 32768, 9 of 9 layers on CUDA0"),
+        (1, "loading the model's own file with context 32768, 9 of 9 layers on CUDA0"),
+        (1, "done"),
+    ]
+
+
+@dataclass
+class Hurried(SyntheticLlama):
+    """Of a llama.cpp that answers ``left`` more questions before the time limit is reached."""
+
+    left: int = 0
+    deadline: float | None = None
+
+    def until(self, deadline: float | None) -> None:
+        self.deadline = deadline
+
+    def measure(self, params: Params) -> Breakdown:
+        self._count()
+        return super().measure(params)
+
+    def record(self, params: Params) -> Layout:
+        self._count()
+        return super().record(params)
+
+    def _count(self) -> None:
+        if self.deadline is not None:
+            if self.left == 0:
+                raise TimeLimitError("the worker's own words")
+            self.left -= 1
+
+
+def hurried(asked: Request, copy: Hurried, own: SyntheticLlama) -> PlanData:
+    ways = Loads(copy.measure, copy.record)
+    llama = Llama(Loads(own.measure, own.record), lambda: 0, ways, until=copy.until)
+    return fit(asked, SUMMARY, llama, lambda progress: None, True, deadline=1.0)
+
+
+@pytest.mark.parametrize("allow", [frozenset(), frozenset({"kv-q8_0", "ubatch"})], ids=["no lever", "levers"])
+@pytest.mark.parametrize("devices", [limits(1500), limits(700, 600)], ids=["context shrinks", "two devices"])
+def test_the_time_limit_ends_in_the_best_plan_so_far(devices: tuple[DeviceLimit, ...], allow: frozenset[str]) -> None:
+    asked = replace(request(DENSE, devices), allow=allow)
+    ended = []
+    for left in range(60):
+        own = SyntheticLlama(DENSE, devices)
+        try:
+            plan = hurried(asked, Hurried(DENSE, devices, left=left), own)
+        except TimeLimitError as error:
+            assert str(error).startswith("no plan that fits was found within the time limit; for its last 0.0 seconds")
+            assert own.asked == []
+            ended.append("nothing")
+            continue
+        assert plan.fits and own.asked == [plan.params], "what was found is confirmed after the time limit"
+        ended.append("cut short" if plan.search.is_cut_short else "done")
+    # the more time, the further it comes
+    assert ended == sorted(ended, key=["nothing", "cut short", "done"].index) and len(set(ended)) == 3
+    whole = Hurried(DENSE, devices, left=1000)
+    assert same(hurried(asked, whole, SyntheticLlama(DENSE, devices)), plan)
+
+
+def test_a_plan_that_does_not_fit_is_none_when_the_time_is_over() -> None:
+    devices = limits(10)
+    with pytest.raises(
+        TimeLimitError, match=r"this went on: loading with context .* allow more time with --time-limit"
+    ):
+        hurried(request(DENSE, devices, host_mib=10), Hurried(DENSE, devices, left=2), SyntheticLlama(DENSE, devices))
