@@ -154,7 +154,7 @@ def size(name: str, value: object) -> int:
 def check_timeout(timeout: float, what: str = "timeout") -> None:
     """Raise ``UsageError`` for a time that is none."""
     if not timeout > 0:
-        raise UsageError(f"a {what} of {timeout} seconds is too short")
+        raise UsageError(f"a {what} of {timeout:g} seconds is too short")
     if timeout > _LONGEST:
         raise UsageError(f"a {what} of {timeout:g} seconds is too long: give {_LONGEST:g} or less")
 
