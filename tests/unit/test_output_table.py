@@ -244,7 +244,7 @@ def test_progress_counts_the_seconds_of_a_long_step(monkeypatch: pytest.MonkeyPa
     clock = iter([0.0, 1.9, 75.0])
     monkeypatch.setattr("fitter.output.progress.time.monotonic", lambda: next(clock))
     step = _Step("[3 dummy loads] loading")
-    assert [step.__rich__(), step.__rich__()] == ["[3 dummy loads] loading", "[3 dummy loads] loading (75 s)"]
+    assert [str(step.__rich__()), str(step.__rich__())] == ["[3 dummy loads] loading", "[3 dummy loads] loading (75 s)"]
 
 
 def test_progress_with_a_line_for_each_step() -> None:
