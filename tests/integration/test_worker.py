@@ -309,7 +309,9 @@ def test_a_deadline_ends_what_is_asked(sabotage: None, monkeypatch: pytest.Monke
 
 def test_a_start_after_the_deadline_is_of_use_later() -> None:
     with Worker([CARD]) as worker:
-        worker.deadline = time.monotonic() - 1
+        worker.deadline = time.monotonic() + 0.2
+        worker.start()
+        time.sleep(0.3)
         with pytest.raises(TimeLimitError):
             worker.devices()
         worker.deadline = None
