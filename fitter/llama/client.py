@@ -319,13 +319,10 @@ class Worker:
     def _send(self, child: _Child, command: str, arguments: dict[str, Any], is_opening: bool = False) -> None:
         request = {"command": command, "arguments": wire.encode(arguments), "log": self._on_log is not None}
         is_long = command != "header" and isinstance(arguments.get("path"), str)
-        deadline = time.monotonic() + self._patience
-        if self.deadline is not None:
-            deadline = min(deadline, self.deadline)
-        begun = _Begun(child, command, deadline, is_opening, is_long)
+        begun = _Begun(child, command, time.monotonic() + self._patience, is_opening, is_long)
         self._begun.append(begun)
         with self._telling(begun):
-            child.send(request, begun.deadline)
+            child.send(request, self._end_of(begun))
 
     def _finish(self) -> Any:
         """The answer to what was asked last; the first error on the way to it is raised."""
@@ -343,7 +340,7 @@ class Worker:
         try:
             with self._telling(begun):
                 # Answers come in order: the wait for one includes those before it.
-                answer = begun.child.receive(begun.deadline, any(each.is_long for each in self._begun))
+                answer = begun.child.receive(self._end_of(begun), any(each.is_long for each in self._begun))
             del self._begun[0]
             self._loads += answer.get("loads", 0)
             log = tuple(map(printable, answer.get("log", ())))
@@ -365,7 +362,7 @@ class Worker:
             yield
         except _TimeoutError:
             log = self._kill()
-            if self._is_late():
+            if self._end_of(begun) < begun.deadline:
                 raise _late(begun.command) from None
             self._check_servers(begun.command, log)
             raise LlamaCppError(
@@ -375,6 +372,10 @@ class Worker:
             log = self._kill()
             self._check_servers(begun.command, log)
             raise LlamaCppCrashError(_crash_message(begun.command, ended.status, log), log) from None
+
+    def _end_of(self, begun: _Begun) -> float:
+        """When its answer has to be there: what was begun before a deadline was set is held to it as well."""
+        return begun.deadline if self.deadline is None else min(begun.deadline, self.deadline)
 
     def _is_late(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline

@@ -232,5 +232,5 @@ def test_the_time_limit_of_a_whole_fit(directory: Path) -> None:
         plan = fitter.fit(model, gpus=["16GiB"], worker=worker)
     assert plan.fits and not plan.search.is_cut_short
     assert fitter.fit(model, gpus=["16GiB"], time_limit=100).params == plan.params
-    with pytest.raises(UsageError, match="a time limit of 0 seconds is too short"):
+    with pytest.raises(UsageError, match=r"a time limit of 0.* seconds is too short"):
         fitter.fit(model, gpus=["16GiB"], time_limit=0)

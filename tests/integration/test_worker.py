@@ -307,6 +307,17 @@ def test_a_deadline_ends_what_is_asked(sabotage: None, monkeypatch: pytest.Monke
         assert worker._child is child, "what was not asked for is no reason to begin anew"
 
 
+def test_a_start_after_the_deadline_is_of_use_later() -> None:
+    with Worker([CARD]) as worker:
+        worker.deadline = time.monotonic() + 0.2
+        worker.start()
+        time.sleep(0.3)
+        with pytest.raises(TimeLimitError):
+            worker.devices()
+        worker.deadline = None
+        assert worker.devices()
+
+
 def test_an_interrupt_ends_the_worker(sabotage: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SABOTAGE", "ctypes.CDLL(None).sleep(600)")
     before = children()
