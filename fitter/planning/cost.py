@@ -325,7 +325,7 @@ def _attention(layer: Layer, at: Setting) -> Seconds:
     flops = attention.flops * prompt_seen * at.batch
     on_host = (costs.host.attention if attention.flash else costs.host.plain_attention) * at.threads
     cache = layer.home if layer.cache is None else layer.cache
-    if cache == HOST and (not attention.flash or _computes_on_host(layer)):
+    if cache == HOST and ((not attention.flash and layer.attends is None) or _computes_on_host(layer)):
         generation = attention.flops * seen / on_host
     elif cache == HOST:
         # the device computes, and has all of the cache copied for every token

@@ -55,6 +55,21 @@ class Prices:
         work = work_of(self._pieces, placement, n_splits)
         return self.of(price(work, self._devices, self._host, self._request.workload))
 
+    def busy(self, placement: Placement) -> float:
+        """``seconds`` where every sequence has a request at once: weights are read once for all, each cache apart."""
+        return self.of(price(work_of(self._busy_pieces, placement), self._devices, self._host, self._request.workload))
+
+    @cached_property
+    def _busy_pieces(self) -> Pieces:
+        count = self._request.params.n_seq_max
+        return replace(
+            self._pieces,
+            attention=tuple(
+                each and replace(each, kv_bytes=each.kv_bytes * count, flops=each.flops * count)
+                for each in self._pieces.attention
+            ),
+        )
+
     def of(self, estimate: Estimate) -> float:
         """The objective of an estimate."""
         return objective_seconds(self._request, estimate)

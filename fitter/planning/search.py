@@ -476,13 +476,23 @@ class _Attempt:
 
     def seconds(self, placement: Placement, n_splits: tuple[int, int] | None = None) -> float:
         """The objective with ``placement``; see ``Prices.seconds``."""
+        prices, on = self._prices_of(placement)
+        return prices.seconds(on, n_splits)
+
+    def busy(self, placement: Placement) -> float:
+        """The objective where every sequence has a request at once; see ``Prices.busy``."""
+        prices, on = self._prices_of(placement)
+        return prices.busy(on)
+
+    def _prices_of(self, placement: Placement) -> tuple[Prices, Placement]:
+        """Prices on the devices that ``placement`` has a use for, and the placement on those."""
         named = tuple(self._named(placement))
         if named not in self._prices_on:
             if len(named) == len(self.devices):
                 self._prices_on[named] = self.prices()
             else:
                 self._prices_on[named] = self.on(tuple(self.devices[d] for d in named)).prices()
-        return self._prices_on[named].seconds(placement.on(named), n_splits)
+        return self._prices_on[named], placement.on(named)
 
     def _smallest_context(self) -> int:
         request = self.request
@@ -1012,16 +1022,19 @@ class _Attempt:
     def _without_caches(self, found: Placement, units: Sequence[Unit], budgets: Sequence[int]) -> Placement:
         """``found``, or a faster one with more layers on the host, whose caches give way to tensors of any layer.
 
-        Where caches are large, as with many slots, the weights of a layer do more on a device than all of it would.
+        Where caches are large, as with many slots, the weights of a layer do more on a device than all of it would. But
+        a cache costs as much more as there are requests at once: what one request gains is not to be less, by its
+        share, than what all of them at once lose.
         """
         if self._keeps_caches(found, units, budgets):
             return found
         n_units, seconds = len(units), self.seconds
-        best, best_seconds = found, seconds(found)
+        slowest = seconds(found)
+        best, least = found, slowest * self.busy(found)
         tried: dict[int, float] = {}
 
         def attempt(first: int) -> None:
-            nonlocal best, best_seconds
+            nonlocal best, least
             if first in tried or not 0 <= first < n_units:
                 return
             tried[first] = math.inf
@@ -1029,9 +1042,11 @@ class _Attempt:
                 placement = pack(units, budgets, spread=True, first=first, apart=self._apart(), bring=bring)
                 if placement is None:
                     break
-                tried[first] = min(tried[first], taken := seconds(placement))
-                if taken < best_seconds:
-                    best, best_seconds = placement, taken
+                taken = seconds(placement)
+                both = taken * self.busy(placement)
+                tried[first] = min(tried[first], both)
+                if both < least and taken < slowest:
+                    best, least = placement, both
 
         stride = max(1, n_units // _STARTS)
         for first in range(0, n_units, stride):
