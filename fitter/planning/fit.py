@@ -17,8 +17,9 @@ from fitter.planning.objective import objective_seconds
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search, SharedUse
 from fitter.planning.pricing import bound_of, price_placement, reasons_of
 from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record, Request
-from fitter.planning.search import Trial, search
+from fitter.planning.search import search
 from fitter.planning.shared import Shared, beyond, draft_seconds, lacking, lowered, remembered, taken
+from fitter.planning.trial import Trial
 
 _T = TypeVar("_T")
 

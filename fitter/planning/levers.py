@@ -19,7 +19,7 @@ from fitter.planning.memory import HOST
 from fitter.planning.objective import objective_seconds
 from fitter.planning.pricing import Price
 from fitter.planning.request import Request
-from fitter.planning.search import GAIN, Trial, missing_of
+from fitter.planning.trial import GAIN, Trial, missing_of
 
 MIN_UBATCH = 64
 """The smallest micro batch that is tried: with less than 32 tokens no device computes with weights of the host."""

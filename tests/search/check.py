@@ -43,7 +43,8 @@ def check(machine: Machine, asking: Asking, with_upstream: bool = False) -> Chec
     asked = 0
     for what, more in better(machine):
         asked += 1
-        if said := worse(asking.fit(more), plan):
+        is_other = len(more.cards) > len(machine.cards)
+        if said := worse(asking.fit(more), plan, is_other=is_other):
             broken.append(f"{what}: {said}")
     if gpus := renamed(machine):
         asked += 1

@@ -13,7 +13,7 @@ from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import VirtualDevice
 from fitter.planning.request import DEFAULT_HOST_MARGIN, DEFAULT_MARGIN
-from fitter.planning.search import pays_for_context
+from fitter.planning.trial import pays_for_context
 from tests import shapes, upstream
 from tests.search.machines import MIB, Machine
 
@@ -125,8 +125,12 @@ def _upstream_options(machine: Machine) -> list[str]:
     return words
 
 
-def worse(after: Outcome, before: Outcome, same: float = SAME) -> str:
-    """Why ``after`` is worse than ``before``; empty where it is not."""
+def worse(after: Outcome, before: Outcome, *, is_other: bool = False, same: float = SAME) -> str:
+    """Why ``after`` is worse than ``before``; empty where it is not.
+
+    ``is_other``: the devices of ``before`` are some of many, so that its plan should be chosen where more context costs
+    too much time.
+    """
     if not before.fits:
         return ""
     if not after.fits:
@@ -137,7 +141,7 @@ def worse(after: Outcome, before: Outcome, same: float = SAME) -> str:
         return "" if a < b else f"{b:.3f} -> {a:.3f} s"
     said = f"context {before.n_ctx} -> {after.n_ctx}, {b:.3f} -> {a:.3f} s"
     if after.n_ctx > before.n_ctx:
-        return said if pays_for_context(before.n_ctx, b, after.n_ctx, a) else ""
+        return said if is_other and pays_for_context(before.n_ctx, b, after.n_ctx, a) else ""
     if after.n_ctx < before.n_ctx:
         return "" if pays_for_context(after.n_ctx, a, before.n_ctx, b) else said
     return said if a > b * (1 + same) else ""

@@ -19,7 +19,7 @@ from fitter.planning.placement import Placement
 from fitter.planning.plan import ModelSummary, PlanData
 from fitter.planning.pricing import Price
 from fitter.planning.request import LEVERS, DeviceLimit, Request
-from fitter.planning.search import Trial
+from fitter.planning.trial import Trial
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)

@@ -15,7 +15,6 @@ from fitter.machine.speed import DeviceSpeed
 from fitter.planning.fit import Llama, Loads, fit
 from fitter.planning.plan import ModelSummary, PlanData, SharedUse
 from fitter.planning.request import DeviceLimit
-from fitter.planning.search import missing_of
 from fitter.planning.shared import (
     Draft,
     Mtp,
@@ -27,6 +26,7 @@ from fitter.planning.shared import (
     remembered,
     reservation,
 )
+from fitter.planning.trial import missing_of
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
