@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Literal, TypeVar
 
 from fitter.errors import LlamaCppCrashError, TimeLimitError
-from fitter.llama.types import Layout, Params
+from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning import context_limit
 from fitter.planning.explain import Choice
 from fitter.planning.learned import LearnedCompute
@@ -144,10 +144,10 @@ class Attempt:
             self._prices = Prices(self.request, self.devices, self._units[n_ctx], n_ctx)
         return self._prices
 
-    def seconds(self, placement: Placement, n_splits: tuple[int, int] | None = None) -> float:
+    def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
         """The objective with ``placement``; see ``Prices.seconds``."""
         prices, on = self._prices_of(placement)
-        return prices.seconds(on, n_splits)
+        return prices.seconds(on, measured)
 
     def busy(self, placement: Placement) -> float:
         """The objective where every sequence has a request at once; see ``Prices.busy``."""
@@ -221,7 +221,7 @@ class Attempt:
             placement = self._fastest(n_ctx)(budgets) if self._chooses_devices() else self._whole(n_ctx)(budgets)
             if placement is not None:
                 return n_ctx, self.seconds(placement)
-            n_ctx = low
+            n_ctx = max(low, best.params.n_ctx)
         placement = self._propose_partial(n_ctx, self.budgets(n_ctx, False), self._styles(n_ctx)[0])
         return None if placement is None else (n_ctx, self.seconds(placement))
 
@@ -236,7 +236,7 @@ class Attempt:
             # where nothing was recorded there is nothing to choose between
             is_priced = self._is_priced and bool(self._units)
             expected = self.seconds(placement) if is_priced else None
-            seconds = self.seconds(placement, breakdown.n_splits) if is_priced else None
+            seconds = self.seconds(placement, breakdown) if is_priced else None
             trial = Trial(placement, self.devices, params, breakdown, missing, seconds, expected)
             self._trials[params] = trial
             whole = self._is_whole(placement)
@@ -692,15 +692,15 @@ class Attempt:
     def _without_caches(self, found: Placement, units: Sequence[Unit], budgets: Sequence[int]) -> Placement:
         """``found``, or a faster one with more layers on the host, whose caches give way to tensors of any layer.
 
-        Where caches are large, as with many slots, the weights of a layer do more on a device than all of it would. But
-        a cache costs as much more as there are requests at once: what one request gains is not to be less, by its
+        Where caches are large, as with many slots, the weights of a layer do more on a device than all of it would.
+        But a cache costs as much more as there are requests at once: what one request gains is not to be less, by its
         share, than what all of them at once lose.
         """
         if self._keeps_caches(found, units, budgets):
             return found
         n_units, seconds = len(units), self.seconds
-        slowest = seconds(found)
-        best, least = found, slowest * self.busy(found)
+        best, least = found, seconds(found)
+        most = least * self.busy(found)
         tried: dict[int, float] = {}
 
         def attempt(first: int) -> None:
@@ -713,10 +713,10 @@ class Attempt:
                 if placement is None:
                     break
                 taken = seconds(placement)
-                both = taken * self.busy(placement)
-                tried[first] = min(tried[first], both)
-                if both < least and taken < slowest:
-                    best, least = placement, both
+                if taken < tried[first] and taken * self.busy(placement) <= most:
+                    tried[first] = taken
+                    if taken < least:
+                        best, least = placement, taken
 
         stride = max(1, n_units // _STARTS)
         for first in range(0, n_units, stride):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from fitter.llama.types import Breakdown
 from fitter.planning.cost import (
     BARE_SPLITS,
     Estimate,
@@ -48,12 +49,22 @@ class Prices:
         index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
         pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
         self._pieces: Pieces = pieces_of(request.facts, units, n_ctx, request.params, None, pinned)
+        self._flash: dict[bool | None, Pieces] = {}
         self._n_units = len(units)
 
-    def seconds(self, placement: Placement, n_splits: tuple[int, int] | None = None) -> float:
-        """The objective with ``placement``, with as many graph splits as llama.cpp counted, or as are predicted."""
-        work = work_of(self._pieces, placement, n_splits)
-        return self.of(price(work, self._devices, self._host, self._request.workload))
+    def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
+        """The objective with ``placement``, by the graph splits and the attention measured for it, or as expected."""
+        pieces, n_splits = self._pieces, None
+        if measured is not None:
+            pieces, n_splits = self._with_flash(measured.flash_attn), measured.n_splits
+        return self.of(price(work_of(pieces, placement, n_splits), self._devices, self._host, self._request.workload))
+
+    def _with_flash(self, flash: bool | None) -> Pieces:
+        if flash not in self._flash:
+            attention = tuple(each and replace(each, flash=bool(flash)) for each in self._pieces.attention)
+            is_same = flash is None or attention == self._pieces.attention
+            self._flash[flash] = self._pieces if is_same else replace(self._pieces, attention=attention)
+        return self._flash[flash]
 
     def busy(self, placement: Placement) -> float:
         """``seconds`` where every sequence has a request at once: weights are read once for all, each cache apart."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cmp_to_key
 
 from fitter.llama.types import MAX_USED_DEVICES, Params
 from fitter.planning import context_limit
@@ -15,6 +15,9 @@ from fitter.planning.pricing import bound_of
 from fitter.planning.request import DeviceLimit, Measure, Record, Request
 from fitter.planning.shared import remembered
 from fitter.planning.trial import Trial, beats, is_better, rank
+
+_SLOW = 0.7
+"""The share of the fastest device's bandwidth below which another one is slow."""
 
 _MAX_OTHERS, _LEAST_OTHERS = 5, 2
 """How many other choices of devices are asked for where some promise to be better, and where none does."""
@@ -146,14 +149,23 @@ class _Devices:
         return best
 
     def _doubtful(self, best: Trial) -> list[tuple[DeviceLimit, ...]]:
-        """Groups of devices that ``best`` may be better without: all that hold less than others may save, and each."""
+        """Groups of devices that ``best`` may be better without.
+
+        Those that hold less than others may save in compute buffers, all of them and each; and where all of the model
+        is on devices the slow ones, whose part of the context may cost more time than it is worth.
+        """
         rows = {device: best.breakdown.on(device.name) for device in best.devices}
         used = {device: row for device, row in rows.items() if row.used}
         compute = sum(row.compute for row in used.values())
         small = [d for d, row in used.items() if row.model + row.context < (compute - row.compute) / 2]
         small.sort(key=lambda device: used[device].model + used[device].context)
         groups: list[tuple[DeviceLimit, ...]] = [tuple(small)] if 1 < len(small) < len(used) else []
-        return groups + [(device,) for device in small if len(used) > 1]
+        groups += [(device,) for device in small if len(used) > 1]
+        if best.seconds is not None and not _is_spilled(best):
+            speeds = {device: self._request.speeds[device.name].bandwidth for device in used}
+            slow = sorted({speed for speed in speeds.values() if speed < _SLOW * max(speeds.values())})
+            groups += [tuple(device for device in used if speeds[device] <= speed) for speed in slow]
+        return groups
 
     def _is_promising(self, best: Trial, attempt: Attempt, group: Sequence[DeviceLimit]) -> bool:
         """Whether a plan without ``group`` is worth its loads, by what is known of the compute buffers."""
@@ -196,9 +208,8 @@ class _Devices:
 
     def _leaves_out(self, best: Trial) -> bool:
         """Whether weights are on the host while ``best`` has nothing on some device."""
-        is_on_host = best.placement.first > 0 or any(target == HOST for _, target in best.placement.moved)
         used = len(best.devices) - len(best.placement.idle)
-        return is_on_host and used < len(self._first.devices)
+        return _is_spilled(best) and used < len(self._first.devices)
 
     def _others(self, best: Trial) -> list[tuple[tuple[int, float] | None, Attempt]]:
         """Plans on other devices that were not asked for yet, what is expected of each, and the best ones first."""
@@ -214,13 +225,19 @@ class _Devices:
         orders = dict.fromkeys(chosen)
         for kept in {best.devices, every} if len(every) > 1 else ():
             orders |= dict.fromkeys((tuple(d for d in by_size if d in kept), tuple(d for d in by_speed if d in kept)))
-        found = []
-        for devices in orders:
+        found: dict[tuple[int, float] | None, Attempt] = {}
+        # what is expected of some devices is expected of more that are of no use as well
+        for devices in sorted(orders, key=len):
             if tuple(device.name for device in devices) not in self._trials:
                 attempt = self._first.on(devices)
-                found.append((attempt.knowing(known).expected(best), attempt))
-        first = (0, -math.inf)
-        return sorted(found, key=lambda pair: (lambda e: (e[0], -e[1]))(pair[0] or first), reverse=True)
+                found.setdefault(attempt.knowing(known).expected(best), attempt)
+
+        def order(one: tuple[int, float] | None, other: tuple[int, float] | None) -> int:
+            if one is None or other is None:
+                return (one is None) - (other is None)
+            return beats(self._request, other, one) - beats(self._request, one, other)
+
+        return [(expected, found[expected]) for expected in sorted(found, key=cmp_to_key(order))]
 
     def _upstream(self) -> Trial | None:
         """What upstream's own rules make of the devices, at the price of it."""
@@ -230,7 +247,12 @@ class _Devices:
         trial = attempt.run()
         if not trial.fits:
             return None
-        return replace(trial, seconds=self._first.on(trial.devices).seconds(trial.placement, trial.breakdown.n_splits))
+        return replace(trial, seconds=self._first.on(trial.devices).seconds(trial.placement, trial.breakdown))
+
+
+def _is_spilled(trial: Trial) -> bool:
+    """Whether weights of layers are on the host."""
+    return trial.placement.first > 0 or any(target == HOST for _, target in trial.placement.moved)
 
 
 def _worth_their_network(last: Attempt, best: Trial) -> Trial:
@@ -242,7 +264,7 @@ def _worth_their_network(last: Attempt, best: Trial) -> Trial:
         if doubtful is None:
             return best
         asked.add(doubtful)
-        best = replace(best, seconds=attempt.seconds(best.placement, best.breakdown.n_splits))
+        best = replace(best, seconds=attempt.seconds(best.placement, best.breakdown))
         trial = last.on(tuple(device for device in best.devices if device not in doubtful)).run()
         is_better = rank(trial) > rank(best)
         if last.request.objective != "context" and attempt.are_slower_than_host(doubtful) and trial.fits and best.fits:

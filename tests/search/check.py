@@ -54,8 +54,8 @@ def check(machine: Machine, asking: Asking, with_upstream: bool = False) -> Chec
     if plan.fits and not plan.n_gpu_layers:
         asked += 1
         for gpu in machine.gpus:
-            one = asking.fit(machine, devices=[gpu.name], n_gpu_layers=1)
-            if one.fits and one.n_ctx >= plan.n_ctx and (one.seconds or 0.0) < (plan.seconds or 0.0) * 0.99:
+            one = asking.fit(machine, devices=[gpu.name], n_gpu_layers=1, n_ctx=plan.n_ctx)
+            if one.fits and (one.seconds or 0.0) < (plan.seconds or 0.0) * 0.99:
                 broken.append(f"idle: a layer on {gpu.name}, {plan.seconds} -> {one.seconds} s")
     if with_upstream and plan.fits and not machine.options.get("kv_unified"):
         theirs = asking.upstream(machine)

@@ -13,12 +13,12 @@ from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import VirtualDevice
 from fitter.planning.request import DEFAULT_HOST_MARGIN, DEFAULT_MARGIN
-from fitter.planning.trial import pays_for_context
+from fitter.planning.trial import GAIN, pays_for_context
 from tests import shapes, upstream
 from tests.search.machines import MIB, Machine
 
-SAME = 0.01
-"""The share of an estimated time that counts as none: twice what a fit leaves out of its own corrections."""
+SAME = GAIN
+"""The share of an estimated time that counts as none: less is within what an estimate tells."""
 
 
 @dataclass(frozen=True)
