@@ -21,7 +21,7 @@ from fitter.planning.objective import Prices
 from fitter.planning.packing import pack, pack_fastest, pack_whole
 from fitter.planning.placement import Placement, caches_on, counts_for_split, merged, overrides_of, weights_on
 from fitter.planning.request import SHARED_ROW, DeviceLimit, Measure, Record, Request
-from fitter.planning.trial import Trial, is_better, missing_of, rank
+from fitter.planning.trial import Trial, beats, is_better, missing_of, rank
 
 _T = TypeVar("_T")
 
@@ -210,19 +210,27 @@ class Attempt:
         """
         if not self._is_priced or not self._units:
             return None
-        n_ctx, low = best.params.n_ctx, self._smallest_context()
-        if self._is_whole(best.placement):
-            step = self.request.alignment
-            if "n_ctx" not in self.request.fixed:
-                top = -(-self.request.n_ctx_max // step)
-                n_ctx = step * _last_true(low // step, top + 1, lambda n: self._promises_whole(n * step))
-                n_ctx = max(low, min(n_ctx, self.request.n_ctx_max))
-            budgets = self.budgets(n_ctx, True)
-            placement = self._fastest(n_ctx)(budgets) if self._chooses_devices() else self._whole(n_ctx)(budgets)
-            if placement is not None:
-                return n_ctx, self.seconds(placement)
-            n_ctx = max(low, best.params.n_ctx)
+        whole = self._expected_whole(best)
+        n_ctx = max(self._smallest_context(), best.params.n_ctx)
+        if whole is not None and whole[0] >= n_ctx:
+            return whole
         placement = self._propose_partial(n_ctx, self.budgets(n_ctx, False), self._styles(n_ctx)[0])
+        partial = None if placement is None else (n_ctx, self.seconds(placement))
+        if whole is None or partial is None:
+            return whole or partial
+        return whole if beats(self.request, whole, partial) else partial
+
+    def _expected_whole(self, best: Trial) -> tuple[int, float] | None:
+        """The same with all of the model on devices, ``None`` where that is not likely to fit."""
+        if not self._compute[True].knows_any:
+            return None
+        n_ctx, low, step = best.params.n_ctx, self._smallest_context(), self.request.alignment
+        if "n_ctx" not in self.request.fixed:
+            top = -(-self.request.n_ctx_max // step)
+            n_ctx = step * _last_true(low // step, top + 1, lambda n: self._promises_whole(n * step))
+            n_ctx = max(low, min(n_ctx, self.request.n_ctx_max))
+        budgets = self.budgets(n_ctx, True)
+        placement = self._fastest(n_ctx)(budgets) if self._chooses_devices() else self._whole(n_ctx)(budgets)
         return None if placement is None else (n_ctx, self.seconds(placement))
 
     # trying
@@ -359,15 +367,16 @@ class Attempt:
     def _with_context(self) -> Trial | None:
         if self.request.objective == "context" and self._is_priced:
             return self._most_context()
-        low = max(self.request.n_ctx_min, self.floor or 0)
+        low = self.request.n_ctx_min
+        spilled = max(low, self.floor or 0)
         if self._is_too_large(low):
-            return self._partial(low)
+            return self._partial(spilled)
         n_ctx = self.request.n_ctx_max
         if low < n_ctx and self._is_tight(low):
             bottom = self.trial(self._default(), low)
             if self._used(bottom) >= self._target():
                 # no larger context leaves room for more of the model
-                return self.settle(low, True, self._whole(low)) or self._partial(low)
+                return self.settle(low, True, self._whole(low)) or self._partial(spilled)
         if self._chooses_devices() and (fastest := self.settle(n_ctx, True, self._fastest(n_ctx))):
             self._explain_devices(fastest)
             return fastest
@@ -467,6 +476,16 @@ class Attempt:
         self._on_choice(
             Choice("whether remote devices are worth their network", said[0], chosen.seconds, said[1], other.seconds)
         )
+
+    def explain_devices(self, chosen: Trial, other: Trial) -> None:
+        """Say what a plan takes on the devices that it has been given, and on others, where both fit."""
+        if chosen.seconds is None or not other.fits:
+            return
+        said = [
+            f"{', '.join(trial.params.devices or ()) or 'none'}, context {trial.params.n_ctx}"
+            for trial in (chosen, other)
+        ]
+        self._on_choice(Choice("which devices take part", said[0], chosen.seconds, said[1], other.seconds))
 
     def _explain_devices(self, trial: Trial) -> None:
         default = self._default()

@@ -145,14 +145,15 @@ class _Devices:
                     break
             if trial is None or not is_better(self._request, trial, best):
                 break
+            self._first.explain_devices(trial, best)
             best = trial
         return best
 
     def _doubtful(self, best: Trial) -> list[tuple[DeviceLimit, ...]]:
         """Groups of devices that ``best`` may be better without.
 
-        Those that hold less than others may save in compute buffers, all of them and each; and where all of the model
-        is on devices the slow ones, whose part of the context may cost more time than it is worth.
+        Those that hold less than others may save in compute buffers, all of them and each; and the slow ones, whose
+        part of the context may cost more time than it is worth.
         """
         rows = {device: best.breakdown.on(device.name) for device in best.devices}
         used = {device: row for device, row in rows.items() if row.used}
@@ -161,7 +162,7 @@ class _Devices:
         small.sort(key=lambda device: used[device].model + used[device].context)
         groups: list[tuple[DeviceLimit, ...]] = [tuple(small)] if 1 < len(small) < len(used) else []
         groups += [(device,) for device in small if len(used) > 1]
-        if best.seconds is not None and not _is_spilled(best):
+        if best.seconds is not None:
             speeds = {device: self._request.speeds[device.name].bandwidth for device in used}
             slow = sorted({speed for speed in speeds.values() if speed < _SLOW * max(speeds.values())})
             groups += [tuple(device for device in used if speeds[device] <= speed) for speed in slow]
@@ -190,6 +191,7 @@ class _Devices:
                 break
             trial = self.without_idle(attempt)
             if is_better(request, trial, best):
+                self._first.explain_devices(trial, best)
                 best = trial
                 is_far = self._is_far(best)
         upstream = self._upstream() if is_far else None
