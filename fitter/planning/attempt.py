@@ -374,7 +374,7 @@ class Attempt:
         n_ctx = self.request.n_ctx_max
         if low < n_ctx and self._is_tight(low):
             bottom = self.trial(self._default(), low)
-            if self._used(bottom) >= self._target():
+            if self._used(bottom, self.devices) >= self._target():
                 # no larger context leaves room for more of the model
                 return self.settle(low, True, self._whole(low)) or self._partial(spilled)
         if self._chooses_devices() and (fastest := self.settle(n_ctx, True, self._fastest(n_ctx))):
@@ -533,8 +533,11 @@ class Attempt:
     def _target(self) -> int:
         return sum(max(0, device.target) for device in self.devices)
 
-    def _used(self, trial: Trial) -> int:
-        return sum(trial.breakdown.on(device.name).used for device in self.devices)
+    def _used(self, trial: Trial, computing: Sequence[DeviceLimit]) -> int:
+        """Bytes of weights and caches on all devices, and of compute buffers on those that are ``computing``."""
+        rows = [trial.breakdown.on(device.name) for device in self.devices]
+        compute = sum(trial.breakdown.on(device.name).compute for device in computing)
+        return sum(row.model + row.context for row in rows) + compute
 
     def _top(self) -> Trial:
         """The default at the largest context that llama.cpp survives.
@@ -822,15 +825,21 @@ class Attempt:
         Upstream's fit (``common_params_fit_impl``) settles on that context before it places a layer, and leaves half a
         layer per device (a sixth of one with experts) for what packing wastes. A fitted context is never below it.
         """
+        # a device adds nothing that has less than packing wastes and its own compute buffer take
+        by_size = sorted(self.devices, key=lambda device: -device.target)
+        return max(self._in_total(top, bottom, by_size[:n]) for n in range(1, len(by_size) + 1))
+
+    def _in_total(self, top: Trial, bottom: Trial, devices: Sequence[DeviceLimit]) -> int:
         request = self.request
         low, high = request.n_ctx_min, request.n_ctx_max
-        if len(self.devices) < 2:
+        if len(devices) < 2:
             return low
-        target, used_top, used_bottom = self._target(), self._used(top), self._used(bottom)
+        target = sum(device.target for device in devices)
+        used_top, used_bottom = (self._used(trial, devices) for trial in (top, bottom))
         if used_top <= target:
             return high
         waste = top.weights // max(1, request.n_layer) // (6 if request.is_expert_model else 2)
-        target -= (len(self.devices) + 1) * waste
+        target -= (len(devices) + 1) * waste
         if target <= used_bottom or used_top <= used_bottom:
             return low
         n_ctx = low + (high - low) * (target - used_bottom) // (used_top - used_bottom)

@@ -90,10 +90,11 @@ class _Devices:
         """Whether it is the user who says which devices take part."""
         return bool(self._request.fixed & {"devices", "tensor_split"} or wanted(self._request))
 
-    def _run(self, attempt: Attempt) -> Trial:
+    def _run(self, attempt: Attempt, *, is_free: bool = False) -> Trial:
+        """The plan of ``attempt``: at the context of the best so far where weights are spilled, unless it ``is_free``."""
         names = tuple(device.name for device in attempt.devices)
         if names not in self._trials:
-            attempt.floor = self._floor and min(self._floor, attempt.request.n_ctx_max)
+            attempt.floor = None if is_free else self._floor and min(self._floor, attempt.request.n_ctx_max)
             trial = attempt.run()
             self._done[names], self._trials[names] = attempt, trial
             if trial.fits:
@@ -128,7 +129,16 @@ class _Devices:
             trial = self._run(attempt)
             if not is_better(self._request, best, trial):
                 best = trial
-        return best
+        return self._without_unused(attempt, best)
+
+    def _without_unused(self, attempt: Attempt, best: Trial) -> Trial:
+        """``best``, or a plan with more context where devices on which it has nothing are not counted on."""
+        used = tuple(d for d in best.devices if d.name in (best.params.devices or ()))
+        is_open = "n_ctx" not in self._request.fixed and best.params.n_ctx < self._request.n_ctx_max
+        if self._are_given or not best.fits or not is_open or not 0 < len(used) < len(best.devices):
+            return best
+        trial = self._run(attempt.on(used), is_free=True)
+        return trial if is_better(self._request, trial, best) else best
 
     def without_doubtful(self, best: Trial) -> Trial:
         """``best``, or a plan without devices that hold so little that their part in every graph may cost more."""

@@ -10,11 +10,11 @@ import pytest
 from plans import make_plan, make_price
 
 from fitter.output import table
-from fitter.output.explanation import default_speeds, explain_lines, explanation
+from fitter.output.explanation import default_speeds, explain_lines, explanation, far_lines
 from fitter.output.json import to_dict
 from fitter.output.units import duration
 from fitter.planning.cost import Part
-from fitter.planning.explain import Bound, Choice
+from fitter.planning.explain import Bound, Choice, Reason
 from fitter.planning.plan import PlanData, Problem
 from fitter.planning.pricing import SpeedSource
 
@@ -84,6 +84,41 @@ def test_a_choice(choice: Choice, line: str) -> None:
 def test_the_proven_distance(bound: Bound, line: str) -> None:
     (said,) = explain_lines(PRICE, (), bound)[2:]
     assert line in said
+
+
+@pytest.mark.parametrize(
+    ("bound", "lines"),
+    [
+        pytest.param(None, [], id="no-bound"),
+        pytest.param(Bound(10.0, reached=15.0), [], id="near"),
+        pytest.param(Bound(10.0, reached=15.1), ["1.5 times the 10 s that no placement goes below"], id="far"),
+        pytest.param(Bound(10.0), [], id="nothing-reached"),
+        pytest.param(
+            Bound(
+                10.0,
+                reached=40.0,
+                reasons=(
+                    Reason("context", 12.0, 3 * 2**30),
+                    Reason("compute", 20.0, 2**31, ("CUDA0", "CUDA1")),
+                    Reason("whole", 40.0),
+                ),
+            ),
+            [
+                "4.0 times the 10 s that no placement goes below: "
+                "3.0 GiB of cache for this context (a smaller -c takes less), with which it is 12 s; "
+                "2.0 GiB of compute buffers (--allow ubatch may make them smaller), for which CUDA0 and CUDA1 have no "
+                "room, with which it is 20 s; "
+                "the rest, for layers and tensors are placed whole, and each device has a row of layers"
+            ],
+            id="why",
+        ),
+    ],
+)
+def test_what_keeps_a_plan_from_its_bound(bound: Bound | None, lines: list[str]) -> None:
+    assert far_lines(bound) == lines
+    price = make_price(prompt=1000, generation=10)
+    shown = " ".join(rendered(make_plan(estimate=price, bound=bound), False).split())
+    assert all(line in shown for line in lines) and ("no placement goes below" in shown) is bool(lines)
 
 
 @pytest.mark.parametrize("seconds", [0.0, math.inf])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -295,3 +296,69 @@ def test_nothing_is_moved_to_a_far_device() -> None:
     assert far is not None
     assert [target for _, target in near.moved] == [1]
     assert [target for _, target in far.moved] == [HOST]
+
+
+def with_rest(units: list[Unit]) -> list[Unit]:
+    """The same layers, whose fixed weights are known by name."""
+    return [
+        replace(unit, rest=(Item(unit.index, f"blk.{unit.index}.attn_q", ("weight",), unit.fixed),))
+        if unit.items
+        else unit
+        for unit in units
+    ]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("spread", [True, False], ids=["experts", "dense"])
+def test_a_device_without_room_changes_nothing(place: int, spread: bool) -> None:
+    budgets = [85 * 2, 85 * 2]
+    without = pack(model(8), budgets, spread=spread)
+    with_one = pack(model(8), [*budgets[:place], -1, *budgets[place:]], spread=spread)
+    assert without is not None and with_one is not None and sum(without.counts) > 0
+    assert with_one.counts == (*without.counts[:place], 0, *without.counts[place:])
+    assert with_one.first == without.first and len(with_one.moved) == len(without.moved)
+
+
+def test_layers_on_the_host_bring_their_tensors_to_devices_with_room() -> None:
+    units = with_rest(model(4))
+    # the last two layers and the output, and room for one layer's items and 15 bytes more
+    budgets = [85 * 2 + 15 + 70 + 15]
+    items = pack(units, budgets, spread=True, first=2, bring="items")
+    assert items is not None and items.counts == (3,)
+    assert {(item.layer, item.stem[-4:]) for item, target in items.moved if target == 0} == {
+        (0, "down"), (1, "down"), (0, "gate"),
+    }  # fmt: skip
+    together = pack(units, budgets, spread=True, first=2, bring="layers")
+    assert together is not None and {item.layer for item, _ in together.moved} == {1}
+    whole = pack(units, budgets, spread=True, first=2, bring="all")
+    assert whole is not None and {item.layer for item, _ in whole.moved} == {1} and len(whole.moved) == 4
+    for placement in (items, together, whole):
+        assert weights_on(units, placement)[0] + caches_on(units, placement)[0] <= budgets[0]
+        assert all(target == 0 for _, target in placement.moved), "what stays with its layer is not moved"
+
+
+def test_only_the_caches_of_bare_layers_are_on_devices() -> None:
+    units = with_rest(model(4))
+    placement = pack(units, [85 * 2 + 15 + 10], spread=True, first=0, bare=2)
+    assert placement is not None and placement.counts == (5,)
+    assert caches_on(units, placement) == [20] and weights_on(units, placement) == [2 * 80 + 15]
+    assert {(item.layer, target) for item, target in placement.moved} == {(0, HOST), (1, HOST)}
+    assert pack(units, [85 * 2 + 15 + 9], spread=True, first=0, bare=2) is not None, "an item of a whole layer leaves"
+    states = [replace(unit, state=unit.cache) for unit in units]
+    assert pack(states, [1000], spread=True, first=0, bare=2) is None, "a recurrent state needs its weights"
+
+
+def test_compute_buffers_are_copied_by_the_part_that_a_device_has() -> None:
+    learned = LearnedCompute()
+    learned.learn("CUDA0", 4096, 100)
+    learned.learn("CUDA1", 4096, 30)
+    copy = learned.copy({"CUDA0": "CUDA1", "CUDA1": "CUDA0"})
+    assert (copy.at("CUDA0", 4096), copy.at("CUDA1", 4096)) == (30, 100)
+    copy.learn("CUDA0", 8192, 60)
+    assert learned.at("CUDA1", 8192) == 30, "the original learns nothing of it"
+
+
+def test_a_placement_on_some_of_its_devices() -> None:
+    item = Item(1, "blk.1.ffn_up", ("weight",), 20)
+    placement = Placement(1, (0, 3, 0, 1), ((item, 3), (replace(item, layer=2), HOST)))
+    assert placement.on([1, 3]) == Placement(1, (3, 1), ((item, 1), (replace(item, layer=2), HOST)))

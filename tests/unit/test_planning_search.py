@@ -255,3 +255,36 @@ def test_a_crash_with_the_users_own_context_is_an_error() -> None:
     llama = CrashingLlama(DENSE, devices)
     with pytest.raises(LlamaCppCrashError):
         search(request(DENSE, devices, params=Params(n_ctx=30000), fixed=("n_ctx",)), llama.measure, llama.record)
+
+
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_nearly_full_device_changes_nothing(model: SyntheticModel, place: int) -> None:
+    # its margin is more than it has left
+    without = limits(900, 1100, margin=64)
+    full = DeviceLimit("FULL", "virtual", 900 * MIB, 50 * MIB, 64 * MIB, "FULL")
+    trial, _ = run(model, without)
+    other, _ = run(model, (*without[:place], full, *without[place:]))
+    assert trial.fits and trial.weights > 0
+    assert (other.params, other.weights) == (trial.params, trial.weights)
+
+
+@settings(max_examples=60, deadline=None)
+@given(model=models, machine=st.lists(st.integers(64, 6000), min_size=1, max_size=4), place=st.integers(0, 4))
+def test_a_device_without_room_never_makes_a_plan_worse(model: SyntheticModel, machine: list[int], place: int) -> None:
+    devices = limits(*machine, margin=32)
+    full = DeviceLimit("FULL", "virtual", 900 * MIB, 32 * MIB, 32 * MIB, "FULL")
+    trial, _ = run(model, devices)
+    other, _ = run(model, (*devices[:place], full, *devices[place:]))
+    assert (other.fits, other.params) == (trial.fits, trial.params)
+
+
+def test_a_device_that_an_override_needs_takes_part() -> None:
+    mine = TensorBuftOverride("blk.2.ffn_up_exps", "CUDA1")
+    devices = limits(6000, 60)
+    llama = SyntheticLlama(MOE, devices)
+    asked = replace(
+        request(MOE, devices, params=Params(tensor_buft_overrides=(mine,))), pinned={"blk.2.ffn_up_exps.weight": 1}
+    )
+    trial = search(asked, llama.measure, llama.record)
+    assert "CUDA1" in (trial.params.devices or ())

@@ -1,0 +1,98 @@
+"""No card added, and no byte freed, makes a plan worse: a small ``make test-search``, and machines where one did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fitter.llama.client import Worker
+from tests.search.check import check
+from tests.search.machines import MIB, Card, Machine, better, draw, renamed
+from tests.search.outcomes import Asking, Outcome, worse
+
+NUMBERS = (5, 9, 16, 21, 33, 47, 54, 64, 75)
+"""Of the random machines: one to fifteen cards, one to 256 slots, experts and none."""
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asking]:
+    with Worker() as worker:
+        yield Asking(tmp_path_factory.mktemp("models"), worker)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_random_machines(asking: Asking, number: int) -> None:
+    checked = check(draw(number), asking)
+    assert checked.plan.fits and not checked.plan.error
+    assert checked.asked > 0 and checked.broken == ()
+
+
+def machine(shape: str, *cards: tuple[str, int | None], **options: int) -> Machine:
+    return Machine(0, shape, tuple(Card(name, free and free * MIB) for name, free in cards), dict(options))
+
+
+THREE = [("rtx-3090", None)] * 3
+
+
+@pytest.mark.parametrize("free", [300, 900, 1100, 1600])
+def test_one_nearly_full_card_does_not_ruin_the_plan(asking: Asking, free: int) -> None:
+    without = asking.fit(machine("glm45-air", ("rtx-3090", None), *THREE))
+    plan = asking.fit(machine("glm45-air", ("rtx-3090", None), ("rtx-3090", free), *THREE))
+    assert plan.n_gpu_layers == 48 and not worse(plan, without, is_other=True)
+
+
+@pytest.mark.parametrize("n_seq_max", [16, 64, 256])
+def test_many_slots_and_a_small_card(asking: Asking, n_seq_max: int) -> None:
+    large = [("rtx-6000-ada", None)] * 2
+    without = asking.fit(machine("qwen3-next-80b-a3b", *large, n_seq_max=n_seq_max))
+    plan = asking.fit(machine("qwen3-next-80b-a3b", large[0], ("rtx-3060-12gb", 1024), large[1], n_seq_max=n_seq_max))
+    assert plan.fits and not worse(plan, without, is_other=True)
+
+
+def test_a_slow_card_is_not_taken_for_a_little_context(asking: Asking) -> None:
+    without = asking.fit(machine("qwen3-next-80b-a3b", ("rtx-pro-6000-blackwell", None), n_seq_max=128))
+    cards = ("rtx-pro-6000-blackwell", None), ("tesla-p40", 11164)
+    assert not worse(asking.fit(machine("qwen3-next-80b-a3b", *cards, n_seq_max=128)), without, is_other=True)
+
+
+def test_a_plan_far_from_its_bound_says_why(asking: Asking) -> None:
+    # no compute buffer has room on the only card
+    plan = asking.fit(machine("qwen3-30b-a3b", ("rx-6700-xt", 657), n_seq_max=256, margin=256 * MIB))
+    assert plan.fits and plan.distance is not None and plan.distance > 2
+    assert "compute" in plan.reasons
+
+
+def test_caches_on_a_small_card_without_the_weights(asking: Asking) -> None:
+    # attention to a latent cache is half of the time where the host computes it
+    plan = asking.fit(machine("deepseek-v3.1", ("rtx-3080", None)))
+    assert plan.n_gpu_layers == 62 and plan.distance is not None and plan.distance < 1.3
+
+
+def test_a_machine_is_the_same_each_time() -> None:
+    assert str(draw(7)) == str(draw(7)) and draw(7) == draw(7)
+    assert better(draw(7)) == better(draw(7))
+    assert len({str(draw(number)) for number in range(50)}) == 50
+
+
+@pytest.mark.parametrize(
+    ("after", "is_worse"),
+    [
+        pytest.param(Outcome(fits=True, n_ctx=4096, seconds=10.0, on_devices=1), False, id="the-same"),
+        pytest.param(Outcome(fits=True, n_ctx=4096, seconds=10.3, on_devices=1), True, id="slower"),
+        pytest.param(Outcome(fits=True, n_ctx=4096, seconds=10.1, on_devices=1), False, id="within-the-estimate"),
+        pytest.param(Outcome(fits=True, n_ctx=3840, seconds=9.9, on_devices=1), True, id="less-context"),
+        pytest.param(Outcome(fits=True, n_ctx=3840, seconds=5.0, on_devices=1), False, id="less-context-much-faster"),
+        pytest.param(Outcome(fits=True, n_ctx=8192, seconds=20.0, on_devices=1), False, id="more-context"),
+        pytest.param(Outcome(fits=False), True, id="does-not-fit"),
+        pytest.param(Outcome(error="UsageError: no"), True, id="an-error"),
+    ],
+)
+def test_what_is_worse(after: Outcome, is_worse: bool) -> None:
+    assert bool(worse(after, Outcome(fits=True, n_ctx=4096, seconds=10.0, on_devices=1))) is is_worse
+
+
+def test_equal_cards_can_have_other_names() -> None:
+    twins = machine("llama-3.1-8b", ("rtx-3090", None), ("rtx-4090", None), ("rtx-3090", None))
+    swapped = renamed(twins) or list(twins.gpus)
+    assert sorted(gpu.name for gpu in swapped) == ["CUDA0", "CUDA1", "CUDA2"] and swapped[1].name == "CUDA1"
