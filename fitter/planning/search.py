@@ -91,7 +91,7 @@ class _Devices:
         return bool(self._request.fixed & {"devices", "tensor_split"} or wanted(self._request))
 
     def _run(self, attempt: Attempt, *, is_free: bool = False) -> Trial:
-        """The plan of ``attempt``: with spilled weights at the context of the best so far, or its own if it ``is_free``."""
+        """The plan of ``attempt``; if weights are spilled at the context of the best so far, unless it ``is_free``."""
         names = tuple(device.name for device in attempt.devices)
         if names not in self._trials:
             attempt.floor = None if is_free else self._floor and min(self._floor, attempt.request.n_ctx_max)
