@@ -40,6 +40,9 @@ _WAYS_TO_BRING: tuple[Literal["items", "layers", "all"], ...] = ("items", "layer
 _CACHE_SHARE = 0.05
 """Share of the devices' memory from which on caches are worth being asked about apart from their layers' weights."""
 
+_ALIKE = 0.01
+"""The share of what two trials lack that is not worth another place that lacks something."""
+
 WORTH_A_LOAD = 0.005
 """Share of the time that another way to place must be expected to save before it is tried."""
 
@@ -258,7 +261,7 @@ class Attempt:
             for row in breakdown.rows:
                 if row.buffer_type == SHARED_ROW and row.device is not None:
                     self._shared.learn(row.device, n_ctx, row.used)
-            if self._least is None or self._least_is_guess or trial.deficit < self._least.deficit:
+            if self._least is None or self._least_is_guess or _lacks_less(trial, self._least):
                 self._least, self._least_is_guess = trial, is_guess
             if trial.fits and (self._best is None or rank(trial) > rank(self._best)):
                 self._best = trial
@@ -844,6 +847,14 @@ class Attempt:
             return low
         n_ctx = low + (high - low) * (target - used_bottom) // (used_top - used_bottom)
         return max(low, n_ctx - n_ctx % request.alignment)
+
+
+def _lacks_less(trial: Trial, than: Trial) -> bool:
+    """Whether ``trial`` lacks fewer bytes; of those that lack about the same the one that does in fewer places."""
+    is_alike = abs(trial.deficit - than.deficit) <= _ALIKE * than.deficit
+    if is_alike and len(trial.missing) != len(than.missing):
+        return len(trial.missing) < len(than.missing)
+    return trial.deficit < than.deficit
 
 
 def _on_host(units: Sequence[Unit], placement: Placement) -> int:
