@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeVar
 
-from fitter.errors import LlamaCppCrashError, TimeLimitError
+from fitter.errors import LlamaCppCrashError, LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning import context_limit
 from fitter.planning.explain import Choice
@@ -31,6 +31,8 @@ _MAX_FILLS = 8
 _MAX_CRASHES = 8
 _TENSORS = "single feed-forward tensors on the host, as many layers with their KV cache on devices as fit"
 _LAYERS = "whole layers on the host with their KV cache"
+_CACHES = "weights of layers on the host, their KV cache on devices"
+_CACHES_ON_HOST = "layers' KV cache on the host, their weights on devices as far as there is room"
 
 _STARTS = 16
 """How many first layers on devices are tried before the search goes on around the best of them."""
@@ -96,6 +98,7 @@ class Attempt:
         self._least_is_guess = False
         self._units: dict[int, tuple[Unit, ...]] = before._units if before else {}
         self._layouts: dict[int, Layout] = before._layouts if before else {}
+        self._is_plain: bool = before._is_plain if before else False
         self.floor: int | None = None
         """The context below which a plan is of no interest; ``None`` where that is for this search to find."""
         self._is_priced = request.strategy == "fastest" and request.facts is not None and request.host_speed is not None
@@ -313,7 +316,11 @@ class Attempt:
                 self._on_candidate(self._params(placement, n_ctx))
             try:
                 trial = self.trial(placement, n_ctx)
-            except LlamaCppCrashError:
+            except LlamaCppError as error:
+                if self._is_plain and not isinstance(error, LlamaCppCrashError):
+                    raise
+                # not every architecture can have a layer's cache and its weights in two places
+                self._is_plain = True
                 continue
             if trial.fits and (best is None or rank(trial) > rank(best)):
                 best = trial
@@ -626,11 +633,23 @@ class Attempt:
             if trial is not None and (best is None or rank(trial) > rank(best)):
                 best, chosen = trial, spread
         if best is not None and best.fits and best.seconds is not None and len(styles) > 1:
-            other = self._expected(n_ctx, not chosen)
-            said = (_TENSORS, _LAYERS) if chosen else (_LAYERS, _TENSORS)
-            priced = other if math.isfinite(other) else None
-            self._on_choice(Choice("where the weights go", said[0], best.seconds, said[1], priced))
+            said = self._said(best.placement)
+            other = self._propose_partial(n_ctx, self.budgets(n_ctx, False), not chosen)
+            runner_up = None if other is None else self._said(other)
+            if other is None or runner_up == said:
+                self._on_choice(Choice("where the weights go", said, best.seconds))
+            else:
+                self._on_choice(Choice("where the weights go", said, best.seconds, runner_up, self.seconds(other)))
         return best
+
+    def _said(self, placement: Placement) -> str:
+        """Where ``placement`` has weights and caches, in words."""
+        spilled = [item for item, target in placement.moved if target == HOST]
+        if len(spilled) < len(placement.moved) and any(item.layer < placement.first for item, _ in placement.moved):
+            return _CACHES_ON_HOST
+        if any(not self.request.is_movable(f"{item.stem}.{item.suffixes[0]}") for item in spilled):
+            return _CACHES
+        return _TENSORS if len({item.layer for item in spilled}) > 1 else _LAYERS
 
     def _spilled(self, n_ctx: int, spread: bool) -> Callable[[list[int]], Placement | None]:
         return lambda budgets: self._propose_partial(n_ctx, budgets, spread)
@@ -687,7 +706,7 @@ class Attempt:
         if "tensor_split" not in request.fixed:
             found = pack(units, budgets, spread=spread, first=first, apart=apart)
             found = (found and self._nearer(found, units, budgets, first)) or _nothing(units, budgets, first)
-            if found is None or first is not None or not self._is_priced:
+            if found is None or first is not None or not self._is_priced or self._is_plain:
                 return found
             return self._with_caches(self._without_caches(found, units, budgets), units, budgets)
         choices = range(len(units), 0, -1) if first is None else (len(units) - first,)

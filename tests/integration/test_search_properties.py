@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.client import Worker
+from fitter.llama.types import Breakdown, Params, Skeleton
 from tests.search.check import check
 from tests.search.machines import MIB, Card, Machine, better, draw, renamed
 from tests.search.outcomes import Asking, Outcome, worse
@@ -67,6 +69,26 @@ def test_caches_on_a_small_card_without_the_weights(asking: Asking) -> None:
     # attention to a latent cache is half of the time where the host computes it
     plan = asking.fit(machine("deepseek-v3.1", ("rtx-3080", None)))
     assert plan.n_gpu_layers == 62 and plan.distance is not None and plan.distance < 1.3
+
+
+@pytest.mark.parametrize("error", [LlamaCppError, LlamaCppCrashError])
+def test_where_llama_cpp_refuses_it_layers_stay_in_one_piece(
+    asking: Asking, error: type[LlamaCppError], tmp_path: Path
+) -> None:
+    class Refusing(Worker):
+        refused = 0
+
+        def measure(self, path: str | Skeleton, params: Params, *, reserve: bool = False) -> Breakdown:
+            if any("attn_" in override.pattern for override in params.tensor_buft_overrides):
+                self.refused += 1
+                raise error("this architecture cannot do that")
+            return super().measure(path, params, reserve=reserve)
+
+    with Refusing() as worker:
+        plan = Asking(tmp_path, worker).fit(machine("deepseek-v3.1", ("rtx-3080", None)))
+        assert worker.refused > 0
+    assert plan.fits and plan.n_gpu_layers < 62 and not any("attn_" in word for word in plan.arguments)
+    assert (asking.fit(machine("deepseek-v3.1", ("rtx-3080", None))).seconds or 0.0) < (plan.seconds or 0.0)
 
 
 def test_a_machine_is_the_same_each_time() -> None:
