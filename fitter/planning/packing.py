@@ -45,7 +45,7 @@ def pack_whole(units: Sequence[Unit], budgets: Sequence[int], first: int = 0) ->
     best = _whole_counts(units, budgets, first)
     if best is None:
         return None
-    low, high = 0, max(*budgets, 0)
+    low, high = 0, max([0, *budgets])
     while low < high:
         slack = (low + high + 1) // 2
         counts = _whole_counts(units, [budget - slack for budget in budgets], first)

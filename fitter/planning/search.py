@@ -59,6 +59,7 @@ def _search(
         trial = devices.without_idle(attempt.on(others))
         best = trial if is_better(request, trial, best) else best
     best = _worth_their_network(attempt.on(best.devices), best)
+    devices.forget_remotes(best)
     return devices.wider(devices.without_doubtful(best))
 
 
@@ -186,6 +187,13 @@ class _Devices:
             return False
         # alone a device needs no buffers for the pipeline, which what is known has in it
         return len(attempt.devices) == 1 or self._beats(expected, best)
+
+    def forget_remotes(self, best: Trial) -> None:
+        """Leave remote devices out of what else may be asked that were not worth their network to ``best``."""
+        speeds, used = self._request.speeds, best.devices
+        if not all(device in used for device in self._first.devices):
+            kept = (d for d in self._first.devices if d in used or d.name not in speeds or not speeds[d.name].is_remote)
+            self._first = self._first.on(tuple(kept))
 
     def wider(self, best: Trial) -> Trial:
         """``best``, or what is better of other choices and orders of devices, where it may be far from the best."""
