@@ -18,10 +18,10 @@ from fitter.planning.explain import Choice
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import HOST, Unit, between, units_of
 from fitter.planning.objective import Prices
-from fitter.planning.packing import pack, pack_fastest, pack_whole
+from fitter.planning.packing import brought, pack, pack_fastest, pack_whole
 from fitter.planning.placement import Placement, caches_on, counts_for_split, merged, overrides_of, weights_on
 from fitter.planning.request import SHARED_ROW, DeviceLimit, Measure, Record, Request
-from fitter.planning.trial import Trial, beats, is_better, missing_of, rank
+from fitter.planning.trial import GAIN, Trial, beats, is_better, missing_of, rank
 
 _T = TypeVar("_T")
 
@@ -34,12 +34,12 @@ _LAYERS = "whole layers on the host with their KV cache"
 _CACHES = "weights of layers on the host, their KV cache on devices"
 _CACHES_ON_HOST = "layers' KV cache on the host, their weights on devices as far as there is room"
 
-_STARTS = 16
+_STARTS = 8
 """How many first layers on devices are tried before the search goes on around the best of them."""
 
 _WAYS_TO_BRING: tuple[Literal["items", "layers", "all"], ...] = ("items", "layers", "all")
 
-_CACHE_SHARE = 0.05
+_CACHE_SHARE = 0.2
 """Share of the devices' memory from which on caches are worth being asked about apart from their layers' weights."""
 
 _ALIKE = 0.01
@@ -102,6 +102,7 @@ class Attempt:
         self.floor: int | None = None
         """The context below which a plan is of no interest; ``None`` where that is for this search to find."""
         self._is_priced = request.strategy == "fastest" and request.facts is not None and request.host_speed is not None
+        self._proposals: dict[tuple[int, tuple[int, ...], bool, bool], Placement | None] = {}
         self._prices: Prices | None = None
         self._prices_on: dict[tuple[int, ...], Prices] = {}
 
@@ -216,7 +217,7 @@ class Attempt:
         """
         if not self._is_priced or not self._units:
             return None
-        whole = self._expected_whole(best)
+        whole = self.expected_whole(best)
         n_ctx = max(self._smallest_context(), best.params.n_ctx)
         if whole is not None and whole[0] >= n_ctx:
             return whole
@@ -226,9 +227,9 @@ class Attempt:
             return whole or partial
         return whole if beats(self.request, whole, partial) else partial
 
-    def _expected_whole(self, best: Trial) -> tuple[int, float] | None:
+    def expected_whole(self, best: Trial) -> tuple[int, float] | None:
         """The same with all of the model on devices, ``None`` where that is not likely to fit."""
-        if not self._compute[True].knows_any:
+        if not self._is_priced or not self._units or not self._compute[True].knows_any:
             return None
         n_ctx, low, step = best.params.n_ctx, self._smallest_context(), self.request.alignment
         if "n_ctx" not in self.request.fixed:
@@ -700,6 +701,13 @@ class Attempt:
         return trial
 
     def _propose_partial(self, n_ctx: int, budgets: list[int], spread: bool) -> Placement | None:
+        """The placement of a part of the weights, kept for the next who asks about the same room."""
+        key = n_ctx, tuple(budgets), spread, self._is_plain
+        if key not in self._proposals:
+            self._proposals[key] = self._propose(n_ctx, budgets, spread)
+        return self._proposals[key]
+
+    def _propose(self, n_ctx: int, budgets: list[int], spread: bool) -> Placement | None:
         request, units = self.request, self.units(n_ctx)
         apart = self._apart() if self._is_priced else 0
         first = len(units) - self._n_gpu_layers() if "n_gpu_layers" in request.fixed else None
@@ -752,10 +760,11 @@ class Attempt:
             if first in tried or not 0 <= first < n_units:
                 return
             tried[first] = math.inf
+            base = pack(units, budgets, spread=True, first=first, apart=self._apart())
+            if base is None:
+                return
             for bring in _WAYS_TO_BRING:
-                placement = pack(units, budgets, spread=True, first=first, apart=self._apart(), bring=bring)
-                if placement is None:
-                    break
+                placement = brought(units, budgets, base, bring)
                 taken = seconds(placement)
                 if taken < tried[first] and taken * self.busy(placement) <= most:
                     tried[first] = taken
@@ -783,7 +792,7 @@ class Attempt:
         best, best_seconds = found, self.seconds(found)
         for unit in units[: found.first]:
             gain += prices.bare_gain(unit.index) if unit.can_be_bare else 0.0
-        if gain < WORTH_A_LOAD * best_seconds:
+        if gain < GAIN * best_seconds:
             return found
         for first in dict.fromkeys((0, found.first // 4, found.first // 2, 3 * found.first // 4)):
             more = 0

@@ -116,7 +116,6 @@ def pack(
     counts: Sequence[int] | None = None,
     apart: int = 0,
     far: Collection[int] = (),
-    bring: Literal["items", "layers", "all"] | None = None,
     bare: int = 0,
 ) -> Placement | None:
     """The placement with the most weight bytes on devices, ``None`` where not even one exists.
@@ -125,9 +124,8 @@ def pack(
     beside them. Without it a device takes whole layers and at most one whose items are partly elsewhere. ``first``
     fixes the first unit on devices; ``counts`` fixes the units per device. Items that their own device cannot hold go
     to another that can and is none of ``far``, else to the host. ``apart``: how many bytes on a device are worth one
-    layer less that has items elsewhere. With ``bring`` what room is left goes to layers on the host: to single
-    ``items``, to those of whole ``layers``, or to ``all`` weights of layers. Of the first ``bare`` layers on devices
-    only the caches are there, and what items have room.
+    layer less that has items elsewhere. Of the first ``bare`` layers on devices only the caches are there, and what
+    items have room.
     """
     if bare:
         return _pack_bare(units, budgets, first or 0, bare, apart, far)
@@ -151,19 +149,19 @@ def pack(
         if kept is None:
             return None
         spilled += kept.spilled
-    moved = _move(units, budgets, placement, spilled, far)
-    return _brought(units, budgets, moved, far, bring) if bring else moved
+    return _move(units, budgets, placement, spilled, far)
 
 
-def _brought(
-    units: Sequence[Unit], budgets: Sequence[int], placement: Placement, far: Collection[int], bring: str
+def brought(
+    units: Sequence[Unit], budgets: Sequence[int], placement: Placement, bring: Literal["items", "layers", "all"]
 ) -> Placement:
     """``placement`` with weights of layers on the host where there is room, the last layer first.
 
-    Those of a layer, all of them or its items, go together where they can, and next to those of the layer after it.
+    Single ``items``, those of whole ``layers``, or ``all`` weights of layers: these go together where they can, and
+    next to those of the layer after it.
     """
     gaps = _gaps(units, budgets, placement)
-    open_to = [d for d in range(len(gaps)) if placement.counts[d] and d not in far]
+    open_to = [d for d in range(len(gaps)) if placement.counts[d]]
     moved = list(placement.moved)
     left: list[Item] = []
     target = HOST
@@ -180,7 +178,7 @@ def _brought(
             continue
         gaps[target] -= size
         moved += [(item, target) for item in items]
-    moved += _placed(left, gaps, placement, far)
+    moved += _placed(left, gaps, placement, ())
     moved.sort(key=lambda pair: (pair[1], pair[0].layer, pair[0].stem))
     return replace(placement, moved=tuple(moved))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cmp_to_key
 
@@ -143,15 +143,16 @@ class _Devices:
 
     def without_doubtful(self, best: Trial) -> Trial:
         """``best``, or a plan without devices that hold so little that their part in every graph may cost more."""
-        while not self._are_given and best.fits and (doubtful := self._doubtful(best)):
+        while not self._are_given and best.fits and best.seconds is not None:
             trial = None
-            for group in doubtful:
+            small = self._small(best)
+            for group in (*small, *self._slow(best)):
                 kept = tuple(device for device in best.devices if device not in group)
                 names = tuple(device.name for device in kept)
                 if not kept or names in self._trials:
                     continue
                 attempt = self._first.on(kept)
-                if self._is_promising(best, attempt, group):
+                if self._is_promising(best, attempt, group in small):
                     trial = self.without_idle(attempt)
                     break
             if trial is None or not is_better(self._request, trial, best):
@@ -160,33 +161,31 @@ class _Devices:
             best = trial
         return best
 
-    def _doubtful(self, best: Trial) -> list[tuple[DeviceLimit, ...]]:
-        """Groups of devices that ``best`` may be better without.
-
-        Those that hold less than others may save in compute buffers, all of them and each; and the slow ones, whose
-        part of the context may cost more time than it is worth.
-        """
+    def _small(self, best: Trial) -> list[tuple[DeviceLimit, ...]]:
+        """Devices that hold less than others may save in compute buffers without them, all of those and each."""
         rows = {device: best.breakdown.on(device.name) for device in best.devices}
         used = {device: row for device, row in rows.items() if row.used}
         compute = sum(row.compute for row in used.values())
         small = [d for d, row in used.items() if row.model + row.context < (compute - row.compute) / 2]
         small.sort(key=lambda device: used[device].model + used[device].context)
         groups: list[tuple[DeviceLimit, ...]] = [tuple(small)] if 1 < len(small) < len(used) else []
-        groups += [(device,) for device in small if len(used) > 1]
-        if best.seconds is not None:
-            speeds = {device: self._request.speeds[device.name].bandwidth for device in used}
-            slow = sorted({speed for speed in speeds.values() if speed < _SLOW * max(speeds.values())})
-            groups += [tuple(device for device in used if speeds[device] <= speed) for speed in slow]
-        return groups
+        return groups + [(device,) for device in small if len(used) > 1]
 
-    def _is_promising(self, best: Trial, attempt: Attempt, group: Sequence[DeviceLimit]) -> bool:
-        """Whether a plan without ``group`` is worth its loads, by what is known of the compute buffers."""
+    def _slow(self, best: Trial) -> list[tuple[DeviceLimit, ...]]:
+        """The slow devices, whose part of the context may cost more time than it is worth: the slowest, and with more."""
+        speeds = {d: self._request.speeds[d.name].bandwidth for d in best.devices if best.breakdown.on(d.name).used}
+        slow = sorted({speed for speed in speeds.values() if speed < _SLOW * max(speeds.values())})
+        return [tuple(device for device in speeds if speeds[device] <= speed) for speed in slow]
+
+    def _is_promising(self, best: Trial, attempt: Attempt, is_small: bool) -> bool:
+        """Whether a plan on the devices of ``attempt`` is worth its loads, by what is known of the compute buffers."""
         known = self._done.get(tuple(device.name for device in best.devices), self._first)
-        expected = attempt.knowing(known).expected(best)
+        attempt = attempt.knowing(known)
+        expected = attempt.expected(best) if is_small else attempt.expected_whole(best)
         if expected is None:
             return False
         # alone a device needs no buffers for the pipeline, which what is known has in it
-        return len(attempt.devices) == 1 or self._beats(expected, best)
+        return (is_small and len(attempt.devices) == 1) or self._beats(expected, best)
 
     def forget_remotes(self, best: Trial) -> None:
         """Leave remote devices out of what else may be asked that were not worth their network to ``best``."""

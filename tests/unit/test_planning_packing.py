@@ -14,7 +14,7 @@ from fitter.llama.types import LAYOUT_DEVICE, DeviceInfo, Layout, LayoutEntry
 from fitter.planning.constraints import device_limits, expert_overrides, parse_overrides
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import HOST, Item, Unit, between, units_of
-from fitter.planning.packing import pack, pack_fastest, pack_whole
+from fitter.planning.packing import brought, pack, pack_fastest, pack_whole
 from fitter.planning.placement import Placement, caches_on, counts_for_split, overrides_of, pattern_for, weights_on
 
 MIB = 1024 * 1024
@@ -323,15 +323,17 @@ def test_layers_on_the_host_bring_their_tensors_to_devices_with_room() -> None:
     units = with_rest(model(4))
     # the last two layers and the output, and room for one layer's items and 15 bytes more
     budgets = [85 * 2 + 15 + 70 + 15]
-    items = pack(units, budgets, spread=True, first=2, bring="items")
-    assert items is not None and items.counts == (3,)
+    base = pack(units, budgets, spread=True, first=2)
+    assert base is not None
+    items = brought(units, budgets, base, "items")
+    assert items.counts == (3,)
     assert {(item.layer, item.stem[-4:]) for item, target in items.moved if target == 0} == {
         (0, "down"), (1, "down"), (0, "gate"),
     }  # fmt: skip
-    together = pack(units, budgets, spread=True, first=2, bring="layers")
-    assert together is not None and {item.layer for item, _ in together.moved} == {1}
-    whole = pack(units, budgets, spread=True, first=2, bring="all")
-    assert whole is not None and {item.layer for item, _ in whole.moved} == {1} and len(whole.moved) == 4
+    together = brought(units, budgets, base, "layers")
+    assert {item.layer for item, _ in together.moved} == {1}
+    whole = brought(units, budgets, base, "all")
+    assert {item.layer for item, _ in whole.moved} == {1} and len(whole.moved) == 4
     for placement in (items, together, whole):
         assert weights_on(units, placement)[0] + caches_on(units, placement)[0] <= budgets[0]
         assert all(target == 0 for _, target in placement.moved), "what stays with its layer is not moved"
