@@ -172,7 +172,7 @@ class _Devices:
         return groups + [(device,) for device in small if len(used) > 1]
 
     def _slow(self, best: Trial) -> list[tuple[DeviceLimit, ...]]:
-        """The slow devices, whose part of the context may cost more time than it is worth: the slowest, and with more."""
+        """The slow devices, whose part of the context may cost more time than it is worth: the slowest, then more."""
         speeds = {d: self._request.speeds[d.name].bandwidth for d in best.devices if best.breakdown.on(d.name).used}
         slow = sorted({speed for speed in speeds.values() if speed < _SLOW * max(speeds.values())})
         return [tuple(device for device in speeds if speeds[device] <= speed) for speed in slow]
