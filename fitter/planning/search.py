@@ -240,9 +240,9 @@ class _Devices:
         groups += [by_speed[:count] for count in range(1, len(every))]
         groups += [[device for device in best.devices if device != left] for left in best.devices]
         groups += [[*best.devices, device] for device in every if device not in best.devices]
-        chosen = {tuple(device for device in every if device in group) for group in groups if group}
-        orders = dict.fromkeys(chosen)
-        for kept in {best.devices, every} if len(every) > 1 else ():
+        # no set: the same plan must come out each time
+        orders = dict.fromkeys(tuple(device for device in every if device in group) for group in groups if group)
+        for kept in (best.devices, every) if len(every) > 1 else ():
             orders |= dict.fromkeys((tuple(d for d in by_size if d in kept), tuple(d for d in by_speed if d in kept)))
         found: dict[tuple[int, float] | None, Attempt] = {}
         # what is expected of some devices is expected of more that are of no use as well
