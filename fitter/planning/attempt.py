@@ -323,6 +323,9 @@ class Attempt:
                 # not every architecture can have a layer's cache and its weights in two places
                 self._is_plain = True
                 continue
+            if any(name == "host" for name, _ in trial.missing):
+                # caches that are kept apart from their layers may be what it has no room for
+                self._is_plain = True
             if trial.fits and (best is None or rank(trial) > rank(best)):
                 best = trial
         return best
@@ -854,7 +857,7 @@ class Attempt:
         """The context that the devices' memory holds in total, packing aside; on one device packing is all there is.
 
         Upstream's fit (``common_params_fit_impl``) settles on that context before it places a layer, and leaves half a
-        layer per device (a sixth of one with experts) for what packing wastes. A fitted context is never below it.
+        layer per device (a sixth of one with experts) for what packing wastes. Weights leave the devices for no more.
         """
         # a device adds nothing that has less than packing wastes and its own compute buffer take
         by_size = sorted(self.devices, key=lambda device: -device.target)

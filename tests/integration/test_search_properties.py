@@ -59,6 +59,14 @@ def test_a_slow_card_is_not_taken_for_a_little_context(asking: Asking) -> None:
     assert not worse(asking.fit(machine("qwen3-next-80b-a3b", *cards, n_seq_max=128)), without, is_other=True)
 
 
+@pytest.mark.parametrize("gib", [7, 8, 12, 16])
+def test_caches_are_not_kept_apart_where_the_host_has_no_room_for_them(asking: Asking, gib: int) -> None:
+    cards = ("rtx-4070", None), ("rtx-5090", 27284)
+    options = {"n_seq_max": 128, "type_k": "q8_0", "type_v": "q8_0", "margin": 0}
+    plan = asking.fit(machine("llama-3.1-8b", *cards), **options, host_memory=gib * 1024 * MIB)
+    assert plan.fits and plan.on_devices
+
+
 def test_a_plan_far_from_its_bound_says_why(asking: Asking) -> None:
     # no compute buffer has room on the only card
     plan = asking.fit(machine("qwen3-30b-a3b", ("rx-6700-xt", 657), n_seq_max=256, margin=256 * MIB))
