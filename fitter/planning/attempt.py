@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from fitter.errors import LlamaCppCrashError, LlamaCppError, TimeLimitError
@@ -18,7 +18,7 @@ from fitter.planning.explain import Choice
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import HOST, Unit, between, units_of
 from fitter.planning.objective import Prices
-from fitter.planning.packing import brought, pack, pack_fastest, pack_whole
+from fitter.planning.packing import Times, brought, pack, pack_fastest, pack_whole
 from fitter.planning.placement import Placement, caches_on, counts_for_split, merged, overrides_of, weights_on
 from fitter.planning.request import SHARED_ROW, DeviceLimit, Measure, Record, Request
 from fitter.planning.trial import GAIN, Trial, beats, is_better, missing_of, rank
@@ -33,6 +33,15 @@ _TENSORS = "single feed-forward tensors on the host, as many layers with their K
 _LAYERS = "whole layers on the host with their KV cache"
 _CACHES = "weights of layers on the host, their KV cache on devices"
 _CACHES_ON_HOST = "layers' KV cache on the host, their weights on devices as far as there is room"
+
+_CONTEXTS_TO_SPILL = 8
+"""Contexts that are asked about between what fits as a whole and what the devices hold in total."""
+
+_MAX_SPILLED, _MAX_DISAPPOINTED = 5, 2
+"""How many of those llama.cpp is asked about, and how many of them may be no better."""
+
+_SMALL_SHARE = 0.004
+"""A share of a context that is not worth another proposal."""
 
 _STARTS = 8
 """How many first layers on devices are tried before the search goes on around the best of them."""
@@ -58,6 +67,22 @@ _WORTH_A_CORRECTION = 0.002
 def wanted(request: Request) -> set[DeviceLimit]:
     """Devices on which an override of the user's puts tensors: llama.cpp must know them."""
     return {request.devices[target] for target in request.pinned.values() if target != HOST}
+
+
+@dataclass(frozen=True)
+class Room:
+    """What each device may hold of weights and caches. Bytes.
+
+    Compute buffers are larger where attention is computed: there is less room ``with_caches`` than ``without`` any.
+    """
+
+    with_caches: tuple[int, ...]
+    without: tuple[int, ...]
+
+    def of(self, units: Sequence[Unit], placement: Placement) -> list[int]:
+        """The room for ``placement``: of each device by whether it has a cache."""
+        caches = caches_on(units, placement)
+        return [w if cache else o for w, o, cache in zip(self.with_caches, self.without, caches, strict=True)]
 
 
 class CutShort(Exception):
@@ -90,6 +115,7 @@ class Attempt:
         self._on_choice = on_choice
         self._best: Trial | None = before._best if before else None
         self._compute: dict[bool, LearnedCompute] = {True: LearnedCompute(), False: LearnedCompute()}
+        self._without_cache = LearnedCompute()
         # what is not the model's own, which is there whatever of the model is
         self._shared: LearnedCompute = before._shared if before else LearnedCompute()
         self._trials: dict[Params, Trial] = {}
@@ -102,7 +128,7 @@ class Attempt:
         self.floor: int | None = None
         """The context below which a plan is of no interest; ``None`` where that is for this search to find."""
         self._is_priced = request.strategy == "fastest" and request.facts is not None and request.host_speed is not None
-        self._proposals: dict[tuple[int, tuple[int, ...], bool, bool], Placement | None] = {}
+        self._proposals: dict[tuple[int, Room, bool, bool], Placement | None] = {}
         self._prices: Prices | None = None
         self._prices_on: dict[tuple[int, ...], Prices] = {}
 
@@ -175,18 +201,33 @@ class Attempt:
         request = self.request
         return request.params.n_ctx if "n_ctx" in request.fixed else request.n_ctx_min
 
-    def budgets(self, n_ctx: int, whole: bool, optimistic: bool = False) -> list[int]:
+    def room(self, n_ctx: int, whole: bool, optimistic: bool = False) -> Room:
         """What each device may hold of weights and caches, by what was measured last."""
         off = self._off_by()
-        budgets = []
+        with_caches, without = [], []
         for d, device in enumerate(self.devices):
             known = self._compute[whole].at(device.name, n_ctx)
             if known is None:
                 known = None if optimistic else self._compute[not whole].at(device.name, n_ctx)
             if known is None:
                 known = self._shared.at(device.name, n_ctx)
-            budgets.append(device.target - (known or 0) - off[d])
-        return budgets
+            without_cache = self._without_cache.at(device.name, n_ctx)
+            without_cache = known if without_cache is None else without_cache
+            with_caches.append(device.target - (known or 0) - off[d])
+            without.append(device.target - (without_cache or 0) - off[d])
+        return Room(tuple(with_caches), tuple(without))
+
+    def _room_left_by(self, trial: Trial, room: Room) -> Room:
+        """``room``, but of the devices that ``trial`` uses what its own compute buffers leave."""
+        off = self._off_by()
+        with_caches, without = list(room.with_caches), list(room.without)
+        caches = caches_on(self.units(trial.params.n_ctx), trial.placement)
+        for d, device in enumerate(self.devices):
+            if d not in trial.placement.idle:
+                left = device.target - trial.breakdown.on(device.name).compute - off[d]
+                without[d] = max(left, without[d])
+                with_caches[d] = left if caches[d] else min(with_caches[d], left)
+        return Room(tuple(with_caches), tuple(without))
 
     def _off_by(self) -> list[int]:
         """By how much weights and caches of the last trial were more than the estimate said."""
@@ -208,6 +249,7 @@ class Attempt:
             # what the host has goes through the first one
             changed = {self.devices[0].name: other.devices[0].name, other.devices[0].name: self.devices[0].name}
         self._compute = {whole: learned.copy(changed) for whole, learned in other._compute.items()}
+        self._without_cache = other._without_cache.copy(changed)
         return self
 
     def expected(self, best: Trial) -> tuple[int, float] | None:
@@ -221,7 +263,7 @@ class Attempt:
         n_ctx = max(self._smallest_context(), best.params.n_ctx)
         if whole is not None and whole[0] >= n_ctx:
             return whole
-        placement = self._propose_partial(n_ctx, self.budgets(n_ctx, False), self._styles(n_ctx)[0])
+        placement = self._propose_partial(n_ctx, self.room(n_ctx, False), self._styles(n_ctx)[0])
         partial = None if placement is None else (n_ctx, self.seconds(placement))
         if whole is None or partial is None:
             return whole or partial
@@ -236,8 +278,8 @@ class Attempt:
             top = -(-self.request.n_ctx_max // step)
             n_ctx = step * _last_true(low // step, top + 1, lambda n: self._promises_whole(n * step))
             n_ctx = max(low, min(n_ctx, self.request.n_ctx_max))
-        budgets = self.budgets(n_ctx, True)
-        placement = self._fastest(n_ctx)(budgets) if self._chooses_devices() else self._whole(n_ctx)(budgets)
+        room = self.room(n_ctx, True)
+        placement = self._fastest(n_ctx)(room) if self._chooses_devices() else self._whole(n_ctx)(room)
         return None if placement is None else (n_ctx, self.seconds(placement))
 
     # trying
@@ -257,10 +299,14 @@ class Attempt:
             whole = self._is_whole(placement)
             # a placement proposed before any compute buffer was known says little of what is missing
             is_guess = not whole and not any(learned.knows_any for learned in self._compute.values())
+            caching = list(range(len(self.devices)))
+            if is_priced:
+                caching = [d for d, cache in enumerate(caches_on(self.units(n_ctx), placement)) if cache]
             for d, device in enumerate(self.devices):
                 # what a device needs without a layer says nothing of what it needs with one
                 if d not in placement.idle:
-                    self._compute[whole].learn(device.name, n_ctx, breakdown.on(device.name).compute)
+                    learned = self._compute[whole] if whole or d in caching else self._without_cache
+                    learned.learn(device.name, n_ctx, breakdown.on(device.name).compute)
             self._compute[whole].learn("host", n_ctx, breakdown.host.used)
             for row in breakdown.rows:
                 if row.buffer_type == SHARED_ROW and row.device is not None:
@@ -298,13 +344,13 @@ class Attempt:
         named_by_user = wanted(self.request)
         return [d for d in every if d not in idle or self.devices[d] in named_by_user]
 
-    def settle(self, n_ctx: int, whole: bool, propose: Callable[[list[int]], Placement | None]) -> Trial | None:
+    def settle(self, n_ctx: int, whole: bool, propose: Callable[[Room], Placement | None]) -> Trial | None:
         """Propose, measure and correct at one context until the measurement agrees; the best that fits."""
         best: Trial | None = None
         seen: set[Placement] = set()
         optimistic = False
         while len(seen) < _MAX_CORRECTIONS:
-            placement = propose(self.budgets(n_ctx, whole, optimistic))
+            placement = propose(self.room(n_ctx, whole, optimistic))
             if placement is None and not seen and not optimistic:
                 # compute buffers of the other kind of placement may be the larger ones: ask llama.cpp before giving up
                 optimistic = True
@@ -328,6 +374,17 @@ class Attempt:
                 self._is_plain = True
             if trial.fits and (best is None or rank(trial) > rank(best)):
                 best = trial
+        while best is not None and self._is_priced and self._units and len(seen) < _MAX_CORRECTIONS:
+            # what was learned of compute buffers is of all that was tried, and too much for this one
+            self._last = best
+            placement = propose(self._room_left_by(best, self.room(n_ctx, whole)))
+            if placement is None or placement in seen or not self._gains(placement, best):
+                break
+            seen.add(placement)
+            trial = self.trial(placement, n_ctx)
+            if not trial.fits or rank(trial) <= rank(best):
+                break
+            best = trial
         return best
 
     def _gains(self, placement: Placement, best: Trial | None) -> bool:
@@ -411,10 +468,60 @@ class Attempt:
             )
             if best.params.n_ctx >= floor:
                 return best
+        if best is not None:
+            return self._spilled_beyond(best, floor)
         partial = self._partial(floor)
-        if partial is not None and best is not None:
-            return partial if is_better(self.request, partial, best) else best
-        return partial or best or (self._partial(low) if floor > low else None)
+        return partial or (self._partial(low) if floor > low else None)
+
+    def _spilled_beyond(self, whole: Trial, most: int) -> Trial:
+        """``whole``, or a better plan with weights on the host for a context of up to ``most``."""
+        best, asked, low, failed = whole, set[int](), whole.params.n_ctx, 0
+        while len(asked) < _MAX_SPILLED and failed < _MAX_DISAPPOINTED and most > low:
+            n_ctx = self._worth_spilling(low, most)
+            if n_ctx in asked:
+                # what was learned of compute buffers does not change it any more
+                break
+            asked.add(n_ctx)
+            trial = self._partial(n_ctx)
+            if trial is not None and is_better(self.request, trial, best):
+                best = trial
+            else:
+                failed += 1
+                most = (low + n_ctx) // 2 // self.request.alignment * self.request.alignment
+        return best
+
+    def _worth_spilling(self, whole: int, most: int) -> int:
+        """The context of up to ``most`` that promises the best plan where all that fits without spilling is ``whole``.
+
+        Little more context can cost much of the time, where no tensor is small enough for the room that is left.
+        """
+        if not self._is_priced or not self._units or self.floor is not None:
+            return most
+        alignment, spread = self.request.alignment, self._styles(most)[0]
+        seconds: dict[int, float] = {}
+
+        def expect(n_ctx: int) -> None:
+            n_ctx = n_ctx // alignment * alignment if n_ctx < most else most
+            if whole < n_ctx and n_ctx not in seconds:
+                seconds[n_ctx] = self._expected(n_ctx, spread, is_plain=True)
+
+        def best() -> int:
+            found = most
+            for n_ctx in seconds:
+                is_first = math.isinf(seconds[found])
+                if is_first or beats(self.request, (n_ctx, seconds[n_ctx]), (found, seconds[found])):
+                    found = n_ctx
+            return found
+
+        stride = max(alignment, (most - whole) // _CONTEXTS_TO_SPILL)
+        for n in range(_CONTEXTS_TO_SPILL):
+            expect(most - n * stride)
+        while stride > max(alignment, _SMALL_SHARE * most):
+            stride //= 2
+            around = best()
+            expect(around - stride)
+            expect(around + stride)
+        return best()
 
     def _chooses_devices(self) -> bool:
         """Whether it is for the search to say which devices have the model."""
@@ -518,13 +625,15 @@ class Attempt:
             )
         )
 
-    def _fastest(self, n_ctx: int) -> Callable[[list[int]], Placement | None]:
+    def _fastest(self, n_ctx: int) -> Callable[[Room], Placement | None]:
         """Proposes to have all layers where they take the least time: a slow device gets nothing where others do."""
 
-        def propose(budgets: list[int]) -> Placement | None:
+        def propose(room: Room) -> Placement | None:
             prices = self.prices()
             seconds = [prices.unit_seconds(d) for d in range(len(self.devices))]
-            return pack_fastest(self.units(n_ctx), budgets, seconds, prices.hop, self._default().first, prices.visits)
+            return pack_fastest(
+                self.units(n_ctx), room.with_caches, seconds, prices.hop, self._default().first, prices.visits
+            )
 
         return propose
 
@@ -611,11 +720,11 @@ class Attempt:
         padded = (*split, *([0.0] * len(self.devices)))[: len(self.devices)]
         return counts_for_split(n_gpu_layers, padded)
 
-    def _whole(self, n_ctx: int) -> Callable[[list[int]], Placement | None]:
+    def _whole(self, n_ctx: int) -> Callable[[Room], Placement | None]:
         """Proposes to have all layers (or as many as the user says) on devices, nothing of them elsewhere."""
 
-        def propose(budgets: list[int]) -> Placement | None:
-            units = self.units(n_ctx)
+        def propose(room: Room) -> Placement | None:
+            units, budgets = self.units(n_ctx), room.with_caches
             default = self._default()
             if "tensor_split" not in self.request.fixed:
                 return pack_whole(units, budgets, default.first)
@@ -638,7 +747,7 @@ class Attempt:
                 best, chosen = trial, spread
         if best is not None and best.fits and best.seconds is not None and len(styles) > 1:
             said = self._said(best.placement)
-            other = self._propose_partial(n_ctx, self.budgets(n_ctx, False), not chosen)
+            other = self._propose_partial(n_ctx, self.room(n_ctx, False), not chosen)
             runner_up = None if other is None else self._said(other)
             if other is None or runner_up == said:
                 self._on_choice(Choice("where the weights go", said, best.seconds))
@@ -655,8 +764,8 @@ class Attempt:
             return _CACHES
         return _TENSORS if len({item.layer for item in spilled}) > 1 else _LAYERS
 
-    def _spilled(self, n_ctx: int, spread: bool) -> Callable[[list[int]], Placement | None]:
-        return lambda budgets: self._propose_partial(n_ctx, budgets, spread)
+    def _spilled(self, n_ctx: int, spread: bool) -> Callable[[Room], Placement | None]:
+        return lambda room: self._propose_partial(n_ctx, room, spread)
 
     def _styles(self, n_ctx: int) -> list[bool]:
         """Ways to spill, the more promising first: single tensors of any layer (``True``), or whole layers."""
@@ -669,9 +778,9 @@ class Attempt:
         seconds = {spread: self._expected(n_ctx, spread) for spread in (False, True)}
         return sorted(seconds, key=lambda spread: seconds[spread])
 
-    def _expected(self, n_ctx: int, spread: bool) -> float:
-        """The objective with what a way to spill proposes by what is known now."""
-        placement = self._propose_partial(n_ctx, self.budgets(n_ctx, False), spread)
+    def _expected(self, n_ctx: int, spread: bool, *, is_plain: bool = False) -> float:
+        """The objective with what a way to spill proposes by what is known now, of whole layers if ``is_plain``."""
+        placement = self._propose_partial(n_ctx, self.room(n_ctx, False), spread, is_plain=is_plain)
         return self.seconds(placement) if placement else math.inf
 
     def _promises_better(self, n_ctx: int, spread: bool, best: Trial) -> bool:
@@ -703,23 +812,23 @@ class Attempt:
             trial = filled
         return trial
 
-    def _propose_partial(self, n_ctx: int, budgets: list[int], spread: bool) -> Placement | None:
+    def _propose_partial(self, n_ctx: int, room: Room, spread: bool, *, is_plain: bool = False) -> Placement | None:
         """The placement of a part of the weights, kept for the next who asks about the same room."""
-        key = n_ctx, tuple(budgets), spread, self._is_plain
+        key = n_ctx, room, spread, self._is_plain or is_plain
         if key not in self._proposals:
-            self._proposals[key] = self._propose(n_ctx, budgets, spread)
+            self._proposals[key] = self._propose(*key)
         return self._proposals[key]
 
-    def _propose(self, n_ctx: int, budgets: list[int], spread: bool) -> Placement | None:
-        request, units = self.request, self.units(n_ctx)
+    def _propose(self, n_ctx: int, room: Room, spread: bool, is_plain: bool) -> Placement | None:
+        request, units, budgets = self.request, self.units(n_ctx), room.with_caches
         apart = self._apart() if self._is_priced else 0
         first = len(units) - self._n_gpu_layers() if "n_gpu_layers" in request.fixed else None
         if "tensor_split" not in request.fixed:
-            found = pack(units, budgets, spread=spread, first=first, apart=apart)
+            found = pack(units, budgets, spread=spread, first=first, apart=apart, times=self._times())
             found = (found and self._nearer(found, units, budgets, first)) or _nothing(units, budgets, first)
-            if found is None or first is not None or not self._is_priced or self._is_plain:
+            if found is None or first is not None or not self._is_priced or is_plain:
                 return found
-            return self._with_caches(self._without_caches(found, units, budgets), units, budgets)
+            return self._with_caches(self._without_caches(found, units, room), units, budgets)
         choices = range(len(units), 0, -1) if first is None else (len(units) - first,)
         for n_gpu_layers in choices:
             counts = self._counts(n_gpu_layers)
@@ -744,16 +853,17 @@ class Attempt:
             return found
         return min(found, nearer, key=self.seconds)
 
-    def _without_caches(self, found: Placement, units: Sequence[Unit], budgets: Sequence[int]) -> Placement:
+    def _without_caches(self, found: Placement, units: Sequence[Unit], room: Room) -> Placement:
         """``found``, or a faster one with more layers on the host, whose caches give way to tensors of any layer.
 
         Where caches are large, as with many slots, the weights of a layer do more on a device than all of it would.
         But a cache costs as much more as there are requests at once: what one request gains is not to be less, by its
         share, than what all of them at once lose.
         """
-        if self._keeps_caches(found, units, budgets):
+        if self._keeps_caches(found, units, room.with_caches):
             return found
         n_units, seconds = len(units), self.seconds
+        far = [d for d in range(len(self.devices)) if self.prices().is_remote(d)]
         best, least = found, seconds(found)
         most = least * self.busy(found)
         tried: dict[int, float] = {}
@@ -763,11 +873,19 @@ class Attempt:
             if first in tried or not 0 <= first < n_units:
                 return
             tried[first] = math.inf
-            base = pack(units, budgets, spread=True, first=first, apart=self._apart())
+            has_caches = any(unit.cache for unit in units[first:])
+            base = pack(
+                units,
+                room.with_caches if has_caches else room.without,
+                spread=True,
+                first=first,
+                apart=self._apart(),
+                times=self._times(),
+            )
             if base is None:
                 return
             for bring in _WAYS_TO_BRING:
-                placement = brought(units, budgets, base, bring)
+                placement = brought(units, room.of(units, base), base, bring, far)
                 taken = seconds(placement)
                 if taken < tried[first] and taken * self.busy(placement) <= most:
                     tried[first] = taken
@@ -800,7 +918,9 @@ class Attempt:
         for first in dict.fromkeys((0, found.first // 4, found.first // 2, 3 * found.first // 4)):
             more = 0
             while (bare := found.first - first + more) <= len(units) - 1 - first:
-                placement = pack(units, budgets, spread=True, first=first, apart=self._apart(), bare=bare)
+                placement = pack(
+                    units, budgets, spread=True, first=first, apart=self._apart(), bare=bare, times=self._times()
+                )
                 if placement is not None:
                     if (seconds := self.seconds(placement)) < best_seconds:
                         best, best_seconds = placement, seconds
@@ -821,8 +941,11 @@ class Attempt:
         saved = prices.saved_by_byte(unit)
         return round(prices.apart / saved) if saved > 0 else 0
 
+    def _times(self) -> Times | None:
+        return self.prices().times(self._units[max(self._units)]) if self._is_priced else None
+
     def _promises_whole(self, n_ctx: int) -> bool:
-        return self._promises_host(n_ctx) and self._whole(n_ctx)(self.budgets(n_ctx, True)) is not None
+        return self._promises_host(n_ctx) and self._whole(n_ctx)(self.room(n_ctx, True)) is not None
 
     def _promises_host(self, n_ctx: int) -> bool:
         target, used = self.request.host.target, self._compute[True].at("host", n_ctx)

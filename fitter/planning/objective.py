@@ -20,6 +20,7 @@ from fitter.planning.cost import (
     visit_seconds,
 )
 from fitter.planning.memory import HOST, Unit
+from fitter.planning.packing import Times
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
 from fitter.planning.work import Pieces, pieces_of, work_of
@@ -51,6 +52,7 @@ class Prices:
         self._pieces: Pieces = pieces_of(request.facts, units, n_ctx, request.params, None, pinned)
         self._flash: dict[bool | None, Pieces] = {}
         self._n_units = len(units)
+        self._times: Times | None = None
 
     def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
         """The objective with ``placement``, by the graph splits and the attention measured for it, or as expected."""
@@ -99,6 +101,20 @@ class Prices:
             seconds[index if index < len(facts.layers) else -1] = self._value(found)
         return seconds
 
+    def times(self, units: Sequence[Unit]) -> Times | None:
+        """What ``units`` take on each device; ``None`` where all are alike, so that only bytes count."""
+        if len(set(self._devices)) < 2:
+            return None
+        if self._times is None:
+            largest = max(units, key=lambda unit: unit.movable)
+            every = range(len(self._devices))
+            self._times = Times(
+                tuple(tuple(self.unit_seconds(d)) for d in every),
+                tuple(self.unit_seconds(HOST)),
+                tuple(self.saved_by_byte(largest, d) for d in every),
+            )
+        return self._times
+
     @cached_property
     def hop(self) -> float:
         """Seconds for passing on from one device to the next."""
@@ -138,14 +154,14 @@ class Prices:
         largest = max(layers, key=lambda layer: sum(weights.bytes for weights in layer.weights))
         return self._value(sum((tensor_seconds(weights, at) for weights in largest.weights), Seconds()))
 
-    def saved_by_byte(self, unit: Unit) -> float:
-        """Seconds that a byte of a unit's movable tensors saves on the first device, instead of on the host."""
+    def saved_by_byte(self, unit: Unit, device: int = 0) -> float:
+        """Seconds that a byte of a unit's movable tensors saves on ``device``, instead of on the host."""
         if not unit.movable:
             return 0.0
         apart = tuple((f"{item.stem}.{suffix}", HOST) for item in unit.items for suffix in item.suffixes)
         index = min(unit.index, len(self._pieces.facts.layers))
         home, away = (
-            sum((tensor_seconds(w, self._setting) for w in self._pieces.layer(index, 0, where).weights), Seconds())
+            sum((tensor_seconds(w, self._setting) for w in self._pieces.layer(index, device, where).weights), Seconds())
             for where in ((), apart)
         )
         return (self._value(away) - self._value(home)) / unit.movable

@@ -30,6 +30,18 @@ _WINDOW, _WINDOW_OF_MANY, _MANY = 12, 8, 5
 devices fewer do, since the other boundaries make up for it."""
 
 
+class Times(NamedTuple):
+    """What units take in time on devices that differ in speed. Seconds.
+
+    ``units``: of every device, each unit that is there as a whole; ``by_byte``: of every device, what a byte of a unit
+    there that is on the host costs more.
+    """
+
+    units: tuple[tuple[float, ...], ...]
+    host: tuple[float, ...]
+    by_byte: tuple[float, ...]
+
+
 class _Kept(NamedTuple):
     """What a device keeps of a range of units: weight bytes, and the items that it cannot hold."""
 
@@ -117,9 +129,11 @@ def pack(
     apart: int = 0,
     far: Collection[int] = (),
     bare: int = 0,
+    times: Times | None = None,
 ) -> Placement | None:
     """The placement with the most weight bytes on devices, ``None`` where not even one exists.
 
+    With ``times`` that which takes the least, as far as they tell: which device has what is theirs to say.
     With ``spread`` (mixture of experts) as many layers as possible are on devices, with as many of their items as fit
     beside them. Without it a device takes whole layers and at most one whose items are partly elsewhere. ``first``
     fixes the first unit on devices; ``counts`` fixes the units per device. Items that their own device cannot hold go
@@ -128,17 +142,17 @@ def pack(
     items have room.
     """
     if bare:
-        return _pack_bare(units, budgets, first or 0, bare, apart, far)
+        return _pack_bare(units, budgets, first or 0, bare, apart, far, times)
     if counts is not None:
         first = len(units) - sum(counts)
         chosen: tuple[int, ...] | None = tuple(counts)
         spread = True
     elif spread or first is not None:
         starts = range(len(units)) if first is None else (first,)
-        chosen = next((found for start in starts if (found := _spread_counts(units, budgets, start))), None)
+        chosen = next((found for start in starts if (found := _spread_counts(units, budgets, start, times))), None)
         spread = True
     else:
-        chosen = _partial_counts(units, budgets)
+        chosen = _partial_counts(units, budgets, times)
     if chosen is None:
         return None
     placement = Placement(len(units) - sum(chosen), chosen)
@@ -153,15 +167,19 @@ def pack(
 
 
 def brought(
-    units: Sequence[Unit], budgets: Sequence[int], placement: Placement, bring: Literal["items", "layers", "all"]
+    units: Sequence[Unit],
+    budgets: Sequence[int],
+    placement: Placement,
+    bring: Literal["items", "layers", "all"],
+    far: Collection[int] = (),
 ) -> Placement:
     """``placement`` with weights of layers on the host where there is room, the last layer first.
 
     Single ``items``, those of whole ``layers``, or ``all`` weights of layers: these go together where they can, and
-    next to those of the layer after it.
+    next to those of the layer after it. To any device, but to those of ``far`` only where they have a layer anyway.
     """
     gaps = _gaps(units, budgets, placement)
-    open_to = [d for d in range(len(gaps)) if placement.counts[d]]
+    open_to = [d for d in range(len(gaps)) if placement.counts[d] or d not in far]
     moved = list(placement.moved)
     left: list[Item] = []
     target = HOST
@@ -178,7 +196,7 @@ def brought(
             continue
         gaps[target] -= size
         moved += [(item, target) for item in items]
-    moved += _placed(left, gaps, placement, ())
+    moved += _placed(left, gaps, placement, open_to)
     moved.sort(key=lambda pair: (pair[1], pair[0].layer, pair[0].stem))
     return replace(placement, moved=tuple(moved))
 
@@ -189,27 +207,35 @@ def _gaps(units: Sequence[Unit], budgets: Sequence[int], placement: Placement) -
 
 
 def _pack_bare(
-    units: Sequence[Unit], budgets: Sequence[int], first: int, bare: int, apart: int, far: Collection[int]
+    units: Sequence[Unit],
+    budgets: Sequence[int],
+    first: int,
+    bare: int,
+    apart: int,
+    far: Collection[int],
+    times: Times | None,
 ) -> Placement | None:
     stripped = units[first : first + bare]
     if not all(unit.can_be_bare for unit in stripped):
         return None
     others = [*units[:first], *(unit.bare for unit in stripped), *units[first + bare :]]
-    found = pack(others, budgets, spread=True, first=first, apart=apart, far=far)
+    found = pack(others, budgets, spread=True, first=first, apart=apart, far=far, times=times)
     if found is None:
         return None
     rest = tuple((item, HOST) for unit in stripped for item in unit.rest)
     items = [item for unit in stripped for item in unit.items]
     away = replace(found, moved=(*found.moved, *rest, *((item, HOST) for item in items)))
     room = _gaps(units, budgets, away)
-    return replace(found, moved=(*found.moved, *rest, *_placed(items, room, found, far)))
+    return replace(found, moved=(*found.moved, *rest, *_placed(items, room, found, _with_layers(found, far))))
 
 
 class _Sums:
     """Units with sums over ranges of them."""
 
-    def __init__(self, units: Sequence[Unit]) -> None:
+    def __init__(self, units: Sequence[Unit], times: Times | None = None) -> None:
         self.units = units
+        self._times = times
+        self._seconds = [list(accumulate(seconds, initial=0.0)) for seconds in times.units] if times else []
         self.fixed = list(accumulate((unit.fixed for unit in units), initial=0))
         self.need = list(accumulate((unit.need for unit in units), initial=0))
         self.weights = list(accumulate((unit.weights for unit in units), initial=0))
@@ -219,6 +245,14 @@ class _Sums:
         """For each size of items, the large ones first, how many there are up to every unit."""
         sizes = sorted({size for unit in self.units for size in unit.sizes}, reverse=True)
         return {size: list(accumulate((unit.sizes.count(size) for unit in self.units), initial=0)) for size in sizes}
+
+    def worth(self, device: int, start: int, stop: int, kept: int) -> float:
+        """What it is worth to keep so many weight bytes of a range on ``device``; only differences mean anything."""
+        if self._times is None:
+            return kept
+        spilled = self.weights[stop] - self.weights[start] - kept
+        seconds = self._seconds[device][stop] - self._seconds[device][start]
+        return -(seconds + spilled * self._times.by_byte[device])
 
     def most(self, start: int, stop: int, budget: int) -> int | None:
         """The most weight bytes that a device can keep of a range, any items spilled; ``None`` as ``keep`` says it."""
@@ -387,8 +421,10 @@ def _exchange(whole: Sequence[Unit], rest: Sequence[Unit], gap: int) -> tuple[Un
     return max(pairs, key=lambda pair: pair[1].movable - pair[0].movable, default=None)
 
 
-def _spread_counts(units: Sequence[Unit], budgets: Sequence[int], first: int) -> tuple[int, ...] | None:
-    """Units per device with the most weights on devices, all from ``first`` on being there."""
+def _spread_counts(
+    units: Sequence[Unit], budgets: Sequence[int], first: int, times: Times | None
+) -> tuple[int, ...] | None:
+    """Units per device with the most weights on devices, or the least time, all from ``first`` on being there."""
     need = sum(unit.need for unit in units[first:])
     total = sum(max(budget, 0) for budget in budgets)
     movable = sum(unit.movable for unit in units[first:])
@@ -397,7 +433,7 @@ def _spread_counts(units: Sequence[Unit], budgets: Sequence[int], first: int) ->
     share = min(1.0, (total - need) / movable) if movable else 1.0
     centers = _proportional(units, budgets, first, share)
     for window in (_WINDOW_OF_MANY if len(budgets) >= _MANY else _WINDOW, len(units)):
-        counts = _best_boundaries(units, budgets, first, centers, window)
+        counts = _best_boundaries(_Sums(units, times), budgets, first, centers, window)
         if counts is not None:
             return counts
     return None
@@ -419,13 +455,12 @@ def _proportional(units: Sequence[Unit], budgets: Sequence[int], first: int, sha
 
 
 def _best_boundaries(
-    units: Sequence[Unit], budgets: Sequence[int], first: int, centers: Sequence[int], window: int
+    sums: _Sums, budgets: Sequence[int], first: int, centers: Sequence[int], window: int
 ) -> tuple[int, ...] | None:
     """Dynamic programme over the boundaries between devices, each within ``window`` layers of its center."""
-    n_units, n_devices = len(units), len(budgets)
-    sums = _Sums(units)
-    # weights on devices up to a boundary, and the boundaries before it
-    states: dict[int, tuple[int, tuple[int, ...]]] = {first: (0, ())}
+    n_units, n_devices = len(sums.units), len(budgets)
+    # what devices have up to a boundary is worth, and the boundaries before it
+    states: dict[int, tuple[float, tuple[int, ...]]] = {first: (0, ())}
     for device, budget in enumerate(budgets):
         last = device == n_devices - 1
         stops = (
@@ -433,37 +468,42 @@ def _best_boundaries(
             if last
             else range(max(first, centers[device + 1] - window), min(n_units, centers[device + 1] + window) + 1)
         )
-        following: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for start, (weights, counts) in states.items():
+        following: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for start, (before, counts) in states.items():
             for stop in stops:
                 if stop < start:
                     continue
                 kept = sums.most(start, stop, budget)
                 if kept is None:
                     break
-                if stop not in following or weights + kept > following[stop][0]:
-                    following[stop] = (weights + kept, (*counts, stop - start))
+                worth = before + sums.worth(device, start, stop, kept)
+                if stop not in following or worth > following[stop][0]:
+                    following[stop] = (worth, (*counts, stop - start))
         states = following
     return states[n_units][1] if n_units in states else None
 
 
-def _partial_counts(units: Sequence[Unit], budgets: Sequence[int]) -> tuple[int, ...] | None:
-    """Units per device with the most weights on devices, whole layers but for at most one on each."""
-    # best weights of devices d.. for units stop.., built from the last device to the first
-    states: dict[int, tuple[int, tuple[int, ...]]] = {len(units): (0, ())}
-    sums = _Sums(units)
-    for budget in reversed(budgets):
-        following: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for stop, (weights, counts) in states.items():
+def _partial_counts(units: Sequence[Unit], budgets: Sequence[int], times: Times | None) -> tuple[int, ...] | None:
+    """Units per device with the most weights on devices, or the least time: whole layers, but for one on each."""
+    # what devices d.. are worth with units stop.., built from the last device to the first
+    states: dict[int, tuple[float, tuple[int, ...]]] = {len(units): (0, ())}
+    sums = _Sums(units, times)
+    for device in reversed(range(len(budgets))):
+        budget = budgets[device]
+        following: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for stop, (before, counts) in states.items():
             for start in range(stop, -1, -1):
                 kept = sums.keep(start, stop, budget, spread=False)
                 if kept is None:
                     break
-                if start not in following or weights + kept.weights > following[start][0]:
-                    following[start] = (weights + kept.weights, (stop - start, *counts))
+                worth = before + sums.worth(device, start, stop, kept.weights)
+                if start not in following or worth > following[start][0]:
+                    following[start] = (worth, (stop - start, *counts))
         states = following
-    best = max(states.values(), key=lambda state: state[0])
-    return best[1] if sum(best[1]) else None
+    host = list(accumulate(times.host, initial=0.0)) if times else [0.0] * (len(units) + 1)
+    start = max(states, key=lambda start: states[start][0] - host[start])
+    counts = states[start][1]
+    return counts if sum(counts) else None
 
 
 def _move(
@@ -476,18 +516,22 @@ def _move(
     """Give every spilled item to a device that has room for it, nearest in size first, else to the host."""
     at_home = Placement(placement.first, placement.counts, tuple((item, HOST) for item in spilled))
     gaps = _gaps(units, budgets, at_home)
-    moved = _placed(spilled, gaps, placement, far)
+    moved = _placed(spilled, gaps, placement, _with_layers(placement, far))
     return Placement(placement.first, placement.counts, tuple(moved))
 
 
+def _with_layers(placement: Placement, far: Collection[int]) -> list[int]:
+    return [d for d, count in enumerate(placement.counts) if count and d not in far]
+
+
 def _placed(
-    spilled: Sequence[Item], gaps: list[int], placement: Placement, far: Collection[int]
+    spilled: Sequence[Item], gaps: list[int], placement: Placement, open_to: Collection[int]
 ) -> list[tuple[Item, int]]:
     """A target for every item, those left out that stay with their layer on the host; takes from ``gaps``."""
     moved = []
     for item in sorted(spilled, key=lambda item: (-item.bytes, item.layer, item.stem)):
         target = min(
-            (d for d, gap in enumerate(gaps) if gap >= item.bytes and placement.counts[d] and d not in far),
+            (d for d in open_to if gaps[d] >= item.bytes),
             key=lambda d: gaps[d],
             default=HOST,
         )

@@ -19,6 +19,9 @@ from fitter.planning.trial import Trial, beats, is_better, rank
 _SLOW = 0.7
 """The share of the fastest device's bandwidth below which another one is slow."""
 
+_MAX_UNUSED = 2
+"""How many devices without anything are counted on alone: several of them can be in each other's way."""
+
 _MAX_OTHERS, _LEAST_OTHERS = 5, 2
 """How many other choices of devices are asked for where some promise to be better, and where none does."""
 
@@ -138,16 +141,23 @@ class _Devices:
         is_open = "n_ctx" not in self._request.fixed and best.params.n_ctx < self._request.n_ctx_max
         if self._are_given or not best.fits or not is_open or not 0 < len(used) < len(best.devices):
             return best
-        trial = self._run(attempt.on(used), is_free=True)
-        return trial if is_better(self._request, trial, best) else best
+        unused = sorted((d for d in best.devices if d not in used), key=lambda device: -device.target)
+        for added in (None, *unused[:_MAX_UNUSED]):
+            kept = tuple(device for device in best.devices if device in used or device == added)
+            trial = self._run(attempt.on(kept), is_free=True)
+            best = trial if is_better(self._request, trial, best) else best
+        return best
 
     def without_doubtful(self, best: Trial) -> Trial:
         """``best``, or a plan without devices that hold so little that their part in every graph may cost more."""
         while not self._are_given and best.fits and best.seconds is not None:
             trial = None
             small = self._small(best)
-            for group in (*small, *self._slow(best)):
-                kept = tuple(device for device in best.devices if device not in group)
+            used, every = best.used[0], best.devices
+            # a device that has nothing may have something where another one is left out
+            groups = [(group, left) for group in (*small, *self._slow(best)) for left in dict.fromkeys((used, every))]
+            for group, left in groups:
+                kept = tuple(device for device in left if device not in group)
                 names = tuple(device.name for device in kept)
                 if not kept or names in self._trials:
                     continue
@@ -180,8 +190,7 @@ class _Devices:
     def _is_promising(self, best: Trial, attempt: Attempt, is_small: bool) -> bool:
         """Whether a plan on the devices of ``attempt`` is worth its loads, by what is known of the compute buffers."""
         known = self._done.get(tuple(device.name for device in best.devices), self._first)
-        attempt = attempt.knowing(known)
-        expected = attempt.expected(best) if is_small else attempt.expected_whole(best)
+        expected = attempt.knowing(known).expected(best)
         if expected is None:
             return False
         # alone a device needs no buffers for the pipeline, which what is known has in it
@@ -245,9 +254,12 @@ class _Devices:
         for kept in (best.devices, every) if len(every) > 1 else ():
             orders |= dict.fromkeys((tuple(d for d in by_size if d in kept), tuple(d for d in by_speed if d in kept)))
         found: dict[tuple[int, float] | None, Attempt] = {}
+        alike: set[tuple[object, ...]] = set()
         # what is expected of some devices is expected of more that are of no use as well
         for devices in sorted(orders, key=len):
-            if tuple(device.name for device in devices) not in self._trials:
+            kinds = tuple((speeds[device.name], device.target) for device in devices)
+            if kinds not in alike and tuple(device.name for device in devices) not in self._trials:
+                alike.add(kinds)
                 attempt = self._first.on(devices)
                 found.setdefault(attempt.knowing(known).expected(best), attempt)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,9 @@ GAIN = 0.02
 """The share of its estimated time that a plan must lose to be worth giving something up: less is within what an
 estimate tells."""
 
-CONTEXT_GIVEN, WORTH_CONTEXT = 0.25, 0.1
-"""The most of its context that a plan may lose for less time, and the least share of its time that it must save."""
+WORTH_OF_CONTEXT = 4
+"""As a power: a context longer by a share is worth so many times that share of the time, so that half of it is never
+given up for what any device saves, and a hundredth is for a twentieth of the time."""
 
 
 @dataclass(frozen=True)
@@ -62,34 +64,26 @@ def rank(trial: Trial) -> tuple[bool, int, int, float]:
 
 
 def is_better(request: Request, trial: Trial, than: Trial) -> bool:
-    """Whether ``trial`` is the better plan: it fits, has more context, or takes less time.
-
-    Context that costs too much time does not count: see ``pays_for_context``.
-    """
+    """Whether ``trial`` is the better plan: it fits, and is the better one by ``beats``."""
     if not (trial.fits and than.fits) or trial.seconds is None or than.seconds is None:
         return rank(trial) > rank(than)
     return beats(request, (trial.params.n_ctx, trial.seconds), (than.params.n_ctx, than.seconds))
 
 
 def beats(request: Request, one: tuple[int, float], other: tuple[int, float]) -> bool:
-    """``is_better`` for contexts and seconds of plans that fit."""
-    (n_ctx, seconds), (other_n_ctx, other_seconds) = one, other
-    if request.objective != "context":
-        if n_ctx < other_n_ctx:
-            return pays_for_context(n_ctx, seconds, other_n_ctx, other_seconds)
-        if other_n_ctx < n_ctx:
-            return not pays_for_context(other_n_ctx, other_seconds, n_ctx, seconds)
-    return (n_ctx, -seconds) > (other_n_ctx, -other_seconds)
+    """Whether the first of two plans that fit is the better one, by contexts and seconds.
 
-
-def pays_for_context(n_ctx: int, seconds: float, longer: int, longer_seconds: float) -> bool:
-    """Whether a plan with the context ``n_ctx`` is better than one with a ``longer`` one by the time that it saves.
-
-    It is where it saves ``WORTH_CONTEXT`` of the time, and twice the share that it loses of the context, which is no
-    more than ``CONTEXT_GIVEN``.
+    With more context, unless that costs too much time: see ``loss``. It is an order: what is better than something
+    better is better.
     """
-    lost, saved = 1 - n_ctx / longer, 1 - seconds / longer_seconds if longer_seconds else 0.0
-    return lost <= CONTEXT_GIVEN and saved >= max(2 * lost, WORTH_CONTEXT)
+    if request.objective != "context" and one[0] != other[0] and min(one[1], other[1]) > 0:
+        return loss(*one) < loss(*other)
+    return (one[0], -one[1]) > (other[0], -other[1])
+
+
+def loss(n_ctx: int, seconds: float) -> float:
+    """What a plan makes small, for comparing it with others: the logarithm of its time, its context counted."""
+    return math.log(seconds) - WORTH_OF_CONTEXT * math.log(n_ctx)
 
 
 def missing_of(request: Request, breakdown: Breakdown, devices: Sequence[DeviceLimit]) -> tuple[tuple[str, int], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import VirtualDevice
 from fitter.planning.request import DEFAULT_HOST_MARGIN, DEFAULT_MARGIN
-from fitter.planning.trial import GAIN, pays_for_context
+from fitter.planning.trial import GAIN, loss
 from tests import shapes, upstream
 from tests.search.machines import MIB, Machine
 
@@ -140,8 +141,8 @@ def worse(after: Outcome, before: Outcome, *, is_other: bool = False, same: floa
         # context costs the host nothing but memory; a card that makes a plan faster may take what is worth having of it
         return "" if a < b else f"{b:.3f} -> {a:.3f} s"
     said = f"context {before.n_ctx} -> {after.n_ctx}, {b:.3f} -> {a:.3f} s"
-    if after.n_ctx > before.n_ctx:
-        return said if is_other and pays_for_context(before.n_ctx, b, after.n_ctx, a) else ""
-    if after.n_ctx < before.n_ctx:
-        return "" if pays_for_context(after.n_ctx, a, before.n_ctx, b) else said
-    return said if a > b * (1 + same) else ""
+    if not min(a, b):
+        return said if (after.n_ctx, -a) < (before.n_ctx, -b) else ""
+    if after.n_ctx > before.n_ctx and not is_other:
+        return ""
+    return said if loss(after.n_ctx, a) > loss(before.n_ctx, b) + math.log1p(same) else ""
