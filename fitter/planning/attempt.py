@@ -14,11 +14,12 @@ from typing import Literal, TypeVar
 from fitter.errors import LlamaCppCrashError, LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning import context_limit
+from fitter.planning.boundaries import Times
 from fitter.planning.explain import Choice
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import HOST, Unit, between, units_of
 from fitter.planning.objective import Prices
-from fitter.planning.packing import Times, brought, pack, pack_fastest, pack_whole
+from fitter.planning.packing import brought, pack, pack_fastest, pack_whole
 from fitter.planning.placement import Placement, caches_on, counts_for_split, merged, overrides_of, weights_on
 from fitter.planning.request import SHARED_ROW, DeviceLimit, Measure, Record, Request
 from fitter.planning.trial import GAIN, Trial, beats, is_better, missing_of, rank

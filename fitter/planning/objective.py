@@ -20,7 +20,7 @@ from fitter.planning.cost import (
     visit_seconds,
 )
 from fitter.planning.memory import HOST, Unit
-from fitter.planning.packing import Times
+from fitter.planning.boundaries import Times
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
 from fitter.planning.work import Pieces, pieces_of, work_of
