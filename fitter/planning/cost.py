@@ -24,10 +24,6 @@ MIN_OFFLOAD_BATCH = 32
 """Tokens from which a device computes with weights that are on the host (``op_offload``); llama.cpp's default."""
 
 
-BARE_SPLITS = 10
-"""Graph splits of a layer that has nothing but its cache on a device, as llama.cpp counts them for latent attention."""
-
-
 @dataclass(frozen=True)
 class Family:
     """What llama.cpp reaches on one kind of device, as fitted.
@@ -70,7 +66,7 @@ class Costs:
 
     ``pcie``: share of the theoretical PCIe bandwidth that streaming weights reaches. ``pageable``: the same for a KV
     cache in host memory that a device attends to. ``min_bits``: unpacking a weight takes at least as long as reading
-    this many bits.
+    this many bits. ``bare_splits``: graph splits of a layer that has nothing but its cache on a device.
     """
 
     families: Mapping[str, Family]
@@ -80,6 +76,7 @@ class Costs:
     pcie: float
     pageable: float
     min_bits: float
+    bare_splits: int
 
 
 @dataclass(frozen=True)
@@ -360,11 +357,11 @@ def _computes_on_host(layer: Layer) -> bool:
     return bool(dense) and dense[0].place == HOST
 
 
-def predicted_splits(work: Work) -> int:
+def predicted_splits(work: Work, bare_splits: int) -> int:
     """Graph splits of generation that llama.cpp will make: one for every change of place in graph order, and one.
 
     Tensors of a layer that are apart from it are one change there and one back, and so is a cache on the host; the
-    token embedding is on the host.
+    token embedding is on the host. ``bare_splits`` are those of a layer that has nothing but its cache on a device.
     """
     splits = 1
     place = HOST
@@ -373,7 +370,7 @@ def predicted_splits(work: Work) -> int:
         place = layer.home
         if layer.attention and place != HOST and all(weights.place == HOST for weights in layer.weights):
             # norms, queries, keys, attention, the output: there and back for each
-            splits += BARE_SPLITS
+            splits += bare_splits
         elif any(weights.place != place for weights in layer.weights):
             splits += 2 * len({weights.place for weights in layer.weights} - {place})
         if layer.attention and layer.cache not in (None, place):
@@ -459,7 +456,7 @@ def price(
     if work.layers and work.layers[-1].home in remote:
         add(f"{names[work.layers[-1].home]}: network", logits_seconds(work.layers[-1], at))
     passed_on = hops(work, remote)
-    splits = work.n_splits[1] if work.n_splits else predicted_splits(work)
+    splits = work.n_splits[1] if work.n_splits else predicted_splits(work, at.costs.bare_splits)
     prompt_splits = work.n_splits[0] if work.n_splits else predicted_prompt_splits(work) if at.streams else splits
     local = (at.link(d) for d in range(len(at.devices)) if d not in remote)
     activations = 4 * work.n_embd * at.batch / min(local, default=float("inf"))

@@ -13,7 +13,7 @@ from fitter.planning import context_limit
 from fitter.planning.context_limit import Excess
 from fitter.planning.explain import Choice
 from fitter.planning.levers import Found, changes, improve, pulled, used
-from fitter.planning.objective import objective_seconds
+from fitter.planning.objective import objective_seconds, rank
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search, SharedUse
 from fitter.planning.pricing import bound_of, price_placement, reasons_of
 from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record, Request
@@ -131,9 +131,7 @@ class _Choice:
 
     def rank(self, found: Found) -> tuple[bool, int, int, float]:
         """What is larger is the better plan; the time is that of the request with the drafting of its tokens."""
-        trial, seconds = found.trial, found.seconds
-        worth = float(trial.weights) if seconds is None else -(seconds + self.seconds)
-        return trial.fits, -trial.deficit, trial.params.n_ctx, worth
+        return rank(replace(found.trial, seconds=None if found.seconds is None else found.seconds + self.seconds))
 
 
 class _Fit:

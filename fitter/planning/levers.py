@@ -16,10 +16,10 @@ from fitter.llama.types import Params
 from fitter.planning.context_limit import Excess
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.memory import HOST
-from fitter.planning.objective import objective_seconds
+from fitter.planning.objective import does_as_well, is_worth_giving_up, objective_seconds
 from fitter.planning.pricing import Price
 from fitter.planning.request import Request
-from fitter.planning.trial import GAIN, Trial, missing_of
+from fitter.planning.trial import Trial, missing_of
 
 MIN_UBATCH = 64
 """The smallest micro batch that is tried: with less than 32 tokens no device computes with weights of the host."""
@@ -54,6 +54,11 @@ class Found:
     def seconds(self) -> float | None:
         """The objective, ``None`` where nothing is priced."""
         return None if self.price is None else objective_seconds(self.request, self.price.estimate)
+
+    @property
+    def priced(self) -> Trial:
+        """The trial at the price of the plan, to compare it by."""
+        return replace(self.trial, seconds=self.seconds)
 
 
 def changes(request: Request) -> tuple[Change, ...]:
@@ -126,14 +131,16 @@ def improve(first: Found, attempt: Callable[[Request], Found | None], on_better:
             continue
         tried = (*_without(made, change), change)
         found = attempted(tried)
-        if found is not None and _is_better(found, best, change):
+        if found is not None and is_worth_giving_up(
+            found.request, found.priced, best.priced, gives_context=change.kind == "n_ctx"
+        ):
             made, best = tried, found
             on_better(best)
     for change in made[:-1] if best.trial.fits else ():
         # what a later one makes superfluous is not given up
         fewer = _without(made, change)
         found = attempted(fewer)
-        if found is not None and _does_as_well(found, best):
+        if found is not None and does_as_well(found.priced, best.priced):
             made, best = fewer, found
             on_better(best)
     chosen = _chosen(request, best, others)
@@ -173,31 +180,6 @@ def _is_idle(change: Change, best: Found) -> bool:
         return True
     is_widest = trial.params.n_ctx >= request.n_ctx_max or "n_ctx" in request.fixed
     return len(request.devices) == 1 and (is_widest or request.objective != "context")
-
-
-def _is_better(found: Found, best: Found, change: Change) -> bool:
-    if not best.trial.fits:
-        return found.trial.fits or found.trial.deficit < best.trial.deficit
-    if not found.trial.fits:
-        return False
-    n_ctx, before = found.trial.params.n_ctx, best.trial.params.n_ctx
-    if n_ctx > before and found.request.objective == "context":
-        return True
-    if n_ctx < before and (change.kind != "n_ctx" or found.request.objective == "context"):
-        return False
-    return _is_faster(found, best)
-
-
-def _does_as_well(found: Found, best: Found) -> bool:
-    is_wide = found.trial.params.n_ctx >= best.trial.params.n_ctx
-    return found.trial.fits and is_wide and not _is_faster(best, found)
-
-
-def _is_faster(found: Found, than: Found) -> bool:
-    """Whether ``found`` is faster by more than ``GAIN``; what has no price is not."""
-    if found.seconds is None or than.seconds is None:
-        return False
-    return found.seconds < (1 - GAIN) * than.seconds
 
 
 def used(request: Request, found: Found) -> tuple[str, ...]:

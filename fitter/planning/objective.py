@@ -1,29 +1,32 @@
-"""What a search makes small: the estimated time of the objective, for placements of one model on given devices."""
+"""What is better: what a plan makes small, which of two plans it is to be, and what is worth another dummy load.
+
+The one place that says so. Times are estimated seconds of the request's objective, contexts tokens, the rest bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cached_property
+import math
 
-from fitter.llama.types import Breakdown
-from fitter.planning.cost import (
-    BARE_SPLITS,
-    Estimate,
-    Seconds,
-    Setting,
-    layer_seconds,
-    logits_seconds,
-    price,
-    setting,
-    tensor_seconds,
-    visit_seconds,
-)
-from fitter.planning.memory import HOST, Unit
-from fitter.planning.boundaries import Times
-from fitter.planning.placement import Placement
-from fitter.planning.request import DeviceLimit, Request
-from fitter.planning.work import Pieces, pieces_of, work_of
+from fitter.planning.cost import Estimate
+from fitter.planning.request import Request
+from fitter.planning.trial import Trial
+
+GAIN = 0.02
+"""The share of its estimated time that a plan must lose to be worth giving something up: less is within what an
+estimate tells."""
+
+WORTH_OF_CONTEXT = 4
+"""As a power: a hundredth of the context is worth so many hundredths of the time. A quarter of it is only given up
+where that saves two thirds of the time, which is what few choices of devices do."""
+
+WORTH_A_LOAD = 0.005
+"""Share of the time that another way to place must be expected to save before it is tried."""
+
+WORTH_A_CORRECTION = 0.002
+"""The same for a correction of what fits already: less than an estimate tells, and the fit takes a fifth longer."""
+
+_ALIKE = 0.01
+"""The share of what two trials lack that is not worth another place that lacks something."""
 
 
 def objective_seconds(request: Request, estimate: Estimate) -> float:
@@ -35,146 +38,86 @@ def objective_seconds(request: Request, estimate: Estimate) -> float:
     return estimate.seconds
 
 
-class Prices:
-    """Prices of placements on ``devices``, in their order, by ``request``'s objective. Seconds.
+def rank(trial: Trial) -> tuple[bool, int, int, float]:
+    """What is larger is the better plan of those that place in the same way: it fits, lacks less, has more context,
+    takes less time (or has more weights on devices, where nothing is priced)."""
+    worth = trial.weights if trial.seconds is None else -trial.seconds
+    return trial.fits, -trial.deficit, trial.params.n_ctx, worth
 
-    ``units`` are those recorded at a context of ``n_ctx``; prices hold at every context, since a token's part of the
-    cache does. What is priced is an estimate that tells placements apart, never what accepts one.
+
+def is_better(request: Request, trial: Trial, than: Trial) -> bool:
+    """Whether ``trial`` is the better plan: it fits, and is the better one by ``beats``."""
+    if not (trial.fits and than.fits) or trial.seconds is None or than.seconds is None:
+        return rank(trial) > rank(than)
+    return beats(request, (trial.params.n_ctx, trial.seconds), (than.params.n_ctx, than.seconds))
+
+
+def beats(request: Request, one: tuple[int, float], other: tuple[int, float]) -> bool:
+    """Whether the first of two plans that fit is the better one, by contexts and seconds.
+
+    With more context, unless that costs too much time: see ``loss``. It is an order: what is better than something
+    better is better.
     """
+    if request.objective != "context" and one[0] != other[0] and min(one[1], other[1]) > 0:
+        return loss(*one) < loss(*other)
+    return (one[0], -one[1]) > (other[0], -other[1])
 
-    def __init__(self, request: Request, devices: Sequence[DeviceLimit], units: Sequence[Unit], n_ctx: int) -> None:
-        assert request.facts is not None and request.host_speed is not None
-        self._request = request
-        self._devices = [request.speeds[device.name] for device in devices]
-        self._host = request.host_speed
-        index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
-        pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
-        self._pieces: Pieces = pieces_of(request.facts, units, n_ctx, request.params, None, pinned)
-        self._flash: dict[bool | None, Pieces] = {}
-        self._n_units = len(units)
-        self._times: Times | None = None
 
-    def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
-        """The objective with ``placement``, by the graph splits and the attention measured for it, or as expected."""
-        pieces, n_splits = self._pieces, None
-        if measured is not None:
-            pieces, n_splits = self._with_flash(measured.flash_attn), measured.n_splits
-        return self.of(price(work_of(pieces, placement, n_splits), self._devices, self._host, self._request.workload))
+def loss(n_ctx: int, seconds: float) -> float:
+    """What a plan makes small, for comparing it with others: the logarithm of its time, its context counted."""
+    return math.log(seconds) - WORTH_OF_CONTEXT * math.log(n_ctx)
 
-    def _with_flash(self, flash: bool | None) -> Pieces:
-        if flash not in self._flash:
-            attention = tuple(each and replace(each, flash=bool(flash)) for each in self._pieces.attention)
-            is_same = flash is None or attention == self._pieces.attention
-            self._flash[flash] = self._pieces if is_same else replace(self._pieces, attention=attention)
-        return self._flash[flash]
 
-    def busy(self, placement: Placement) -> float:
-        """``seconds`` where every sequence has a request at once: weights are read once for all, each cache apart."""
-        return self.of(price(work_of(self._busy_pieces, placement), self._devices, self._host, self._request.workload))
+def ordered(request: Request, one: tuple[int, float] | None, other: tuple[int, float] | None) -> int:
+    """Below 0 where the first is to be tried before the other, by ``beats``; what is not expected to fit is last."""
+    if one is None or other is None:
+        return (one is None) - (other is None)
+    return beats(request, other, one) - beats(request, one, other)
 
-    @cached_property
-    def _busy_pieces(self) -> Pieces:
-        count = self._request.params.n_seq_max
-        return replace(
-            self._pieces,
-            attention=tuple(
-                each and replace(each, kv_bytes=each.kv_bytes * count, flops=each.flops * count)
-                for each in self._pieces.attention
-            ),
-        )
 
-    def of(self, estimate: Estimate) -> float:
-        """The objective of an estimate."""
-        return objective_seconds(self._request, estimate)
+def lacks_less(trial: Trial, than: Trial) -> bool:
+    """Whether ``trial`` lacks fewer bytes; of those that lack about the same the one that does in fewer places."""
+    is_alike = abs(trial.deficit - than.deficit) <= _ALIKE * than.deficit
+    if is_alike and len(trial.missing) != len(than.missing):
+        return len(trial.missing) < len(than.missing)
+    return trial.deficit < than.deficit
 
-    def unit_seconds(self, place: int) -> list[float]:
-        """The objective's part of every unit that is whole at ``place``, a device's index or ``HOST``."""
-        at, facts = self._setting, self._pieces.facts
-        seconds = [0.0] * self._n_units
-        for index in range(len(facts.layers) + 1):
-            layer = self._pieces.layer(index, place)
-            found = layer_seconds(layer, at)
-            for weights in layer.weights:
-                found += tensor_seconds(weights, at)
-            if index == len(facts.layers):
-                found += logits_seconds(layer, at)
-            seconds[index if index < len(facts.layers) else -1] = self._value(found)
-        return seconds
 
-    def times(self, units: Sequence[Unit]) -> Times | None:
-        """What ``units`` take on each device; ``None`` where all are alike, so that only bytes count."""
-        if len(set(self._devices)) < 2:
-            return None
-        if self._times is None:
-            largest = max(units, key=lambda unit: unit.movable)
-            every = range(len(self._devices))
-            self._times = Times(
-                tuple(tuple(self.unit_seconds(d)) for d in every),
-                tuple(self.unit_seconds(HOST)),
-                tuple(self.saved_by_byte(largest, d) for d in every),
-            )
-        return self._times
+def is_worth_a_load(seconds: float, than: float) -> bool:
+    """Whether another way to place is expected to be so much faster that it is tried."""
+    return seconds < than * (1 - WORTH_A_LOAD)
 
-    @cached_property
-    def hop(self) -> float:
-        """Seconds for passing on from one device to the next."""
-        costs = self._setting.costs
-        return self._value(Seconds(costs.hop + costs.split, costs.hop + costs.split))
 
-    @cached_property
-    def visits(self) -> list[float]:
-        """Seconds for going to each device and back, where that takes a network."""
-        return [self._value(visit_seconds(d, self._setting)) for d in range(len(self._devices))]
+def is_worth_a_correction(seconds: float, than: float) -> bool:
+    """Whether a correction of what fits is expected to be so much faster that it is measured."""
+    return seconds < than * (1 - WORTH_A_CORRECTION)
 
-    def is_remote(self, device: int) -> bool:
-        """Whether a device is another machine's."""
-        return self._devices[device].is_remote
 
-    @cached_property
-    def apart(self) -> float:
-        """Seconds that a layer costs more where some of its tensors are elsewhere."""
-        costs = self._setting.costs
-        sync = costs.host.sync * self._setting.threads
-        prompt = 3 * costs.split if self._setting.streams else 2 * costs.split + sync
-        return self._value(Seconds(prompt, 2 * costs.split + sync)) + sum(self.visits[:1])
+def is_worth_giving_up(request: Request, trial: Trial, than: Trial, *, gives_context: bool) -> bool:
+    """Whether a plan for which something was given up is worth that, over the one before: fits at last, or is faster.
 
-    def bare_gain(self, index: int) -> float:
-        """Seconds that a layer on the host would save by having its cache, and nothing else, on the first device."""
-        if index >= len(self._pieces.facts.layers):
-            return 0.0
-        at, host = self._setting, self._pieces.layer(index, HOST)
-        on_device = replace(self._pieces.layer(index, 0), weights=host.weights)
-        split = self._value(Seconds(at.costs.split, at.costs.split))
-        return self._value(layer_seconds(host, at)) - self._value(layer_seconds(on_device, at)) - BARE_SPLITS * split
+    Context is only given up where ``gives_context`` says that this is what was, and never where it is the objective.
+    """
+    if not than.fits:
+        return trial.fits or trial.deficit < than.deficit
+    if not trial.fits:
+        return False
+    n_ctx, before = trial.params.n_ctx, than.params.n_ctx
+    if n_ctx > before and request.objective == "context":
+        return True
+    if n_ctx < before and (not gives_context or request.objective == "context"):
+        return False
+    return is_clearly_faster(trial, than)
 
-    def streaming(self, device: int) -> float:
-        """Seconds that the largest layer on the host costs where prompts have it through ``device``, the first one."""
-        at = self._setting.on((self._devices[device],))
-        layers = [self._pieces.layer(index, HOST) for index in range(len(self._pieces.facts.layers))]
-        largest = max(layers, key=lambda layer: sum(weights.bytes for weights in layer.weights))
-        return self._value(sum((tensor_seconds(weights, at) for weights in largest.weights), Seconds()))
 
-    def saved_by_byte(self, unit: Unit, device: int = 0) -> float:
-        """Seconds that a byte of a unit's movable tensors saves on ``device``, instead of on the host."""
-        if not unit.movable:
-            return 0.0
-        apart = tuple((f"{item.stem}.{suffix}", HOST) for item in unit.items for suffix in item.suffixes)
-        index = min(unit.index, len(self._pieces.facts.layers))
-        home, away = (
-            sum((tensor_seconds(w, self._setting) for w in self._pieces.layer(index, device, where).weights), Seconds())
-            for where in ((), apart)
-        )
-        return (self._value(away) - self._value(home)) / unit.movable
+def does_as_well(trial: Trial, than: Trial) -> bool:
+    """Whether what ``trial`` does not give up is superfluous in ``than``."""
+    is_wide = trial.params.n_ctx >= than.params.n_ctx
+    return trial.fits and is_wide and not is_clearly_faster(than, trial)
 
-    @cached_property
-    def _setting(self) -> Setting:
-        work = work_of(self._pieces, Placement(self._n_units, (0,) * len(self._devices)))
-        return setting(work, self._devices, self._host, self._request.workload)
 
-    def _value(self, seconds: Seconds) -> float:
-        objective, at = self._request.objective, self._setting
-        if objective == "generation":
-            return at.workload.generate * seconds.generation
-        if objective == "prompt":
-            return at.workload.prompt / at.batch * seconds.prompt
-        return at.request(seconds)
+def is_clearly_faster(trial: Trial, than: Trial) -> bool:
+    """Whether ``trial`` is faster by more than ``GAIN``; what has no price is not."""
+    if trial.seconds is None or than.seconds is None:
+        return False
+    return trial.seconds < (1 - GAIN) * than.seconds

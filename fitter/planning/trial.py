@@ -1,22 +1,13 @@
-"""A placement that llama.cpp measured, and which of two is the better plan. Bytes."""
+"""A placement that llama.cpp measured, and what it lacks. Bytes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fitter.llama.types import Breakdown, Params
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
-
-GAIN = 0.02
-"""The share of its estimated time that a plan must lose to be worth giving something up: less is within what an
-estimate tells."""
-
-WORTH_OF_CONTEXT = 4
-"""As a power: a hundredth of the context is worth so many hundredths of the time. A quarter of it is only given up where
-that saves two thirds of the time, which is what few choices of devices do."""
 
 
 @dataclass(frozen=True)
@@ -56,34 +47,6 @@ class Trial:
     def deficit(self) -> int:
         """Bytes missing in all."""
         return sum(missing for _, missing in self.missing)
-
-
-def rank(trial: Trial) -> tuple[bool, int, int, float]:
-    worth = trial.weights if trial.seconds is None else -trial.seconds
-    return trial.fits, -trial.deficit, trial.params.n_ctx, worth
-
-
-def is_better(request: Request, trial: Trial, than: Trial) -> bool:
-    """Whether ``trial`` is the better plan: it fits, and is the better one by ``beats``."""
-    if not (trial.fits and than.fits) or trial.seconds is None or than.seconds is None:
-        return rank(trial) > rank(than)
-    return beats(request, (trial.params.n_ctx, trial.seconds), (than.params.n_ctx, than.seconds))
-
-
-def beats(request: Request, one: tuple[int, float], other: tuple[int, float]) -> bool:
-    """Whether the first of two plans that fit is the better one, by contexts and seconds.
-
-    With more context, unless that costs too much time: see ``loss``. It is an order: what is better than something
-    better is better.
-    """
-    if request.objective != "context" and one[0] != other[0] and min(one[1], other[1]) > 0:
-        return loss(*one) < loss(*other)
-    return (one[0], -one[1]) > (other[0], -other[1])
-
-
-def loss(n_ctx: int, seconds: float) -> float:
-    """What a plan makes small, for comparing it with others: the logarithm of its time, its context counted."""
-    return math.log(seconds) - WORTH_OF_CONTEXT * math.log(n_ctx)
 
 
 def missing_of(request: Request, breakdown: Breakdown, devices: Sequence[DeviceLimit]) -> tuple[tuple[str, int], ...]:

@@ -263,7 +263,7 @@ def test_a_weight_of_few_bits_takes_as_long_as_one_of_more() -> None:
     ],
 )
 def test_predicted_splits(layers: list[Layer], expected: int) -> None:
-    assert cost.predicted_splits(work(*layers)) == expected
+    assert cost.predicted_splits(work(*layers), cost.default().bare_splits) == expected
 
 
 @pytest.mark.parametrize(

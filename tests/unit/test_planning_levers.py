@@ -13,8 +13,9 @@ from fitter.llama.types import Breakdown, Params
 from fitter.planning.constraints import levers
 from fitter.planning.cost import Estimate, Workload
 from fitter.planning.fit import Llama, Loads, fit
-from fitter.planning.levers import GAIN, Found, apply, changes, improve, used
+from fitter.planning.levers import Found, apply, changes, improve, used
 from fitter.planning.memory import HOST, Item
+from fitter.planning.objective import GAIN
 from fitter.planning.placement import Placement
 from fitter.planning.plan import ModelSummary, PlanData
 from fitter.planning.pricing import Price

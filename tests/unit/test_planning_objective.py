@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fitter.planning.objective import WORTH_OF_CONTEXT, beats
 from fitter.planning.request import Request
-from fitter.planning.trial import WORTH_OF_CONTEXT, beats
 
 
 class _Wanting:

@@ -1,0 +1,219 @@
+"""What is known in a search on given devices: sizes recorded, trials made, compute buffers learned, prices. Bytes.
+
+The only state of a search. Everything else proposes from it, asks it for a trial, and reads it again. Nothing is
+accepted on an estimate: every ``Trial`` is a dummy load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from fitter.errors import TimeLimitError
+from fitter.llama.types import Breakdown, Layout, Params
+from fitter.planning import context_limit, given, proposals
+from fitter.planning.explain import Choice
+from fitter.planning.memory import Unit, between, units_of
+from fitter.planning.objective import lacks_less, rank
+from fitter.planning.placement import Placement, caches_on
+from fitter.planning.prices import PriceList, Prices
+from fitter.planning.proposals import Situation
+from fitter.planning.request import DeviceLimit, Measure, Record, Request
+from fitter.planning.room import Buffers, Room, off_by, room_left_by
+from fitter.planning.trial import Trial, missing_of
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Whom a search asks and tells: llama.cpp for dummy loads, the caller of candidates and of what was chosen."""
+
+    measure: Measure
+    record: Record
+    on_candidate: Callable[[Params], None] = lambda params: None
+    on_choice: Callable[[Choice], None] = lambda choice: None
+
+
+class CutShort(Exception):
+    """The time limit was reached, with something that fits."""
+
+    def __init__(self, best: Trial) -> None:
+        super().__init__()
+        self.best = best
+
+
+class Known:
+    """What a search on ``devices`` knows.
+
+    ``asked`` is the request as it came, ``request`` the same with no more context than these devices take. With
+    ``before`` it begins with what another search knows that does not depend on its devices. ``is_plain``: layers are to
+    have their cache and their weights in one place.
+    """
+
+    def __init__(
+        self, asked: Request, devices: tuple[DeviceLimit, ...], calls: Calls, before: Known | None = None
+    ) -> None:
+        self.asked = asked
+        self.request = context_limit.within(asked, devices)
+        self.devices = devices
+        self.calls = calls
+        self.is_priced = given.is_priced(asked)
+        self.is_plain: bool = before.is_plain if before else False
+        self.buffers: Buffers = Buffers(before.buffers.shared if before else None)
+        self.least: Trial | None = None
+        """The trial that lacks least."""
+        self._least_is_guess = False
+        self._best: Trial | None = before._best if before else None
+        self._last: Trial | None = None
+        self._trials: dict[Params, Trial] = {}
+        self._units: dict[int, tuple[Unit, ...]] = before._units if before else {}
+        self._layouts: dict[int, Layout] = before._layouts if before else {}
+        self._estimated: dict[int, tuple[Unit, ...]] = {}
+        self._prices = PriceList(self.request, devices, self._units)
+        self._partial: dict[tuple[int, Room, bool, bool], Placement | None] = {}
+
+    def on(self, devices: tuple[DeviceLimit, ...], asked: Request | None = None) -> Known:
+        """What is known of the same search on other devices, or for another request."""
+        return Known(asked or self.asked, devices, self.calls, self)
+
+    def with_buffers_of(self, other: Known) -> Known:
+        """This, for which compute buffers are taken to be those that ``other`` has learned."""
+        renamed = {}
+        if self.devices and other.devices and self.devices[0] != other.devices[0]:
+            # what the host has goes through the first one
+            renamed = {self.devices[0].name: other.devices[0].name, other.devices[0].name: self.devices[0].name}
+        self.buffers.take_over(other.buffers, renamed)
+        return self
+
+    # sizes
+
+    def units(self, n_ctx: int) -> tuple[Unit, ...]:
+        """Layers with their caches at ``n_ctx``; between two recorded contexts an estimate."""
+        request = self.request
+        low, high = request.n_ctx_min, request.n_ctx_max
+        if "n_ctx" in request.fixed or n_ctx in (low, high):
+            return self._recorded(n_ctx)
+        if n_ctx not in self._estimated:
+            self._estimated[n_ctx] = between(self._recorded(low), low, self._recorded(high), high, n_ctx)
+        return self._estimated[n_ctx]
+
+    def _recorded(self, n_ctx: int) -> tuple[Unit, ...]:
+        if n_ctx not in self._units:
+            request = self.request
+            layout = self._ask(self.calls.record, replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
+            self._layouts[n_ctx] = layout
+            self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, request.pinned)
+        return self._units[n_ctx]
+
+    @property
+    def smallest_layout(self) -> Layout | None:
+        """What was recorded at the smallest context, ``None`` where nothing was."""
+        return self._layouts[min(self._layouts)] if self._layouts else None
+
+    @property
+    def smallest_context(self) -> int:
+        """The smallest context that a plan may have."""
+        return given.smallest_context(self.request)
+
+    @property
+    def default(self) -> Placement:
+        """What llama.cpp would do by itself, or as the user says."""
+        return given.default_placement(self.request, self.devices)
+
+    # prices
+
+    @property
+    def can_price(self) -> bool:
+        """Whether there is anything to price by: where nothing was recorded there is nothing to choose between."""
+        return self.is_priced and bool(self._units)
+
+    @property
+    def chooses_devices(self) -> bool:
+        """Whether it is for the search to say which devices have the model."""
+        return given.chooses_devices(self.request, self.devices)
+
+    def prices(self) -> Prices:
+        """Prices on all devices; where nothing was recorded, the smallest context is."""
+        if not self._units:
+            self._recorded(self.smallest_context)
+        return self._prices.all
+
+    def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
+        """The objective with ``placement``; see ``Prices.seconds``."""
+        return self._prices.seconds(placement, measured)
+
+    # proposals
+
+    def room(self, n_ctx: int, is_whole: bool, optimistic: bool = False) -> Room:
+        """What each device may hold of weights and caches, by what was measured last."""
+        return self.buffers.room(self.devices, n_ctx, is_whole, self._off_by(), optimistic)
+
+    def room_left_by(self, trial: Trial, is_whole: bool) -> Room:
+        """The same, but of the devices that ``trial`` uses what its own compute buffers leave."""
+        self._last = trial
+        n_ctx = trial.params.n_ctx
+        return room_left_by(trial, self.units(n_ctx), self.room(n_ctx, is_whole), self._off_by())
+
+    def _off_by(self) -> list[int]:
+        if self._last is None:
+            return [0] * len(self.devices)
+        return off_by(self._last, self.units(self._last.params.n_ctx))
+
+    def situation(self, n_ctx: int, room: Room) -> Situation:
+        """What there is to place at ``n_ctx``."""
+        prices = self._prices if self.is_priced else None
+        return Situation(self.request, self.devices, n_ctx, self.units(n_ctx), room, prices)
+
+    def partial(self, at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
+        """``proposals.partial``, kept for the next who asks about the same room."""
+        key = at.n_ctx, at.room, spread, self.is_plain or is_plain
+        if key not in self._partial:
+            self._partial[key] = proposals.partial(at, spread, is_plain=self.is_plain or is_plain)
+        return self._partial[key]
+
+    # trials
+
+    def params_of(self, placement: Placement, n_ctx: int) -> Params:
+        """The parameters that say ``placement`` to llama.cpp."""
+        return given.params_of(self.request, self.devices, placement, n_ctx)
+
+    def trial(self, placement: Placement, n_ctx: int) -> Trial:
+        """Measure a placement, or remember that it was."""
+        params = self.params_of(placement, n_ctx)
+        if params not in self._trials:
+            trial = self._trials[params] = self._measured(placement, params)
+            self._learn(trial)
+            if trial.fits and (self._best is None or rank(trial) > rank(self._best)):
+                self._best = trial
+                self.calls.on_candidate(params)
+        self._last = self._trials[params]
+        return self._last
+
+    def _measured(self, placement: Placement, params: Params) -> Trial:
+        breakdown = self._ask(self.calls.measure, params)
+        missing = missing_of(self.request, breakdown, self.devices)
+        expected = self.seconds(placement) if self.can_price else None
+        seconds = self.seconds(placement, breakdown) if self.can_price else None
+        return Trial(placement, self.devices, params, breakdown, missing, seconds, expected)
+
+    def _learn(self, trial: Trial) -> None:
+        placement, n_ctx = trial.placement, trial.params.n_ctx
+        is_whole = given.is_whole(self.request, self.devices, placement)
+        # a placement proposed before any compute buffer was known says little of what is missing
+        is_guess = not is_whole and not self.buffers.knows_any
+        caches = caches_on(self.units(n_ctx), placement) if self.can_price else [1] * len(self.devices)
+        # what a device needs without a layer says nothing of what it needs with one
+        used = {d.name: bool(caches[i]) for i, d in enumerate(self.devices) if i not in placement.idle}
+        self.buffers.learn(trial.breakdown, n_ctx, is_whole, used)
+        if self.least is None or self._least_is_guess or lacks_less(trial, self.least):
+            self.least, self._least_is_guess = trial, is_guess
+
+    def _ask(self, llama: Callable[[Params], _T], params: Params) -> _T:
+        try:
+            return llama(params)
+        except TimeLimitError as error:
+            if self._best is None:
+                raise
+            raise CutShort(self._best) from error

@@ -1,0 +1,156 @@
+"""Propose, measure, correct, at one context, until a proposal and its measurement agree. Bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from fitter.errors import LlamaCppCrashError, LlamaCppError
+from fitter.planning import choices
+from fitter.planning.expected import expected_partial, styles
+from fitter.planning.known import Known
+from fitter.planning.memory import HOST
+from fitter.planning.objective import is_worth_a_correction, is_worth_a_load, rank
+from fitter.planning.placement import Placement
+from fitter.planning.proposals import Situation, fastest, whole
+from fitter.planning.trial import Trial
+
+_MAX_CORRECTIONS = 12
+_MAX_FILLS = 8
+
+Propose = Callable[[Situation], "Placement | None"]
+
+
+def settle(known: Known, n_ctx: int, is_whole: bool, propose: Propose) -> Trial | None:
+    """The best that fits of what ``propose`` makes of what is known, each measurement correcting the next proposal.
+
+    ``is_whole``: all of the model is on devices in what is proposed.
+    """
+    best: Trial | None = None
+    seen: set[Placement] = set()
+    optimistic = False
+    while len(seen) < _MAX_CORRECTIONS:
+        placement = propose(known.situation(n_ctx, known.room(n_ctx, is_whole, optimistic)))
+        if placement is None and not seen and not optimistic:
+            # compute buffers of the other kind of placement may be the larger ones: ask llama.cpp before giving up
+            optimistic = True
+            continue
+        if placement is None or placement in seen or not _gains(known, placement, best):
+            break
+        seen.add(placement)
+        if not is_whole and known.buffers.knows(False):
+            # mostly it stays at the placement that the first correction gives
+            known.calls.on_candidate(known.params_of(placement, n_ctx))
+        trial = _tried(known, placement, n_ctx)
+        if trial is not None and trial.fits and (best is None or rank(trial) > rank(best)):
+            best = trial
+    return best and _refined(known, best, is_whole, propose, seen)
+
+
+def _tried(known: Known, placement: Placement, n_ctx: int) -> Trial | None:
+    """A trial, ``None`` where llama.cpp refuses caches apart from their layers: there will be none from then on."""
+    try:
+        trial = known.trial(placement, n_ctx)
+    except LlamaCppError as error:
+        if known.is_plain and not isinstance(error, LlamaCppCrashError):
+            raise
+        # not every architecture can have a layer's cache and its weights in two places
+        known.is_plain = True
+        return None
+    if any(name == "host" for name, _ in trial.missing):
+        # caches that are kept apart from their layers may be what it has no room for
+        known.is_plain = True
+    return trial
+
+
+def _refined(known: Known, best: Trial, is_whole: bool, propose: Propose, seen: set[Placement]) -> Trial:
+    """``best``, or a better one in the room that its own compute buffers leave."""
+    n_ctx = best.params.n_ctx
+    while known.can_price and len(seen) < _MAX_CORRECTIONS:
+        # what was learned of compute buffers is of all that was tried, and too much for this one
+        placement = propose(known.situation(n_ctx, known.room_left_by(best, is_whole)))
+        if placement is None or placement in seen or not _gains(known, placement, best):
+            break
+        seen.add(placement)
+        trial = known.trial(placement, n_ctx)
+        if not trial.fits or rank(trial) <= rank(best):
+            break
+        best = trial
+    return best
+
+
+def _gains(known: Known, placement: Placement, best: Trial | None) -> bool:
+    """Whether a correction promises enough to be measured once there is something that fits."""
+    if best is None or best.expected is None:
+        return True
+    return is_worth_a_correction(known.seconds(placement), best.expected)
+
+
+def settle_whole(known: Known, n_ctx: int) -> Trial | None:
+    """All of the model on devices, with what is left spread over them."""
+    return settle(known, n_ctx, True, whole)
+
+
+def settle_fastest(known: Known, n_ctx: int) -> Trial | None:
+    """All of the model on those devices where it takes the least time."""
+    # by the smallest context, before a larger one is recorded
+    known.prices()
+    trial = settle(known, n_ctx, True, fastest)
+    choice = trial and choices.which_devices_have_layers(trial, known.default, known.seconds)
+    if choice:
+        known.calls.on_choice(choice)
+    return trial
+
+
+def settle_partial(known: Known, n_ctx: int) -> Trial | None:
+    """The best placement where the weights cannot all be on devices."""
+    best: Trial | None = None
+    ways = styles(known, n_ctx)
+    chosen = ways[0]
+    for spread in ways:
+        if best is not None and not _promises_better(known, n_ctx, spread, best):
+            continue
+
+        def propose(at: Situation, spread: bool = spread) -> Placement | None:
+            return known.partial(at, spread)
+
+        trial = settle(known, n_ctx, False, propose)
+        trial = trial and _fill(known, trial)
+        if trial is not None and (best is None or rank(trial) > rank(best)):
+            best, chosen = trial, spread
+    if best is not None and best.fits and best.seconds is not None and len(ways) > 1:
+        other = known.partial(known.situation(n_ctx, known.room(n_ctx, False)), not chosen)
+        if choice := choices.where_weights_go(known.request, best, other, known.seconds):
+            known.calls.on_choice(choice)
+    return best
+
+
+def _promises_better(known: Known, n_ctx: int, spread: bool, best: Trial) -> bool:
+    return best.expected is not None and is_worth_a_load(expected_partial(known, n_ctx, spread), best.expected)
+
+
+def _fill(known: Known, trial: Trial) -> Trial:
+    """Bring items back from the host one by one while the measurement says that there is room.
+
+    A compute buffer depends on which items are where, so the estimate can end with room that it could not use.
+    """
+    for _ in range(_MAX_FILLS):
+        placement = trial.placement
+        room = [device.target - trial.breakdown.on(device.name).used for device in known.devices]
+        spilled = [item for item, target in placement.moved if target == HOST]
+        # from the last layer back: the first ones are what the estimate has tried
+        fitting = [
+            (item, d)
+            for d, (start, stop) in enumerate(placement.ranges())
+            for item in reversed(spilled)
+            if start <= item.layer < stop and item.bytes <= room[d]
+        ]
+        if not fitting:
+            break
+        item, _ = max(fitting, key=lambda choice: choice[0].bytes)
+        moved = tuple(pair for pair in placement.moved if pair[0] != item)
+        filled = known.trial(replace(placement, moved=moved), trial.params.n_ctx)
+        if not filled.fits:
+            break
+        trial = filled
+    return trial
