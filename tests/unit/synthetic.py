@@ -7,11 +7,14 @@ search which says the wrong thing gets the wrong bytes. The integration tests ru
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fitter.llama.types import LAYOUT_DEVICE, Breakdown, Layout, LayoutEntry, Params, Row
+from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.planning.cost import Workload
 from fitter.planning.placement import counts_for_split
 from fitter.planning.request import DeviceLimit, HostLimit, Request
+from fitter.planning.work import LayerFacts, ModelFacts, WeightFacts
 
 MIB = 1024 * 1024
 EXPERTS = re.compile(r"ffn_(up|down|gate_up|gate)_(ch|)exps")
@@ -149,3 +152,29 @@ def request(
         fit_ctx=fit_ctx,
         model_bytes=model.embedding + sum(size for _, size in model.tensors()),
     )
+
+
+def facts_of(model: SyntheticModel) -> ModelFacts:
+    """What pricing needs of ``model``: half a byte per weight, two of sixteen experts used, grouped attention."""
+    tensors: dict[int, list[WeightFacts]] = {}
+    for name, size in [*model.tensors(), ("token_embd.weight", model.embedding)]:
+        layer = int(name.split(".")[1]) if name.startswith("blk.") else model.n_layer
+        tensors.setdefault(layer, []).append(WeightFacts(name, size, 2 * size, "exps" in name))
+    layers = tuple(
+        LayerFacts(tuple(tensors[layer]), n_head=32, n_head_kv=8, key_length=128, value_length=128, n_attention=1)
+        for layer in range(model.n_layer)
+    )
+    output = tuple(weight for weight in tensors[model.n_layer] if weight.name == "output.weight")
+    return ModelFacts(model.n_layer, layers, output, 4096, 16, 2, 0)
+
+
+CARD = DeviceSpeed(1000e9, 160e12, 32e9, "cuda", "8.9", "test", True)
+SLOW_CARD = DeviceSpeed(200e9, 20e12, 8e9, "cuda", "8.9", "test", True)
+REMOTE_CARD = DeviceSpeed(800e9, 100e12, 1e8, "remote", "", "test", True, 2e-4)
+DESKTOP = HostSpeed(60e9, "test", 8)
+
+
+def priced(asked: Request, model: SyntheticModel, *speeds: DeviceSpeed, host: HostSpeed = DESKTOP) -> Request:
+    """``asked``, with what it takes to compare placements by time; the last of ``speeds`` is that of all others."""
+    found = {d.name: speeds[min(i, len(speeds) - 1)] if speeds else CARD for i, d in enumerate(asked.devices)}
+    return replace(asked, facts=facts_of(model), speeds=found, host_speed=host, workload=Workload(2048, 512))

@@ -1,0 +1,119 @@
+"""What each device has room for, by the compute buffers that were measured. Bytes of a few MiB."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from synthetic import MIB, limits
+
+from fitter.llama.types import Breakdown, Params, Row
+from fitter.planning.memory import Unit
+from fitter.planning.placement import Placement
+from fitter.planning.request import SHARED_ROW
+from fitter.planning.room import Buffers, Room, off_by, room_left_by
+from fitter.planning.trial import Trial
+
+DEVICES = limits(100, 80)
+UNITS = (Unit(0, 10 * MIB, 5 * MIB), Unit(1, 10 * MIB, 5 * MIB), Unit(2, 20 * MIB, 0))
+
+
+def measured(*compute: int, extra: int = 0, shared: int = 0) -> Breakdown:
+    rows = [Row(f"CUDA{d}", f"CUDA{d}", False, (10 + extra) * MIB, 5 * MIB, mib * MIB) for d, mib in enumerate(compute)]
+    rows.append(Row("CPU", None, True, 7 * MIB, 0, 1 * MIB))
+    if shared:
+        rows.append(Row(SHARED_ROW, "CUDA0", False, 0, 0, shared * MIB))
+    return Breakdown(tuple(rows), ("CUDA0", "CUDA1"), 4096, True)
+
+
+WHOLE = (True, measured(30, 20), {"CUDA0": True, "CUDA1": True})
+PART = (False, measured(40, 10), {"CUDA0": True, "CUDA1": True})
+PART_WITHOUT_CACHE = (False, measured(40, 2), {"CUDA0": True, "CUDA1": False})
+FIRST_ALONE = (False, measured(40, 10), {"CUDA0": True})
+
+
+@pytest.mark.parametrize(
+    ("learned", "is_whole", "optimistic", "with_caches", "without"),
+    [
+        pytest.param([], True, False, (100, 80), (100, 80), id="nothing-known"),
+        pytest.param([WHOLE], True, False, (70, 60), (70, 60), id="whole"),
+        pytest.param([WHOLE], False, False, (70, 60), (70, 60), id="of-the-other-kind"),
+        pytest.param([WHOLE], False, True, (100, 80), (100, 80), id="of-the-other-kind-is-left-out"),
+        pytest.param([WHOLE, PART], False, False, (60, 70), (60, 70), id="each-kind-has-its-own"),
+        pytest.param([WHOLE, PART], True, False, (70, 60), (70, 60), id="and-so-has-the-other"),
+        pytest.param([WHOLE, PART_WITHOUT_CACHE], False, False, (60, 60), (60, 78), id="without-a-cache"),
+        pytest.param([FIRST_ALONE], False, False, (60, 80), (60, 80), id="an-idle-device-teaches-nothing"),
+    ],
+)
+def test_room(
+    learned: list[tuple[bool, Breakdown, dict[str, bool]]],
+    is_whole: bool,
+    optimistic: bool,
+    with_caches: tuple[int, ...],
+    without: tuple[int, ...],
+) -> None:
+    buffers = Buffers()
+    for kind, breakdown, used in learned:
+        buffers.learn(breakdown, 4096, kind, used)
+    room = buffers.room(DEVICES, 4096, is_whole, [0, 0], optimistic)
+    assert (room.with_caches, room.without) == (
+        tuple(mib * MIB for mib in with_caches),
+        tuple(mib * MIB for mib in without),
+    )
+    assert buffers.knows_any is bool(learned) and buffers.knows(True) is any(kind for kind, *_ in learned)
+
+
+def test_what_shares_the_memory_is_there_on_other_devices_too() -> None:
+    buffers = Buffers()
+    buffers.learn(measured(30, 20, shared=8), 4096, True, {})
+    assert Buffers(buffers.shared).room(DEVICES, 4096, True, [0, 0]).with_caches == (92 * MIB, 80 * MIB)
+
+
+def test_estimates_that_were_off_leave_less() -> None:
+    assert Buffers().room(DEVICES, 4096, True, [3 * MIB, -2 * MIB]).with_caches == (97 * MIB, 82 * MIB)
+
+
+def test_the_host_is_what_a_whole_placement_left_there() -> None:
+    buffers = Buffers()
+    assert buffers.on_host(4096) is None
+    buffers.learn(measured(30, 20), 4096, True, {})
+    assert buffers.on_host(4096) == 8 * MIB
+
+
+def test_what_is_taken_over_can_have_other_names_and_is_apart() -> None:
+    known, other = Buffers(), Buffers()
+    known.learn(measured(30, 20), 4096, True, {"CUDA0": True, "CUDA1": True})
+    other.take_over(known, {"CUDA0": "CUDA1", "CUDA1": "CUDA0"})
+    assert other.room(DEVICES, 4096, True, [0, 0]).with_caches == (80 * MIB, 50 * MIB)
+    other.learn(measured(50, 50), 4096, True, {"CUDA0": True})
+    assert known.room(DEVICES, 4096, True, [0, 0]).with_caches == (70 * MIB, 60 * MIB)
+
+
+def trial(placement: Placement, breakdown: Breakdown) -> Trial:
+    return Trial(placement, DEVICES, Params(n_ctx=4096), breakdown, ())
+
+
+@pytest.mark.parametrize(
+    ("placement", "with_caches", "without"),
+    [
+        pytest.param(Placement(0, (2, 1)), (70, 1), (70, 60), id="a-cache-on-the-first"),
+        pytest.param(Placement(0, (3, 0)), (70, 1), (70, 2), id="an-idle-one-keeps-its-room"),
+        pytest.param(Placement(2, (1, 0)), (1, 1), (70, 2), id="no-cache-at-all"),
+    ],
+)
+def test_room_left_by_a_trial(placement: Placement, with_caches: tuple[int, ...], without: tuple[int, ...]) -> None:
+    room = Room((1 * MIB, 1 * MIB), (2 * MIB, 2 * MIB))
+    found = room_left_by(trial(placement, measured(30, 20)), UNITS, room, [0, 0])
+    assert found == Room(tuple(mib * MIB for mib in with_caches), tuple(mib * MIB for mib in without))
+
+
+def test_off_by_is_what_was_measured_beyond_the_estimate() -> None:
+    found = off_by(trial(Placement(1, (1, 1)), measured(30, 20, extra=3)), UNITS)
+    assert found == [3 * MIB, -2 * MIB]
+
+
+def test_room_of_a_placement_is_by_where_its_caches_are() -> None:
+    room = Room((60, 50), (70, 65))
+    assert room.of(UNITS, Placement(0, (2, 1))) == [60, 65]
+    assert room.of(UNITS, Placement(2, (1, 0))) == [70, 65]
+    assert replace(room, without=(60, 50)).of(UNITS, Placement(0, (2, 1))) == [60, 50]
