@@ -1,15 +1,31 @@
-"""Which of two plans is the better one."""
+"""What is better: of two plans, of two that lack something, of what is given up for it, of what may be tried."""
 
 from __future__ import annotations
 
+from functools import cmp_to_key
 from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from synthetic import limits
 
-from fitter.planning.objective import WORTH_OF_CONTEXT, beats
+from fitter.llama.types import Breakdown, Params, Row
+from fitter.planning.objective import (
+    WORTH_OF_CONTEXT,
+    beats,
+    does_as_well,
+    is_better,
+    is_worth_a_correction,
+    is_worth_a_load,
+    is_worth_giving_up,
+    lacks_less,
+    ordered,
+    rank,
+)
+from fitter.planning.placement import Placement
 from fitter.planning.request import Request
+from fitter.planning.trial import Trial
 
 
 class _Wanting:
@@ -69,3 +85,116 @@ def test_a_plan_without_a_time_is_compared_by_its_context(seconds: float) -> Non
 
 def test_the_worth_of_context_is_what_the_readme_names() -> None:
     assert WORTH_OF_CONTEXT == 4
+
+
+DEVICE = limits(1000)
+
+
+def trial(n_ctx: int = 8192, seconds: float | None = 10.0, missing: tuple[int, ...] = (), weights: int = 100) -> Trial:
+    breakdown = Breakdown((Row("CUDA0", "CUDA0", False, weights, 0, 0),), ("CUDA0",), n_ctx, True)
+    lacks = tuple((f"CUDA{d}", bytes_) for d, bytes_ in enumerate(missing))
+    return Trial(Placement(0, (1,)), DEVICE, Params(n_ctx=n_ctx), breakdown, lacks, seconds)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        pytest.param(trial(n_ctx=4096, seconds=99.0), trial(missing=(1,)), id="it-fits"),
+        pytest.param(trial(n_ctx=4096, missing=(5,)), trial(missing=(6,)), id="it-lacks-less"),
+        pytest.param(trial(n_ctx=8448, seconds=99.0), trial(), id="more-context"),
+        pytest.param(trial(seconds=9.0), trial(), id="less-time"),
+        pytest.param(trial(seconds=None, weights=101), trial(seconds=None), id="more-weights-where-nothing-is-priced"),
+    ],
+)
+def test_rank(better: Trial, worse: Trial) -> None:
+    assert rank(better) > rank(worse)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        pytest.param(trial(n_ctx=8448, seconds=99.0), trial(), False, id="context-that-costs-too-much"),
+        pytest.param(trial(n_ctx=8448, seconds=99.0), trial(seconds=None), True, id="one-without-a-price"),
+        pytest.param(trial(n_ctx=8448, seconds=99.0), trial(missing=(1,)), True, id="the-other-does-not-fit"),
+    ],
+)
+def test_is_better_counts_time_against_context_where_both_fit(one: Trial, other: Trial, expected: bool) -> None:
+    assert is_better(_REQUEST, one, other) is expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        pytest.param((900,), (1000,), True, id="fewer-bytes"),
+        pytest.param((1000,), (900,), False, id="more-bytes"),
+        pytest.param((995,), (500, 500), True, id="about-the-same-in-one-place"),
+        pytest.param((1005,), (500, 500), True, id="a-little-more-in-one-place"),
+        pytest.param((500, 495), (1000,), False, id="a-little-less-in-two"),
+        pytest.param((400, 400), (1000,), True, id="much-less-in-two"),
+    ],
+)
+def test_lacks_less(one: tuple[int, ...], other: tuple[int, ...], expected: bool) -> None:
+    assert lacks_less(trial(missing=one), trial(missing=other)) is expected
+
+
+@pytest.mark.parametrize(
+    ("found", "before", "gives_context", "expected"),
+    [
+        pytest.param(trial(missing=(1,)), trial(missing=(2,)), False, True, id="lacks-less"),
+        pytest.param(trial(missing=(2,)), trial(missing=(1,)), False, False, id="lacks-more"),
+        pytest.param(trial(seconds=99.0), trial(missing=(1,)), False, True, id="fits-at-last"),
+        pytest.param(trial(seconds=1.0, missing=(1,)), trial(), False, False, id="fits-no-more"),
+        pytest.param(trial(seconds=9.7), trial(), False, True, id="faster"),
+        pytest.param(trial(seconds=9.9), trial(), False, False, id="hardly-faster"),
+        pytest.param(trial(n_ctx=4096, seconds=5.0), trial(), False, False, id="less-context"),
+        pytest.param(trial(n_ctx=4096, seconds=5.0), trial(), True, True, id="less-context-is-what-is-given"),
+        pytest.param(trial(n_ctx=9216, seconds=10.0), trial(), False, False, id="more-context-alone"),
+        pytest.param(trial(seconds=None), trial(), False, False, id="nothing-is-priced"),
+    ],
+)
+def test_is_worth_giving_up(found: Trial, before: Trial, gives_context: bool, expected: bool) -> None:
+    assert is_worth_giving_up(_REQUEST, found, before, gives_context=gives_context) is expected
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "gives_context", "expected"),
+    [pytest.param(9216, False, True, id="more"), pytest.param(4096, True, False, id="less-though-it-is-given")],
+)
+def test_giving_up_for_context(n_ctx: int, gives_context: bool, expected: bool) -> None:
+    found = trial(n_ctx=n_ctx, seconds=10.0 if expected else 1.0)
+    assert is_worth_giving_up(_MOST_CONTEXT, found, trial(), gives_context=gives_context) is expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param(trial(), True, id="the-same"),
+        pytest.param(trial(seconds=10.1), True, id="hardly-slower"),
+        pytest.param(trial(seconds=10.3), False, id="slower"),
+        pytest.param(trial(n_ctx=4096, seconds=1.0), False, id="less-context"),
+        pytest.param(trial(missing=(1,)), False, id="does-not-fit"),
+    ],
+)
+def test_does_as_well(found: Trial, expected: bool) -> None:
+    assert does_as_well(found, trial()) is expected
+
+
+def test_what_promises_most_is_tried_first() -> None:
+    expected = [(8192, 5.0), (8192, 6.0), (4096, 6.0), None]
+    found = sorted(
+        (expected[i] for i in (3, 1, 0, 2)), key=cmp_to_key(lambda one, other: ordered(_REQUEST, one, other))
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "load", "correction"),
+    [
+        pytest.param(9.94, True, True, id="six-thousandths"),
+        pytest.param(9.96, False, True, id="four-thousandths"),
+        pytest.param(9.99, False, False, id="one-thousandth"),
+    ],
+)
+def test_what_is_worth_another_load(seconds: float, load: bool, correction: bool) -> None:
+    assert is_worth_a_load(seconds, 10.0) is load
+    assert is_worth_a_correction(seconds, 10.0) is correction

@@ -1,0 +1,89 @@
+"""What is said of the choices that a search makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from synthetic import SyntheticModel, limits, request
+
+from fitter.llama.types import Breakdown, Params
+from fitter.planning import choices
+from fitter.planning.memory import HOST, Item
+from fitter.planning.placement import Placement
+from fitter.planning.trial import Trial
+
+DEVICES = limits(1000, 2000)
+REQUEST = request(SyntheticModel(), DEVICES)
+UP, UP_TOO = (Item(layer, f"blk.{layer}.ffn_up", ("weight",), 10) for layer in (3, 4))
+QUERY = Item(2, "blk.2.attn_q", ("weight",), 10)
+LAYERS = Placement(4, (3, 2))
+TENSORS = Placement(0, (5, 4), ((UP, HOST), (UP_TOO, HOST)))
+
+
+def trial(placement: Placement = LAYERS, seconds: float | None = 2.0, n_ctx: int = 4096, missing: int = 0) -> Trial:
+    lacks = (("CUDA0", missing),) if missing else ()
+    params = Params(n_ctx=n_ctx, devices=("CUDA0", "CUDA1"))
+    return Trial(placement, DEVICES, params, Breakdown((), (), n_ctx, True), lacks, seconds)
+
+
+@pytest.mark.parametrize(
+    ("placement", "words"),
+    [
+        pytest.param(LAYERS, "whole layers on the host with", id="layers"),
+        pytest.param(Placement(4, (3, 2), ((UP, HOST),)), "whole layers on the host with", id="and-a-part-of-one"),
+        pytest.param(TENSORS, "single feed-forward tensors on the host", id="tensors"),
+        pytest.param(Placement(0, (9, 0), ((QUERY, HOST),)), "weights of layers on the host", id="bare-caches"),
+        pytest.param(Placement(4, (5, 0), ((UP, 0),)), "layers' KV cache on the host", id="caches-on-the-host"),
+    ],
+)
+def test_style(placement: Placement, words: str) -> None:
+    assert choices.style(REQUEST, placement).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("best", "other", "seconds"),
+    [
+        pytest.param(trial(), TENSORS, 5.0, id="another-way"),
+        pytest.param(trial(), Placement(5, (3, 1)), None, id="the-same-way"),
+        pytest.param(trial(), None, None, id="no-other"),
+    ],
+)
+def test_where_weights_go(best: Trial, other: Placement | None, seconds: float | None) -> None:
+    choice = choices.where_weights_go(REQUEST, best, other, lambda placement: 5.0)
+    assert choice is not None and choice.seconds == 2.0 and choice.runner_up_seconds == seconds
+    assert (choice.runner_up is None) is (seconds is None)
+    assert choices.where_weights_go(REQUEST, replace(best, seconds=None), other, lambda placement: 5.0) is None
+
+
+def test_which_devices_have_layers() -> None:
+    choice = choices.which_devices_have_layers(trial(), Placement(0, (5, 4)), lambda placement: 5.0)
+    assert choice is not None and (choice.chosen, choice.runner_up_seconds) == ("3 on CUDA0, 2 on CUDA1", 5.0)
+    assert choices.which_devices_have_layers(trial(), LAYERS, lambda placement: 5.0) is None
+    assert choices.which_devices_have_layers(trial(seconds=None), TENSORS, lambda placement: 5.0) is None
+
+
+def test_which_devices_take_part() -> None:
+    fewer = replace(trial(seconds=1.0), params=Params(n_ctx=2048, devices=()))
+    choice = choices.which_devices_take_part(fewer, trial())
+    assert choice is not None and choice.chosen == "none, context 2048"
+    assert (choice.runner_up, choice.excess) == ("CUDA0, CUDA1, context 4096", 1.0)
+    assert choices.which_devices_take_part(fewer, trial(missing=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "expected"),
+    [
+        pytest.param(4096, ["without CUDA1", "with CUDA1"], id="same-context"),
+        pytest.param(2048, ["without CUDA1, context 2048", "with CUDA1, context 4096"], id="another-context"),
+    ],
+)
+def test_are_remotes_worth_it(n_ctx: int, expected: list[str]) -> None:
+    here = replace(trial(Placement(4, (5,)), seconds=1.0, n_ctx=n_ctx), devices=DEVICES[:1])
+    choice = choices.are_remotes_worth_it(DEVICES[1:], here, trial())
+    assert choice is not None and [choice.chosen, choice.runner_up] == expected
+
+
+def test_which_device_is_first() -> None:
+    choice = choices.which_device_is_first(DEVICES[1], 1.0, DEVICES[0], 3.0)
+    assert choice.chosen.startswith("CUDA1") and choice.runner_up == "CUDA0, as given" and choice.excess == 2.0

@@ -1,0 +1,170 @@
+"""Which context: the order of its questions, on the synthetic llama.cpp; and what is expected, and held in total."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+
+from fitter.errors import LlamaCppCrashError
+from fitter.llama.types import Breakdown, Params
+from fitter.planning.capacity import context_in_total, is_tight, is_too_large, target
+from fitter.planning.contexts import best_on
+from fitter.planning.expected import expected, last_true, promises_host, promises_whole, styles
+from fitter.planning.known import Calls, Known
+from fitter.planning.request import DeviceLimit, Request
+from fitter.planning.settling import settle, settle_partial, settle_whole
+
+DENSE = SyntheticModel()
+MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))
+
+
+def known_of(asked: Request, model: SyntheticModel, llama: SyntheticLlama | None = None) -> Known:
+    llama = llama or SyntheticLlama(model, asked.devices)
+    return Known(asked, asked.devices, Calls(llama.measure, llama.record))
+
+
+def known(
+    *mib: int, model: SyntheticModel = DENSE, n_ctx: int | None = None, host_mib: int | None = None, **more: object
+) -> Known:
+    devices: tuple[DeviceLimit, ...] = limits(*mib)
+    fixed = () if n_ctx is None else ("n_ctx",)
+    made = request(model, devices, host_mib=host_mib, params=Params(n_ctx=n_ctx or 0), fixed=fixed)
+    return known_of(replace(priced(made, model, CARD), **more), model)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "floor", "n_ctx", "is_whole"),
+    [
+        pytest.param(known(8000), None, 32768, True, id="everything"),
+        pytest.param(known(1500), None, 11264, True, id="less-context"),
+        pytest.param(known(900), None, 4096, False, id="the-smallest-and-weights-on-the-host"),
+        pytest.param(known(900), 8192, 8192, False, id="from-a-floor-on"),
+        pytest.param(known(900, n_ctx=5120), None, 5120, False, id="the-users"),
+        pytest.param(known(1500, objective="context"), None, 32768, False, id="the-most"),
+        pytest.param(known(host_mib=1400), None, 7168, False, id="on-the-host"),
+        pytest.param(known(host_mib=1400), 4096, 4096, False, id="on-the-host-at-a-floor"),
+    ],
+)
+def test_best_on(found: Known, floor: int | None, n_ctx: int, is_whole: bool) -> None:
+    trial = best_on(found, floor)
+    assert trial.fits and trial.params.n_ctx == n_ctx
+    assert (trial.placement.first == 0 and not trial.placement.moved) is is_whole
+
+
+def test_where_nothing_fits_it_is_what_lacks_least() -> None:
+    trial = best_on(known(900, host_mib=100))
+    assert not trial.fits and trial.deficit > 0
+
+
+class Crashing(SyntheticLlama):
+    """A llama.cpp that aborts beyond 20000 tokens."""
+
+    def measure(self, params: Params) -> Breakdown:
+        if params.n_ctx > 20000:
+            raise LlamaCppCrashError("SIGABRT")
+        return super().measure(params)
+
+
+@pytest.mark.parametrize("objective", ["request", "context"])
+def test_a_crash_is_a_context_too_large(objective: str) -> None:
+    devices = limits(8000)
+    asked = replace(request(DENSE, devices), objective=objective)
+    trial = best_on(known_of(asked, DENSE, Crashing(DENSE, devices)))
+    assert trial.fits and 19000 < trial.params.n_ctx <= 20000
+
+
+@pytest.mark.parametrize(
+    ("mib", "too_large", "tight"),
+    [
+        pytest.param(3000, False, False, id="much-room"),
+        pytest.param(1220, False, False, id="room-for-a-buffer"),
+        pytest.param(1140, False, True, id="next-to-none"),
+        pytest.param(1120, True, True, id="less-than-weights-and-caches"),
+    ],
+)
+def test_what_is_too_large_by_itself(mib: int, too_large: bool, tight: bool) -> None:
+    # weights on devices take 1060 MiB, the caches of 4096 tokens 128 less what is rounded
+    model = replace(DENSE, cache=2048)
+    found = known(mib, model=model)
+    assert target(found) == mib * MIB
+    assert (is_too_large(found, 4096), is_tight(found, 4096)) == (too_large, tight)
+
+
+@pytest.mark.parametrize(
+    ("mib", "expected"),
+    [
+        pytest.param((1400,), 4096, id="one-device"),
+        pytest.param((4000, 4000), 32768, id="all-of-it"),
+        pytest.param((700, 700), 4096, id="none-of-it"),
+    ],
+)
+def test_context_in_total(mib: tuple[int, ...], expected: int) -> None:
+    found = known(*mib)
+    top, bottom = (found.trial(found.default, n_ctx) for n_ctx in (32768, 4096))
+    assert context_in_total(found, top, bottom) == expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "until", "expected"),
+    [
+        pytest.param(0, 10, 5, 5, id="between"),
+        pytest.param(0, 10, 99, 9, id="all"),
+        pytest.param(3, 10, 0, 3, id="none"),
+        pytest.param(3, 4, 0, 3, id="nothing-to-ask"),
+    ],
+)
+def test_last_true(low: int, high: int, until: int, expected: int) -> None:
+    assert last_true(low, high, lambda n: n <= until) == expected
+
+
+def test_what_is_promised_is_what_then_fits() -> None:
+    found = known(1500)
+    found.trial(found.default, 4096)
+    found.trial(found.default, 32768)
+    largest = last_true(16, 129, lambda n: promises_whole(found, 256 * n)) * 256
+    assert settle_whole(found, largest) is not None and settle_whole(found, largest + 256) is None
+
+
+@pytest.mark.parametrize(("host_mib", "expected"), [(None, True), (500, True), (120, False)])
+def test_promises_of_the_host(host_mib: int | None, expected: bool) -> None:
+    found = known(8000, host_mib=host_mib)
+    assert promises_host(found, 32768), "nothing is known yet"
+    found.trial(found.default, 4096)
+    found.trial(found.default, 32768)
+    assert promises_host(found, 32768 * 60) is expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param(known(900), {False, True}, id="dense"),
+        pytest.param(known(2500, model=MOE), {True}, id="experts"),
+        pytest.param(known(900, strategy="llama.cpp"), {False}, id="dense-as-upstream"),
+    ],
+)
+def test_styles(found: Known, expected: set[bool]) -> None:
+    assert set(styles(found, 4096)) == expected
+
+
+def test_a_plan_is_expected_as_it_then_is() -> None:
+    slow = limits(900, 8000)
+    asked = priced(request(DENSE, slow), DENSE, CARD, SLOW_CARD)
+    both = known_of(asked, DENSE)
+    assert expected(both, best_on(known(900))) is None, "nothing is known"
+    best = best_on(both)
+    alone = both.on(slow[1:]).with_buffers_of(both)
+    likely = expected(alone, best)
+    trial = best_on(alone)
+    assert likely is not None and likely[0] == trial.params.n_ctx
+    assert likely[1] == pytest.approx(trial.expected, rel=0.02)
+
+
+def test_settling_corrects_until_it_fits() -> None:
+    found = known(900)
+    trial = settle_partial(found, 4096)
+    assert trial is not None and trial.fits
+    # what is left is less than the smallest tensor
+    assert 900 * MIB - trial.breakdown.on("CUDA0").used < 30 * MIB
+    assert settle(found, 4096, False, lambda at: None) is None

@@ -1,0 +1,130 @@
+"""Which devices, in which order, and whether a network is worth it, on the synthetic llama.cpp."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from synthetic import CARD, REMOTE_CARD, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+
+from fitter.llama.types import Params
+from fitter.machine.speed import DeviceSpeed
+from fitter.planning.contexts import best_on
+from fitter.planning.devices import Devices, in_better_order
+from fitter.planning.explain import Choice
+from fitter.planning.known import Calls, Known
+from fitter.planning.remotes import worth_their_network
+from fitter.planning.shared import remembered
+
+MODEL = SyntheticModel()
+NARROW = replace(CARD, pcie=1e9)
+"""A card with a link that streams slowly."""
+FAR_AWAY = replace(REMOTE_CARD, round_trip=0.5)
+
+
+def known(
+    *mib: int, speeds: tuple[DeviceSpeed, ...] = (CARD,), fixed: tuple[str, ...] = (), **more: object
+) -> tuple[Known, list[Choice]]:
+    devices = limits(*mib)
+    llama, said = SyntheticLlama(MODEL, devices), list[Choice]()
+    asked = replace(priced(request(MODEL, devices, fixed=fixed), MODEL, *speeds), **more)  # type: ignore[arg-type]
+    return Known(asked, devices, Calls(remembered(llama.measure), llama.record, on_choice=said.append)), said
+
+
+@pytest.mark.parametrize(
+    ("mib", "speeds", "fixed", "names"),
+    [
+        pytest.param((400, 400), (NARROW, CARD), (), ["CUDA1", "CUDA0"], id="the-wider-link-first"),
+        pytest.param((400, 400), (CARD, NARROW), (), ["CUDA0", "CUDA1"], id="as-it-is"),
+        pytest.param((400, 400), (CARD, CARD), (), ["CUDA0", "CUDA1"], id="alike"),
+        pytest.param((4000, 4000), (NARROW, CARD), (), ["CUDA0", "CUDA1"], id="nothing-is-streamed"),
+        pytest.param((400, 400), (NARROW, CARD), ("devices",), ["CUDA0", "CUDA1"], id="the-users-order"),
+        pytest.param(
+            (300, 300, 300), (NARROW, FAR_AWAY, CARD), (), ["CUDA1", "CUDA2", "CUDA0"], id="remote-ones-never-stream"
+        ),
+    ],
+)
+def test_in_better_order(
+    mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], fixed: tuple[str, ...], names: list[str]
+) -> None:
+    found, said = known(*mib, speeds=speeds, fixed=fixed)
+    assert [device.name for device in in_better_order(found).devices] == names
+    assert [choice.subject for choice in said] == ["which device is the first"] * (names[0] != "CUDA0")
+
+
+@pytest.mark.parametrize(
+    ("mib", "fixed", "names"),
+    [
+        pytest.param((60, 3000), (), ("CUDA1",), id="too-small-for-its-buffer"),
+        pytest.param((60, 3000), ("devices",), ("CUDA0", "CUDA1"), id="the-users"),
+        pytest.param((20, 20, 20), (), ("CUDA2",), id="one-computes-a-prompt-with-weights-of-the-host"),
+    ],
+)
+def test_without_idle(mib: tuple[int, ...], fixed: tuple[str, ...], names: tuple[str, ...]) -> None:
+    found, _ = known(*mib, fixed=fixed)
+    trial = Devices(found).without_idle(found)
+    assert trial.params.devices == names and (trial.fits or fixed)
+
+
+def test_layers_that_the_user_wants_keep_a_device() -> None:
+    found, _ = known(10, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=5))
+    trial = Devices(found).without_idle(found)
+    assert not trial.fits and trial.params.devices == ("CUDA0",)
+
+
+@pytest.mark.parametrize(
+    ("limit", "n_ctx", "names"),
+    [
+        pytest.param(8192, 32768, ("CUDA1",), id="the-other-takes-more"),
+        pytest.param(32768, 32768, ("CUDA0",), id="no-limit-to-speak-of"),
+    ],
+)
+def test_with_more_context(limit: int, n_ctx: int, names: tuple[str, ...]) -> None:
+    found, _ = known(4000, 4000, context_limits={"CUDA0": limit})
+    devices = Devices(found)
+    best = devices.with_more_context(devices.without_idle(found))
+    assert (best.params.n_ctx, best.params.devices) == (n_ctx, names)
+
+
+@pytest.mark.parametrize(
+    ("mib", "speeds"),
+    [
+        pytest.param((300, 300, 1200), (SLOW_CARD, SLOW_CARD, CARD), id="slow-ones"),
+        pytest.param((700, 120, 120), (CARD,), id="small-ones"),
+        pytest.param((500, 900), (NARROW, SLOW_CARD), id="one-of-each"),
+    ],
+)
+def test_no_step_makes_a_plan_worse(mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...]) -> None:
+    found, _ = known(*mib, speeds=speeds, n_ctx_train=4096)
+    devices = Devices(found)
+    steps = [devices.without_idle(found)]
+    steps.append(devices.without_doubtful(steps[-1]))
+    steps.append(devices.on_others(steps[-1]))
+    seconds = [step.seconds or 0.0 for step in steps]
+    assert all(step.fits for step in steps) and seconds == sorted(seconds, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("speed", "names"),
+    [
+        pytest.param(FAR_AWAY, ("CUDA0",), id="a-network-slower-than-the-host"),
+        pytest.param(replace(REMOTE_CARD, round_trip=0.0, pcie=1e12), ("CUDA0", "CUDA1"), id="a-fast-one"),
+        pytest.param(CARD, ("CUDA0", "CUDA1"), id="no-network"),
+    ],
+)
+def test_worth_their_network(speed: DeviceSpeed, names: tuple[str, ...]) -> None:
+    found, said = known(600, 900, speeds=(CARD, speed), n_ctx_train=4096)
+    before = best_on(found)
+    assert before.params.devices == ("CUDA0", "CUDA1")
+    best = worth_their_network(found, before)
+    assert best.params.devices == names
+    subject = "whether remote devices are worth their network"
+    assert (subject in [choice.subject for choice in said]) is speed.is_remote
+
+
+def test_remotes_that_were_not_worth_it_are_not_asked_for_again() -> None:
+    found, _ = known(600, 900, speeds=(CARD, FAR_AWAY), n_ctx_train=4096)
+    devices = Devices(found)
+    best = worth_their_network(found, devices.without_idle(found))
+    devices.forget_remotes(best)
+    assert devices.on_others(best).params.devices == ("CUDA0",)

@@ -1,0 +1,126 @@
+"""What a search knows: which sizes it records, which trials it remembers, what it takes along to other devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+
+from fitter.errors import TimeLimitError
+from fitter.llama.types import Breakdown, Params
+from fitter.planning.known import Calls, CutShort, Known
+from fitter.planning.memory import Unit
+from fitter.planning.placement import Placement
+
+MODEL = SyntheticModel()
+TWO = limits(3000, 1000)
+
+
+def known(*fixed: str, params: Params | None = None, is_priced: bool = True) -> tuple[Known, SyntheticLlama]:
+    llama = SyntheticLlama(MODEL, TWO)
+    asked = request(MODEL, TWO, params=params, fixed=fixed)
+    asked = priced(asked, MODEL, CARD, SLOW_CARD) if is_priced else asked
+    return Known(asked, TWO, Calls(llama.measure, llama.record)), llama
+
+
+def cache(units: tuple[Unit, ...]) -> int:
+    return sum(unit.cache for unit in units)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "n_ctx", "records"),
+    [
+        pytest.param((), 4096, 1, id="the-smallest"),
+        pytest.param((), 32768, 1, id="the-largest"),
+        pytest.param((), 8192, 2, id="between-them"),
+        pytest.param(("n_ctx",), 8192, 1, id="the-users"),
+    ],
+)
+def test_few_contexts_are_recorded(fixed: tuple[str, ...], n_ctx: int, records: int) -> None:
+    found, llama = known(*fixed, params=Params(n_ctx=n_ctx) if fixed else None)
+    for _ in range(2):
+        assert cache(found.units(n_ctx)) == MODEL.n_layer * MODEL.cache * n_ctx
+        assert llama.records == records
+
+
+def test_a_placement_is_measured_once_and_the_one_that_lacks_least_is_remembered() -> None:
+    found, llama = known()
+    worse, better = Placement(0, (0, 9)), Placement(0, (9, 0))
+    # loads of the synthetic llama.cpp fail where the same is asked twice
+    trials = [found.trial(placement, 32768) for placement in (worse, better, worse)]
+    assert trials[0] is trials[2] and len(llama.asked) == 2
+    assert not trials[0].fits and trials[1].fits and found.least is trials[1]
+
+
+def test_candidates_are_told_of_as_they_get_better() -> None:
+    found, llama = known()
+    told: list[int] = []
+    found = Known(found.asked, TWO, Calls(llama.measure, llama.record, lambda params: told.append(params.n_ctx)))
+    for n_ctx in (8192, 4096, 16384):
+        found.trial(Placement(0, (9, 0)), n_ctx)
+    assert told == [8192, 16384]
+
+
+@pytest.mark.parametrize("is_priced", [True, False], ids=["priced", "not-priced"])
+def test_there_is_no_price_before_anything_is_recorded(is_priced: bool) -> None:
+    found, _ = known(is_priced=is_priced)
+    assert found.trial(Placement(0, (9, 0)), 4096).seconds is None and not found.can_price
+    found.units(4096)
+    assert found.can_price is is_priced
+    assert (found.trial(Placement(0, (8, 1)), 4096).seconds is not None) is is_priced
+
+
+def test_prices_are_those_of_the_devices_in_use() -> None:
+    found, _ = known()
+    found.units(4096)
+    alone = found.on(TWO[:1])
+    assert found.seconds(Placement(0, (9, 0))) == alone.seconds(Placement(0, (9,)))
+    assert found.seconds(Placement(0, (0, 9))) > found.seconds(Placement(0, (9, 0)))
+
+
+def test_other_devices_know_the_sizes_and_not_the_buffers() -> None:
+    found, llama = known()
+    found.units(4096)
+    found.trial(Placement(0, (8, 1)), 4096)
+    other = found.on(TWO[1:])
+    assert cache(other.units(4096)) and llama.records == 1
+    assert found.buffers.knows_any and not other.buffers.knows_any
+    assert other.with_buffers_of(found).buffers.knows_any
+
+
+def test_room_is_what_a_measured_buffer_leaves() -> None:
+    found, _ = known()
+    assert found.room(4096, True).with_caches == (3000 * MIB, 1000 * MIB)
+    trial = found.trial(Placement(0, (9, 0)), 4096)
+    taken = trial.breakdown.on("CUDA0").compute
+    assert taken and found.room(4096, True).with_caches == (3000 * MIB - taken, 1000 * MIB)
+
+
+def test_a_context_is_within_what_the_devices_take() -> None:
+    found, llama = known()
+    limited = replace(found.asked, context_limits={"CUDA1": 8192})
+    assert Known(limited, TWO, found.calls).request.n_ctx_max == 8192
+    assert Known(limited, TWO, found.calls).on(TWO[:1]).request.n_ctx_max == 32768
+    assert not llama.asked
+
+
+class Late(SyntheticLlama):
+    """A llama.cpp whose second answer comes too late."""
+
+    def measure(self, params: Params) -> Breakdown:
+        if len(self.asked) == 1:
+            raise TimeLimitError("too late")
+        return super().measure(params)
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [pytest.param((9, 0), CutShort, id="something-fits"), pytest.param((0, 9), TimeLimitError, id="nothing-does")],
+)
+def test_a_time_limit_ends_with_what_fits(first: tuple[int, int], expected: type[Exception]) -> None:
+    llama = Late(MODEL, TWO)
+    found = Known(request(MODEL, TWO), TWO, Calls(llama.measure, llama.record))
+    found.trial(Placement(0, first), 32768)
+    with pytest.raises(expected):
+        found.trial(Placement(0, (5, 4)), 32768)

@@ -1,0 +1,149 @@
+"""What could be placed: eight layers of 120 MiB with a cache, and an output of 100."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from synthetic import CARD, MIB, REMOTE_CARD, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+
+from fitter.llama.types import Params
+from fitter.machine.speed import DeviceSpeed
+from fitter.planning.memory import HOST, units_of
+from fitter.planning.packing import pack
+from fitter.planning.placement import Placement, caches_on, weights_on
+from fitter.planning.prices import PriceList
+from fitter.planning.proposals import Situation, fastest, nearer, partial, whole, with_caches, without_caches
+from fitter.planning.request import Request
+from fitter.planning.room import Room
+
+DENSE = SyntheticModel()
+MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))
+CACHES = SyntheticModel(cache=65536)
+N_CTX = 4096
+SPLIT = ("tensor_split",)
+
+
+def situation(
+    *mib: int,
+    model: SyntheticModel = DENSE,
+    fixed: tuple[str, ...] = (),
+    params: Params | None = None,
+    speeds: tuple[DeviceSpeed, ...] = (CARD,),
+    is_priced: bool = True,
+) -> Situation:
+    devices = limits(*mib)
+    asked: Request = priced(request(model, devices, params=params, fixed=fixed), model, *speeds)
+    layout = SyntheticLlama(model, devices).record(Params(n_ctx=N_CTX))
+    units = units_of(layout, model.n_layer, asked.is_movable)
+    budgets = tuple(device.free for device in devices)
+    prices = PriceList(asked, devices, {N_CTX: units}) if is_priced else None
+    return Situation(asked, devices, N_CTX, units, Room(budgets, budgets), prices)
+
+
+def is_within(at: Situation, placement: Placement) -> bool:
+    used = zip(weights_on(at.units, placement), caches_on(at.units, placement), strict=True)
+    return all(w + c <= budget for (w, c), budget in zip(used, at.room.with_caches, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("at", "counts"),
+    [
+        pytest.param(situation(3000), (9,), id="one"),
+        pytest.param(situation(1000), None, id="no-room"),
+        pytest.param(situation(800, 800), (4, 5), id="left-even"),
+        pytest.param(situation(800, 800, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), (3, 6), id="split"),
+        pytest.param(situation(800, 300, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), None, id="too-much"),
+        pytest.param(
+            situation(500, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=3)), (3,), id="as-many-as-the-user-says"
+        ),
+    ],
+)
+def test_whole(at: Situation, counts: tuple[int, ...] | None) -> None:
+    found = whole(at)
+    assert (found and found.counts) == counts
+
+
+@pytest.mark.parametrize(
+    ("speeds", "mib", "counts"),
+    [
+        pytest.param((SLOW_CARD, CARD), (3000, 3000), (0, 9), id="nothing-on-the-slow-one"),
+        pytest.param((CARD, REMOTE_CARD), (3000, 3000), (9, 0), id="nothing-over-a-network"),
+        pytest.param((SLOW_CARD, CARD), (3000, 500), (6, 3), id="what-the-fast-one-holds"),
+        pytest.param((SLOW_CARD, CARD), (300, 500), None, id="no-room"),
+    ],
+)
+def test_fastest(speeds: tuple[DeviceSpeed, ...], mib: tuple[int, ...], counts: tuple[int, ...] | None) -> None:
+    found = fastest(situation(*mib, speeds=speeds))
+    assert (found and found.counts) == counts
+
+
+NGL = Params(n_gpu_layers=4)
+
+
+@pytest.mark.parametrize(
+    ("at", "spread", "first", "layers_apart"),
+    [
+        pytest.param(situation(500, is_priced=False), False, 5, 1, id="whole-layers-and-a-part"),
+        pytest.param(situation(500, is_priced=False), True, 0, 8, id="tensors-of-any-layer"),
+        pytest.param(situation(10, is_priced=False), False, 9, 0, id="nothing-fits"),
+        pytest.param(situation(500, fixed=("n_gpu_layers",), params=NGL), False, 5, 1, id="the-users-layers"),
+        pytest.param(situation(2500, model=MOE, is_priced=False), True, 0, 7, id="experts"),
+    ],
+)
+def test_partial(at: Situation, spread: bool, first: int, layers_apart: int) -> None:
+    found = partial(at, spread)
+    assert found is not None and is_within(at, found)
+    assert (found.first, len({item.layer for item, _ in found.moved})) == (first, layers_apart)
+
+
+@pytest.mark.parametrize(
+    ("n_gpu_layers", "mib", "counts"),
+    [
+        pytest.param(None, 300, (2, 2), id="as-many-as-fit-by-the-split"),
+        pytest.param(6, 400, (3, 3), id="as-many-as-the-user-says"),
+        pytest.param(6, 10, None, id="which-do-not-fit"),
+    ],
+)
+def test_partial_by_the_users_split(n_gpu_layers: int | None, mib: int, counts: tuple[int, ...] | None) -> None:
+    fixed = SPLIT if n_gpu_layers is None else (*SPLIT, "n_gpu_layers")
+    params = Params(tensor_split=(1.0, 1.0), n_gpu_layers=n_gpu_layers or -1)
+    found = partial(situation(mib, mib, fixed=fixed, params=params), False)
+    assert (found and found.counts) == counts
+
+
+def test_a_priced_proposal_is_none_the_slower_for_each_step() -> None:
+    at = situation(700, 500, model=CACHES, speeds=(CARD, SLOW_CARD))
+    assert at.prices is not None
+    plain, full = partial(at, True, is_plain=True), partial(at, True)
+    assert plain is not None and full is not None and is_within(at, full)
+    assert at.prices.seconds(full) < at.prices.seconds(plain), "large caches should give way to weights"
+
+
+def test_without_prices_no_step_changes_anything() -> None:
+    at, found = situation(500, is_priced=False), Placement(4, (5,))
+    assert [step(at, found) for step in (nearer, without_caches, with_caches)] == [found] * 3
+
+
+def test_small_caches_stay_with_their_layers() -> None:
+    at = situation(500, model=replace(DENSE, cache=512))
+    found = partial(at, False, is_plain=True)
+    assert found is not None and without_caches(at, found) is found
+
+
+@pytest.mark.parametrize(
+    ("round_trip", "host_mib", "target"),
+    [
+        pytest.param(5e-2, None, HOST, id="a-slow-network"),
+        pytest.param(0.0, None, 1, id="a-network-that-takes-no-time"),
+        pytest.param(5e-2, 10, 1, id="no-room-on-the-host"),
+    ],
+)
+def test_tensors_come_nearer_than_a_slow_remote_device(round_trip: float, host_mib: int | None, target: int) -> None:
+    remote = replace(REMOTE_CARD, round_trip=round_trip, pcie=1e12)
+    at = situation(600, 8000, model=MOE, speeds=(CARD, remote))
+    host = replace(at.request.host, free=None if host_mib is None else host_mib * MIB)
+    at = replace(at, request=replace(at.request, host=host))
+    far = pack(at.units, at.room.with_caches, spread=True, counts=(4, 5))
+    assert far is not None and {place for _, place in far.moved} == {1}
+    assert {place for _, place in nearer(at, far).moved} == {target}
