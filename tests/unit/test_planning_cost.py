@@ -266,6 +266,17 @@ def test_predicted_splits(layers: list[Layer], expected: int) -> None:
     assert cost.predicted_splits(work(*layers), cost.default().bare_splits) == expected
 
 
+def test_a_cache_without_weights_costs_the_splits_of_the_data_file() -> None:
+    bare = Layer(0, (Weights(HOST, 1e8, 1e8),), ATTENTION)
+    costs = cost.default()
+    few, many = (
+        price(work(bare), (FAST,), DESKTOP, Workload(0, 1), replace(costs, bare_splits=n)).generation_seconds
+        for n in (1, 11)
+    )
+    assert many - few == pytest.approx(10 * costs.split)
+    assert cost.predicted_splits(work(bare), 11) - cost.predicted_splits(work(bare), 1) == 10
+
+
 @pytest.mark.parametrize(
     ("layers", "measured"),
     [

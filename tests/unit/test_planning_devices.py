@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from synthetic import CARD, REMOTE_CARD, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
-from fitter.llama.types import Params
+from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.contexts import best_on
 from fitter.planning.devices import Devices, in_better_order
@@ -124,7 +124,16 @@ def test_worth_their_network(speed: DeviceSpeed, names: tuple[str, ...]) -> None
 
 def test_remotes_that_were_not_worth_it_are_not_asked_for_again() -> None:
     found, _ = known(600, 900, speeds=(CARD, FAR_AWAY), n_ctx_train=4096)
-    devices = Devices(found)
-    best = worth_their_network(found, devices.without_idle(found))
+    measured: list[Params] = []
+
+    def measure(params: Params) -> Breakdown:
+        measured.append(params)
+        return found.calls.measure(params)
+
+    counted = Known(found.asked, found.devices, Calls(measure, found.calls.record))
+    devices = Devices(counted)
+    best = worth_their_network(counted, devices.without_idle(counted))
+    loads = len(measured)
     devices.forget_remotes(best)
     assert devices.on_others(best).params.devices == ("CUDA0",)
+    assert all("CUDA1" not in (params.devices or ()) for params in measured[loads:])

@@ -97,6 +97,28 @@ def test_room_is_what_a_measured_buffer_leaves() -> None:
     assert taken and found.room(4096, True).with_caches == (3000 * MIB - taken, 1000 * MIB)
 
 
+def test_room_is_what_the_trial_that_was_gone_back_to_leaves() -> None:
+    found, _ = known()
+    first = found.trial(Placement(0, (9, 0)), 4096)
+    found.trial(Placement(0, (5, 4)), 4096)
+    room = found.room_left_by(first, True)
+    assert room.with_caches[0] == 3000 * MIB - first.breakdown.on("CUDA0").compute
+
+
+@pytest.mark.parametrize(
+    ("placements", "least"),
+    [
+        pytest.param([Placement(8, (0, 1)), Placement(0, (0, 9))], 1, id="a-guess-gives-way"),
+        pytest.param([Placement(0, (0, 9)), Placement(0, (1, 8))], 1, id="lacks-less"),
+        pytest.param([Placement(0, (1, 8)), Placement(0, (0, 9))], 0, id="lacks-more"),
+    ],
+)
+def test_the_trial_that_lacks_least(placements: list[Placement], least: int) -> None:
+    found, _ = known()
+    trials = [found.trial(placement, 32768 * 4) for placement in placements]
+    assert found.least is trials[least]
+
+
 def test_a_context_is_within_what_the_devices_take() -> None:
     found, llama = known()
     limited = replace(found.asked, context_limits={"CUDA1": 8192})

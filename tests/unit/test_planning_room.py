@@ -107,6 +107,12 @@ def test_room_left_by_a_trial(placement: Placement, with_caches: tuple[int, ...]
     assert found == Room(tuple(mib * MIB for mib in with_caches), tuple(mib * MIB for mib in without))
 
 
+def test_room_that_was_larger_before_is_kept_where_there_is_no_cache() -> None:
+    room = Room((1 * MIB, 1 * MIB), (2 * MIB, 90 * MIB))
+    found = room_left_by(trial(Placement(0, (2, 1)), measured(30, 20)), UNITS, room, [0, 0])
+    assert found.without == (70 * MIB, 90 * MIB)
+
+
 def test_off_by_is_what_was_measured_beyond_the_estimate() -> None:
     found = off_by(trial(Placement(1, (1, 1)), measured(30, 20, extra=3)), UNITS)
     assert found == [3 * MIB, -2 * MIB]

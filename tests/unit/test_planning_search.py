@@ -288,3 +288,14 @@ def test_a_device_that_an_override_needs_takes_part() -> None:
     )
     trial = search(asked, llama.measure, llama.record)
     assert "CUDA1" in (trial.params.devices or ())
+
+
+@pytest.mark.parametrize(
+    ("limits_", "n_ctx"),
+    [pytest.param({}, 32768, id="none"), pytest.param({"CUDA0": 8192}, 32768, id="one-that-another-has-not")],
+)
+def test_a_device_that_takes_little_context_is_left_out_for_more(limits_: dict[str, int], n_ctx: int) -> None:
+    devices = limits(4000, 4000)
+    llama = SyntheticLlama(DENSE, devices)
+    asked = replace(request(DENSE, devices), context_limits=limits_)
+    assert search(asked, llama.measure, llama.record).params.n_ctx == n_ctx
