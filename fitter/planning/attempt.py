@@ -367,11 +367,11 @@ class Attempt:
                 if self._is_plain and not isinstance(error, LlamaCppCrashError):
                     raise
                 # not every architecture can have a layer's cache and its weights in two places
-                self._is_plain = True
+                self._be_plain()
                 continue
             if any(name == "host" for name, _ in trial.missing):
                 # caches that are kept apart from their layers may be what it has no room for
-                self._is_plain = True
+                self._be_plain()
             if trial.fits and (best is None or rank(trial) > rank(best)):
                 best = trial
         while best is not None and self._is_priced and self._units and len(seen) < _MAX_CORRECTIONS:
@@ -386,6 +386,12 @@ class Attempt:
                 break
             best = trial
         return best
+
+    def _be_plain(self) -> None:
+        """Propose whole layers and tensors of them from now on; what other placements needed says nothing of those."""
+        if not self._is_plain:
+            self._is_plain = True
+            self._compute[False] = LearnedCompute()
 
     def _gains(self, placement: Placement, best: Trial | None) -> bool:
         """Whether a correction promises enough to be measured once there is something that fits."""
@@ -942,7 +948,10 @@ class Attempt:
         return round(prices.apart / saved) if saved > 0 else 0
 
     def _times(self) -> Times | None:
-        return self.prices().times(self._units[max(self._units)]) if self._is_priced else None
+        # where the host has lacked room every byte on a device counts
+        if not self._is_priced or self._is_plain:
+            return None
+        return self.prices().times(self._units[max(self._units)])
 
     def _promises_whole(self, n_ctx: int) -> bool:
         return self._promises_host(n_ctx) and self._whole(n_ctx)(self.room(n_ctx, True)) is not None

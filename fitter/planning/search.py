@@ -14,7 +14,7 @@ from fitter.planning.memory import HOST
 from fitter.planning.pricing import bound_of
 from fitter.planning.request import DeviceLimit, Measure, Record, Request
 from fitter.planning.shared import remembered
-from fitter.planning.trial import Trial, beats, is_better, rank
+from fitter.planning.trial import GAIN, Trial, beats, is_better, rank
 
 _SLOW = 0.7
 """The share of the fastest device's bandwidth below which another one is slow."""
@@ -193,6 +193,9 @@ class _Devices:
         expected = attempt.knowing(known).expected(best)
         if expected is None:
             return False
+        if not is_small:
+            # without a slow device much changes, and what is expected is only about right
+            expected = (expected[0], expected[1] * (1 - GAIN))
         # alone a device needs no buffers for the pipeline, which what is known has in it
         return (is_small and len(attempt.devices) == 1) or self._beats(expected, best)
 
