@@ -106,7 +106,9 @@ def wider(request: Request, devices: Sequence[DeviceLimit], n_ctx: int) -> tuple
 
 
 def within(request: Request, devices: Sequence[DeviceLimit]) -> Request:
-    """``request`` with no more context than all of ``devices`` take."""
+    """``request`` with no more context than all of ``devices`` take; without any that is as much as the host holds."""
+    if not devices:
+        return replace(request, n_ctx_cap=None)
     limits = [request.context_limits[device.name] for device in devices if device.name in request.context_limits]
     return replace(request, n_ctx_cap=min(limits, default=request.n_ctx_cap))
 

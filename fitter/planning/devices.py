@@ -13,7 +13,7 @@ from fitter.planning.expected import expected, expected_partial
 from fitter.planning.given import are_given, wants_layers_on_devices
 from fitter.planning.known import Known
 from fitter.planning.memory import HOST
-from fitter.planning.objective import beats, is_better, is_worth_a_load, ordered
+from fitter.planning.objective import GAIN, beats, is_better, is_worth_a_load, ordered
 from fitter.planning.pricing import bound_of
 from fitter.planning.request import DeviceLimit
 from fitter.planning.trial import Trial
@@ -142,6 +142,9 @@ class Devices:
         likely = self._expected(known, best)
         if likely is None:
             return False
+        if not is_small:
+            # without a slow device much changes, and what is expected is only about right
+            likely = (likely[0], likely[1] * (1 - GAIN))
         # alone a device needs no buffers for the pipeline, which what is known has in it
         return (is_small and len(known.devices) == 1) or self._beats(likely, best)
 

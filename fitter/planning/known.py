@@ -87,6 +87,12 @@ class Known:
         self.buffers.take_over(other.buffers, renamed)
         return self
 
+    def be_plain(self) -> None:
+        """Have whole layers and tensors of them placed from now on; what others needed says nothing of those."""
+        if not self.is_plain:
+            self.is_plain = True
+            self.buffers.forget_partial()
+
     # sizes
 
     def units(self, n_ctx: int) -> tuple[Unit, ...]:
@@ -164,7 +170,7 @@ class Known:
     def situation(self, n_ctx: int, room: Room) -> Situation:
         """What there is to place at ``n_ctx``."""
         prices = self._prices if self.is_priced else None
-        return Situation(self.request, self.devices, n_ctx, self.units(n_ctx), room, prices)
+        return Situation(self.request, self.devices, n_ctx, self.units(n_ctx), room, prices, self.is_plain)
 
     def partial(self, at: Situation, spread: bool, *, is_plain: bool = False) -> Placement | None:
         """``proposals.partial``, kept for the next who asks about the same room."""

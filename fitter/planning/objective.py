@@ -15,9 +15,8 @@ GAIN = 0.02
 """The share of its estimated time that a plan must lose to be worth giving something up: less is within what an
 estimate tells."""
 
-WORTH_OF_CONTEXT = 4
-"""As a power: a hundredth of the context is worth so many hundredths of the time. A quarter of it is only given up
-where that saves two thirds of the time, which is what few choices of devices do."""
+WORTH_OF_CONTEXT = 2
+"""As a power: a hundredth of the context is worth so many hundredths of the time."""
 
 WORTH_A_LOAD = 0.005
 """Share of the time that another way to place must be expected to save before it is tried."""

@@ -34,7 +34,8 @@ _CACHE_SHARE = 0.2
 class Situation:
     """What there is to place, and where: ``units`` at a context of ``n_ctx`` on ``devices`` with so much ``room``.
 
-    ``prices`` say what is faster; without them (``None``) more bytes on devices are better.
+    ``prices`` say what is faster; without them (``None``) more bytes on devices are better. So are they where the host
+    ``is_short`` of room.
     """
 
     request: Request
@@ -43,6 +44,7 @@ class Situation:
     units: tuple[Unit, ...]
     room: Room
     prices: PriceList | None
+    is_short: bool = False
 
     @cached_property
     def apart(self) -> int:
@@ -55,7 +57,7 @@ class Situation:
     @cached_property
     def times(self) -> Times | None:
         """What units take on each device, ``None`` where only bytes count."""
-        return self.prices.all.times(self.units) if self.prices else None
+        return self.prices.all.times(self.units) if self.prices and not self.is_short else None
 
     @property
     def first(self) -> int | None:

@@ -63,6 +63,10 @@ class Buffers:
             if row.buffer_type == SHARED_ROW and row.device is not None:
                 self.shared.learn(row.device, n_ctx, row.used)
 
+    def forget_partial(self) -> None:
+        """Know nothing any more of placements that are not whole."""
+        self._by_kind[False] = LearnedCompute()
+
     def on_host(self, n_ctx: int) -> int | None:
         """What the host is expected to hold where the model is on devices as a whole, ``None`` if that is not known."""
         return self._by_kind[True].at("host", n_ctx)

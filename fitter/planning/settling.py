@@ -55,11 +55,11 @@ def _tried(known: Known, placement: Placement, n_ctx: int) -> Trial | None:
         if known.is_plain and not isinstance(error, LlamaCppCrashError):
             raise
         # not every architecture can have a layer's cache and its weights in two places
-        known.is_plain = True
+        known.be_plain()
         return None
     if any(name == "host" for name, _ in trial.missing):
         # caches that are kept apart from their layers may be what it has no room for
-        known.is_plain = True
+        known.be_plain()
     return trial
 
 

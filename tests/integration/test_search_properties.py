@@ -14,7 +14,7 @@ from tests.search.check import check
 from tests.search.machines import MIB, Card, Machine, better, draw, renamed
 from tests.search.outcomes import Asking, Outcome, worse
 
-NUMBERS = (5, 9, 16, 21, 33, 47, 54, 64, 75)
+NUMBERS = (5, 9, 16, 21, 33, 47, 50, 54, 64, 75, 376, 392, 440)
 """Of the random machines: one to fifteen cards, one to 256 slots, experts and none."""
 
 
@@ -57,6 +57,13 @@ def test_a_slow_card_is_not_taken_for_a_little_context(asking: Asking) -> None:
     without = asking.fit(machine("qwen3-next-80b-a3b", ("rtx-pro-6000-blackwell", None), n_seq_max=128))
     cards = ("rtx-pro-6000-blackwell", None), ("tesla-p40", 11164)
     assert not worse(asking.fit(machine("qwen3-next-80b-a3b", *cards, n_seq_max=128)), without, is_other=True)
+
+
+def test_a_card_without_room_costs_no_context(asking: Asking) -> None:
+    one = machine("glm45-air", ("rtx-3060-12gb", 1782), n_seq_max=64)
+    plan, without = asking.fit(one), asking.fit(one, devices=())
+    assert plan.fits and not plan.on_devices
+    assert (plan.n_ctx, plan.seconds) == (without.n_ctx, without.seconds)
 
 
 @pytest.mark.parametrize("gib", [7, 8, 12, 16])

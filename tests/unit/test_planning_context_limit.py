@@ -209,6 +209,9 @@ def test_the_rules_on_devices() -> None:
     assert usable(asked, devices) == devices[:2]
     assert within(asked, devices[:2]).n_ctx_max == 8192
     assert within(asked, devices[1:2]).n_ctx_max == MODEL.n_ctx_train
+    capped = replace(asked, n_ctx_cap=4096)
+    assert within(capped, devices[1:2]).n_ctx_max == 4096
+    assert within(capped, ()).n_ctx_max == MODEL.n_ctx_train, "what devices hold is no limit where there are none"
     assert wider(asked, devices[:2], 8192) == devices[1:2]
     assert wider(asked, devices[:2], 4096) == ()
     assert wider(replace(asked, fixed=frozenset({"devices"})), devices[:2], 8192) == ()
