@@ -115,7 +115,7 @@ def settle_partial(known: Known, n_ctx: int) -> Trial | None:
             return known.partial(at, spread)
 
         trial = settle(known, n_ctx, False, propose)
-        trial = trial and _fill(known, trial)
+        trial = trial and fill(known, trial)
         if trial is not None and (best is None or rank(trial) > rank(best)):
             best, chosen = trial, spread
     if best is not None and best.fits and best.seconds is not None and len(ways) > 1:
@@ -129,7 +129,7 @@ def _promises_better(known: Known, n_ctx: int, spread: bool, best: Trial) -> boo
     return best.expected is not None and is_worth_a_load(expected_partial(known, n_ctx, spread), best.expected)
 
 
-def _fill(known: Known, trial: Trial) -> Trial:
+def fill(known: Known, trial: Trial) -> Trial:
     """Bring items back from the host one by one while the measurement says that there is room.
 
     A compute buffer depends on which items are where, so the estimate can end with room that it could not use.

@@ -13,8 +13,10 @@ from fitter.planning.capacity import context_in_total, is_tight, is_too_large, t
 from fitter.planning.contexts import best_on
 from fitter.planning.expected import expected, last_true, promises_host, promises_whole, styles
 from fitter.planning.known import Calls, Known
+from fitter.planning.memory import HOST
+from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
-from fitter.planning.settling import settle, settle_partial, settle_whole
+from fitter.planning.settling import fill, settle, settle_partial, settle_whole
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))
@@ -39,6 +41,7 @@ def known(
     [
         pytest.param(known(8000), None, 32768, True, id="everything"),
         pytest.param(known(1500), None, 11264, True, id="less-context"),
+        pytest.param(known(3500, 3000, model=MOE), None, 13312, False, id="more-of-it-for-a-tensor-on-the-host"),
         pytest.param(known(900), None, 4096, False, id="the-smallest-and-weights-on-the-host"),
         pytest.param(known(900), 8192, 8192, False, id="from-a-floor-on"),
         pytest.param(known(900, n_ctx=5120), None, 5120, False, id="the-users"),
@@ -168,3 +171,34 @@ def test_settling_corrects_until_it_fits() -> None:
     # what is left is less than the smallest tensor
     assert 900 * MIB - trial.breakdown.on("CUDA0").used < 30 * MIB
     assert settle(found, 4096, False, lambda at: None) is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "loads"),
+    [
+        pytest.param([(9, 0), (0, 9)], 1, id="what-is-no-faster-is-not-measured"),
+        pytest.param([(5, 4), (9, 0)], 2, id="what-is-faster-is"),
+        pytest.param([(9, 0), (9, 0)], 1, id="the-same-again"),
+    ],
+)
+def test_a_correction_must_promise_something(counts: list[tuple[int, int]], loads: int) -> None:
+    devices = limits(3000, 3000)
+    llama = SyntheticLlama(DENSE, devices)
+    found = known_of(priced(request(DENSE, devices), DENSE, CARD), DENSE, llama)
+    found.units(4096)
+    proposed = iter([Placement(0, each) for each in counts])
+    trial = settle(found, 4096, True, lambda at: next(proposed, None))
+    assert trial is not None and trial.fits and len(llama.asked) == loads
+
+
+@pytest.mark.parametrize(
+    ("mib", "left"),
+    [pytest.param(3000, 0, id="room-for-all"), pytest.param(1160, 1, id="for-one"), pytest.param(1130, 2, id="none")],
+)
+def test_tensors_come_back_where_there_is_room(mib: int, left: int) -> None:
+    # without the two weights take 980 MiB, the buffer 50 + 4 + 25 and as much as the largest tensor on the host
+    found = known(mib, model=replace(DENSE, cache=0))
+    items = [item for unit in found.units(4096)[6:8] for item in unit.items if item.stem.endswith("down")]
+    before = found.trial(Placement(0, (9,), tuple((item, HOST) for item in items)), 4096)
+    assert before.fits
+    assert len(fill(found, before).placement.moved) == left
