@@ -23,8 +23,11 @@ from fitter.errors import (
     RemoteError,
     UsageError,
 )
-from fitter.llama import binding, guarded, rpc
-from fitter.llama.binding import Device, LogLine, Registry
+from fitter.llama import devices, guarded, rpc
+from fitter.llama.breakdown import breakdown_of
+from fitter.llama.devices import Device, Registry
+from fitter.llama.log import LogLine, reason
+from fitter.llama.parameters import CACHE_TYPES, CONTEXT_FIELDS, MODEL_FIELDS, apply
 from fitter.llama.types import RPC, Params
 from fitter.output.units import human
 from fitter.planning.limits import MAX_SEQUENCES
@@ -72,7 +75,7 @@ def _sequences(params: Params) -> tuple[tuple[int, bool], ...]:
 
 def _are_default(plan: PlanData) -> bool:
     """Whether llama.cpp takes the plan's devices here without being told."""
-    return not plan.virtual and plan.params.devices == tuple(d.info.name for d in binding.registry().default)
+    return not plan.virtual and plan.params.devices == tuple(d.info.name for d in devices.registry().default)
 
 
 def load(plan: PlanData, model_path: str, kwargs: Mapping[str, Any], timeout: float | None = None) -> PlannedLlama:
@@ -204,11 +207,11 @@ def _check_servers(servers: Sequence[str], timeout: float | None) -> None:
 
 def _registry(servers: Sequence[str], progress: guarded.Progress) -> Registry:
     """The devices here and those of ``servers``, named as in the process that made the plan."""
-    local = binding.registry()
+    local = devices.registry()
     remote: list[Device] = []
     for server in servers:
         name = _name(server)
-        found = binding.rpc_devices(name)
+        found = devices.rpc_devices(name)
         if not found:
             raise RemoteError(f"the RPC server {server} has no device: start it with one")
         for device in found:
@@ -256,7 +259,7 @@ def _failure(plan: PlanData, path: str, registry: Registry, outcome: guarded.Out
             )
         if not isinstance(error, (ValueError, RuntimeError)) or isinstance(error, UsageError):
             return error if isinstance(error, Exception) else LlamaCppError(f"{path}: {error!r}", log)
-        said = binding.reason(outcome.log)
+        said = reason(outcome.log)
         return LlamaCppError(f"{path}: {said or error}; load with verbose=True to see llama.cpp's log", log)
     kept = "; what it has allocated stays so until the process ends" if outcome.is_lost else ""
     if plan.rpc and (outcome.stalled is not None or "ggml-rpc" in (outcome.crash or "")):
@@ -294,7 +297,7 @@ def _one_line(text: str) -> str:
 
 def _warn_of_difference(plan: PlanData, model: PlannedLlama) -> None:
     """Say so where what was loaded takes more than the plan counts."""
-    real = binding.breakdown_of(model.ctx)
+    real = breakdown_of(model.ctx)
     planned = {name: plan.breakdown.real.on(name).used for name in plan.breakdown.devices}
     for name, own in zip(plan.breakdown.devices, real.devices, strict=False):
         used = real.on(own).used
@@ -343,7 +346,7 @@ class PlannedLlama(llama_cpp.Llama):
         self._planned_model = llama_cpp.llama_model_default_params()
         self._planned_context = llama_cpp.llama_context_default_params()
         # llama.cpp keeps the pointers for as long as there is a model
-        self._keep = binding.apply(plan.params, self._planned_model, self._planned_context, registry)
+        self._keep = apply(plan.params, self._planned_model, self._planned_context, registry)
         super().__init__(model_path, **{**_kwargs(plan), **kwargs})
         self._is_planned = True
         self._is_remote = bool(plan.rpc)
@@ -356,7 +359,7 @@ class PlannedLlama(llama_cpp.Llama):
         if not self._is_planned:
             # The constructor writes its own values field by field and reads the struct a last time to hand it to
             # llama.cpp: writing the plan at every read is what makes the plan's values the last ones.
-            for name in binding.MODEL_FIELDS:
+            for name in MODEL_FIELDS:
                 setattr(self._model_struct, name, getattr(self._planned_model, name))
             self._model_struct.progress_callback = self._progress.callback
         return self._model_struct
@@ -369,7 +372,7 @@ class PlannedLlama(llama_cpp.Llama):
     def context_params(self) -> Any:
         """llama.cpp's ``llama_context_params``."""
         if not self._is_planned:
-            for name in binding.CONTEXT_FIELDS:
+            for name in CONTEXT_FIELDS:
                 setattr(self._context_struct, name, getattr(self._planned_context, name))
         return self._context_struct
 
@@ -429,8 +432,8 @@ def _kwargs(plan: PlanData) -> dict[str, Any]:
         "tensor_split": None if params.tensor_split is None else list(params.tensor_split),
         "n_batch": params.n_batch,
         "n_ubatch": params.n_ubatch,
-        "type_k": binding.CACHE_TYPES[params.type_k],
-        "type_v": binding.CACHE_TYPES[params.type_v],
+        "type_k": CACHE_TYPES[params.type_k],
+        "type_v": CACHE_TYPES[params.type_v],
         # Llama cannot say "auto": what llama.cpp made of it is what was measured.
         "flash_attn": params.flash_attn != "off" if flash_attn is None else flash_attn,
         "offload_kqv": params.offload_kqv,

@@ -18,7 +18,7 @@ import pytest
 
 from fitter import api
 from fitter.errors import LlamaCppError
-from fitter.llama import binding
+from fitter.llama.breakdown import breakdown_of
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from tests import shapes, upstream
@@ -276,7 +276,7 @@ def _plan(path: Path, params: Params) -> api.Plan:
 
 
 def _taken(llama: Any) -> Any:
-    return binding.breakdown_of(llama._ctx.ctx).rows
+    return breakdown_of(llama._ctx.ctx).rows
 
 
 def test_as_many_devices_as_llama_cpp_takes(directory: Path) -> None:

@@ -375,8 +375,9 @@ REAL = {
 
 CHECK = """
 import json
-from fitter.llama import binding, wire
-real = binding.breakdown_of(llm._ctx.ctx)
+from fitter.llama import wire
+from fitter.llama.breakdown import breakdown_of
+real = breakdown_of(llm._ctx.ctx)
 text = llm.create_completion("ba lu mi", max_tokens=4, temperature=0)
 print(json.dumps({"rows": wire.encode(real), "tokens": text["usage"]["completion_tokens"],
                   "kind": type(llm).__name__, "n_seq_max": llm.context_params.n_seq_max, "n_ctx": llm.n_ctx()}))

@@ -412,14 +412,15 @@ def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_the_breakdown_of_a_live_model(model: Path, worker: Worker) -> None:
     script = (
-        "import json, llama_cpp; from fitter.llama import binding, wire; from fitter.llama.types import Params\n"
+        "import json, llama_cpp; from fitter.llama import wire; from fitter.llama.breakdown import breakdown_of; "
+        "from fitter.llama.parameters import apply; from fitter.llama.types import Params\n"
         "model_params = llama_cpp.llama_model_default_params()\n"
         "context_params = llama_cpp.llama_context_default_params()\n"
-        "keep = binding.apply(Params(n_ctx=768), model_params, context_params)\n"
+        "keep = apply(Params(n_ctx=768), model_params, context_params)\n"
         "model_params.no_alloc, model_params.load_mode = True, 0\n"
         f"model = llama_cpp.llama_model_load_from_file({str(model)!r}.encode(), model_params)\n"
         "context = llama_cpp.llama_init_from_model(model, context_params)\n"
-        "print(json.dumps(wire.encode(binding.breakdown_of(context))))\n"
+        "print(json.dumps(wire.encode(breakdown_of(context))))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],

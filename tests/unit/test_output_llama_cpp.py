@@ -9,7 +9,7 @@ import pytest
 from plans import make_plan
 
 from fitter.errors import PlanError, UsageError
-from fitter.llama import binding
+from fitter.llama import devices
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.output.llama_cpp import llama_kwargs, load
 from fitter.planning.plan import Problem
@@ -26,9 +26,9 @@ def with_params(**params: Any) -> Any:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = tuple(
-        binding.Device(DeviceInfo(name, "Card", "gpu", "CUDA", 1, 1), None, 0, name, 0) for name in ("CUDA0", "CUDA1")
+        devices.Device(DeviceInfo(name, "Card", "gpu", "CUDA", 1, 1), None, 0, name, 0) for name in ("CUDA0", "CUDA1")
     )
-    monkeypatch.setattr(binding, "registry", lambda: binding.Registry(cards, cards))
+    monkeypatch.setattr(devices, "registry", lambda: devices.Registry(cards, cards))
 
 
 def test_the_arguments_of_llama() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fitter.errors import LibraryError, UsageError
-from fitter.llama.binding import Device, LogLine, default_devices, flash_attn_from, n_splits_from, reason
+from fitter.llama.devices import Device, default_devices
 from fitter.llama.library import Versions, check_versions
+from fitter.llama.log import LogLine, flash_attn_from, n_splits_from, reason
 from fitter.llama.types import DeviceInfo, VirtualDevice, describe
 
 CHOSEN = "llama_context: flash_attn            = {}"
