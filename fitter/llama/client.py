@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+DEFAULT_TIMEOUT = 120.0
+"""Seconds that llama.cpp has for a single dummy load."""
+
 _STDERR_LINES = 60
 
 _DROPPED = "Remote RPC server crashed"
@@ -62,7 +65,7 @@ class Worker:
         virtual_devices: Sequence[VirtualDevice] = (),
         *,
         library: CudaLibrary | None = None,
-        timeout: float = 120.0,
+        timeout: float = DEFAULT_TIMEOUT,
         on_log: Callable[[str], None] | None = None,
         rpc: str | Sequence[str] = (),
     ) -> None:

@@ -57,6 +57,11 @@ def registry(virtual: bool = False) -> Registry:
     return Registry(real, default_devices(real))
 
 
+def default_names() -> tuple[str, ...]:
+    """Names of the real devices that llama.cpp offloads to by itself in this process."""
+    return tuple(device.info.name for device in registry().default)
+
+
 def cuda_registry() -> Registry:
     """The cards of a CUDA backend that runs without a GPU (``load_cuda_backend``), remote devices and the CPU."""
     every = tuple(every_device(native.load()))

@@ -15,7 +15,7 @@ import pytest
 from fitter import api
 from fitter.errors import FitterError, UsageError
 from fitter.llama import wire
-from fitter.llama.client import Worker
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.machine.gpu import parse_gpus, parse_size
 from fitter.model.source import model_files, show
 from fitter.output import table
@@ -148,7 +148,7 @@ class Checks:
         return directory / os.path.expanduser(given) if given else None
 
     def _timeout(self) -> float:
-        given = self._given("fitter_timeout") or str(api.DEFAULT_TIMEOUT)
+        given = self._given("fitter_timeout") or str(DEFAULT_TIMEOUT)
         try:
             timeout = float(given)
             check_timeout(timeout)

@@ -9,9 +9,10 @@ import pytest
 from plans import make_plan
 
 from fitter.errors import PlanError, UsageError
-from fitter.llama import devices
+from fitter.llama import devices, planned
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
-from fitter.output.llama_cpp import llama_kwargs, load
+from fitter.loading import load_once
+from fitter.output.keywords import llama_kwargs
 from fitter.planning.plan import Problem
 
 REAL = make_plan(Params(n_ctx=512, n_gpu_layers=3), virtual=False)
@@ -28,7 +29,8 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = tuple(
         devices.Device(DeviceInfo(name, "Card", "gpu", "CUDA", 1, 1), None, 0, name, 0) for name in ("CUDA0", "CUDA1")
     )
-    monkeypatch.setattr(devices, "registry", lambda: devices.Registry(cards, cards))
+    for module in (devices, planned):
+        monkeypatch.setattr(module, "registry", lambda: devices.Registry(cards, cards))
 
 
 def test_the_arguments_of_llama() -> None:
@@ -91,14 +93,14 @@ def test_the_list_of_all_devices_needs_no_parameter() -> None:
 
 def test_a_plan_that_does_not_fit_is_not_handed_out() -> None:
     plan = replace(REAL, problems=(PROBLEM,))
-    for ask in (llama_kwargs, lambda plan: load(plan, "model.gguf", {})):
+    for ask in (llama_kwargs, lambda plan: load_once(plan, "model.gguf", {})):
         with pytest.raises(PlanError, match="does not fit: 1 MiB too little"):
             ask(plan)
 
 
 def test_virtual_devices_run_nothing() -> None:
     with pytest.raises(PlanError, match="virtual devices"):
-        load(make_plan(virtual=True), "model.gguf", {})
+        load_once(make_plan(virtual=True), "model.gguf", {})
 
 
 @pytest.mark.parametrize(
@@ -116,11 +118,11 @@ def test_virtual_devices_run_nothing() -> None:
 )
 def test_arguments_that_contradict_the_plan(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        load(REAL, "model.gguf", kwargs)
+        load_once(REAL, "model.gguf", kwargs)
 
 
 @pytest.mark.usefixtures("registry")
 def test_devices_that_are_not_here() -> None:
     for plan in (with_params(devices=("CUDA7",)), make_plan(Params(n_ctx=512), devices=["CUDA0"], virtual=False)):
         with pytest.raises(PlanError, match=r"llama\.cpp has CUDA0, CUDA1 here: fit again"):
-            load(plan, "model.gguf", {})
+            load_once(plan, "model.gguf", {})
