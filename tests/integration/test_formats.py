@@ -32,10 +32,10 @@ from fitter.output.formats import FORMATS
 from fitter.output.formats import settings as options
 from fitter.planning.constraints import params_of
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Search
-from tests import shapes
 from tests.formats import ik_llama
 from tests.formats import upstream as server
 from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools import shapes
 
 MIB = 1024 * 1024
 GPUS = parse_gpus(["3x 24GiB"])

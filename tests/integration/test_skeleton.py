@@ -24,7 +24,7 @@ from fitter.llama.client import Worker
 from fitter.llama.headers import Headers, _read_header
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
 from fitter.model import source
-from tests.shapes import SHAPES, write, write_split
+from tools.shapes import SHAPES, write, write_split
 
 CARDS = [VirtualDevice(f"CUDA{i}", "Card", "cuda", 890, 400 * 2**30, 400 * 2**30) for i in range(2)]
 

@@ -27,7 +27,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-DATA = Path(__file__).parent / "data" / "speeds"
+DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "speeds"
 PLACEMENTS = DATA / "placements.csv"
 GPUS = DATA / "gpus_tg128.csv"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Case:
-    """A shape of ``tests/shapes.py`` on virtual GPUs, with options that fitter and upstream both know.
+    """A shape of ``tools/shapes.py`` on virtual GPUs, with options that fitter and upstream both know.
 
     ``prompt``: tokens of the request's prompt, where they are not the usual ones; upstream has no such option.
     """
