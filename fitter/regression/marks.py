@@ -22,12 +22,12 @@ from fitter.output import table
 from fitter.planning.limits import MOST_SPEED, check_timeout
 from fitter.planning.plan import PlanData
 from fitter.planning.wording import shown
+from fitter.regression import MARKER
 from fitter.regression.cases import SETTINGS, Budget, Case, make_cases, suggest
 from fitter.regression.check import Outcome
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, write_lock
 from fitter.regression.measuring import snapshot_of
-from fitter.regression.pytest_plugin import MARKER
 from fitter.regression.report import causes
 
 _CHANGES = ("max_growth", "max_slowdown")
