@@ -12,6 +12,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from fitter.errors import LibraryError, PlanError, UsageError
+from fitter.kept import held
 from fitter.llama import process
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import (
@@ -54,7 +55,7 @@ from fitter.planning.constraints import (
 )
 from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
-from fitter.planning.limits import MAX_TOKENS, check_context, check_timeout, held, own_context
+from fitter.planning.limits import MAX_TOKENS, check_context, check_timeout, own_context
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import pinned_matches
 from fitter.planning.plan import ModelSummary, PlanData, check_fits, resolved, stamp_of

@@ -25,6 +25,7 @@ ROOMS = (
     "fitter.early",
     "fitter.loading",
     "fitter.sharing",
+    "fitter.kept",
     "fitter.output",
     "fitter.planning",
     "fitter.programs",
