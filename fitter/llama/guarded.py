@@ -1,6 +1,6 @@
 """Calls to llama.cpp in a process that must outlive them: on a thread of their own, which fails where ggml would abort.
 
-``bindings/measuring/load_guard.cpp`` says how. A thread that cannot go on is left behind, asleep, with what it has allocated.
+``bindings/measuring/load_guard.cpp`` says how. A thread that cannot go on is left behind, asleep, with what it holds.
 """
 
 from __future__ import annotations
