@@ -33,8 +33,8 @@ from fitter.planning.memory import HOST
 from fitter.planning.placement import counts_for_split
 from fitter.planning.pricing import Price
 from fitter.planning.request import DEFAULT_MARGIN
-from tests import shapes, upstream
-from tests.cases import CASES, MIXED, Case
+from tools import shapes, upstream
+from tools.cases import CASES, MIXED, Case
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "build" / "placements"

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fitter.api import Plan, Price, calibrate, devices, estimate, fit, inspect, measure, verify
+    from fitter.fitted import Llama
     from fitter.llama.types import Breakdown, Params, VirtualDevice
-    from fitter.loading import Llama
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Llama": "fitter.loading",
+    "Llama": "fitter.fitted",
     "Plan": "fitter.api",
     "Price": "fitter.planning.pricing",
     "calibrate": "fitter.api",

@@ -12,8 +12,9 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from fitter.errors import LibraryError, PlanError, UsageError
+from fitter.kept import held
 from fitter.llama import process
-from fitter.llama.client import Worker
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     RPC,
@@ -54,7 +55,7 @@ from fitter.planning.constraints import (
 )
 from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
-from fitter.planning.limits import MAX_TOKENS, check_context, check_timeout, held, own_context
+from fitter.planning.limits import MAX_TOKENS, check_context, check_timeout, own_context
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import pinned_matches
 from fitter.planning.plan import ModelSummary, PlanData, check_fits, resolved, stamp_of
@@ -73,9 +74,6 @@ if TYPE_CHECKING:
     from fitter.planning.verification import Prediction, Verification
 
 Path = str | os.PathLike[str]
-DEFAULT_TIMEOUT = 120.0
-"""Seconds that llama.cpp has for a single dummy load."""
-
 _LOADED_PER_SECOND = 20 * 10**6
 """Bytes of a model: a slow disk, and a processor that computes a prompt with it."""
 
@@ -125,7 +123,7 @@ class Plan(PlanData):
 
     def llama_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for ``llama_cpp.Llama``. Raises ``PlanError`` where it has none for what the plan needs."""
-        from fitter.output.llama_cpp import llama_kwargs
+        from fitter.output.keywords import llama_kwargs
 
         return llama_kwargs(self)
 
@@ -142,7 +140,7 @@ class Plan(PlanData):
         """
         from fitter.loading import load
 
-        return load(self, kwargs)
+        return load(self, kwargs, fit)
 
     def verify(self, *, tolerance: int | str = 0, timeout: float = DEFAULT_TIMEOUT) -> Verification:
         """Load the plan for real in a worker process, and compare: ``fitter.verify``."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fitter.errors import FitterError, UsageError
+from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.model.source import show
 from fitter.regression.cases import Case, is_test, read_cases, select, suggest
 from fitter.regression.compare import Comparison, compare
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, write_lock
-from fitter.regression.measuring import DEFAULT_TIMEOUT, Measured, OnDone, measure_cases
+from fitter.regression.measuring import Measured, OnDone, measure_cases
 
 _NAMED = 3
 """How many cases a message names before it only counts them."""

@@ -15,19 +15,19 @@ import pytest
 from fitter import api
 from fitter.errors import FitterError, UsageError
 from fitter.llama import wire
-from fitter.llama.client import Worker
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.machine.gpu import parse_gpus, parse_size
 from fitter.model.source import model_files, show
 from fitter.output import table
 from fitter.planning.limits import MOST_SPEED, check_timeout
 from fitter.planning.plan import PlanData
 from fitter.planning.wording import shown
+from fitter.regression import MARKER
 from fitter.regression.cases import SETTINGS, Budget, Case, make_cases, suggest
 from fitter.regression.check import Outcome
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, write_lock
 from fitter.regression.measuring import snapshot_of
-from fitter.regression.pytest_plugin import MARKER
 from fitter.regression.report import causes
 
 _CHANGES = ("max_growth", "max_slowdown")
@@ -148,7 +148,7 @@ class Checks:
         return directory / os.path.expanduser(given) if given else None
 
     def _timeout(self) -> float:
-        given = self._given("fitter_timeout") or str(api.DEFAULT_TIMEOUT)
+        given = self._given("fitter_timeout") or str(DEFAULT_TIMEOUT)
         try:
             timeout = float(given)
             check_timeout(timeout)

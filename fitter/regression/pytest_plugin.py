@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import FitterError
+from fitter.regression import MARKER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from fitter.api import Plan
     from fitter.regression.marks import Checks, Verdict
 
-MARKER = "fits_memory"
 _MODEL = "fitter_model"
 _MARKER_HELP = (
     f"{MARKER}(gpu, n_ctx, model, limit, ...): fail the test where the model does not fit with these keywords of "

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import shapes
 from tests.tiny import write_tiny
+from tools import shapes
 
 DENSE = shapes.SHAPES["llama-3.1-8b"]
 

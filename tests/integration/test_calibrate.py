@@ -23,8 +23,9 @@ from fitter.machine import calibrated
 from fitter.machine.gpu import parse_gpus
 from fitter.planning import calibration
 from tests import calibrate as script
-from tests import cuda_reference, upstream
+from tests import cuda_reference
 from tests.tiny import TINY_DENSE, write_tiny
+from tools import upstream
 
 MIB = 2**20
 

@@ -16,7 +16,7 @@ import fitter
 from fitter import Price
 from fitter.errors import UsageError
 from fitter.llama.client import Worker
-from tests import shapes
+from tools import shapes
 
 HOST = "60GB/s"
 

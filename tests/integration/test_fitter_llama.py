@@ -18,7 +18,8 @@ import pytest
 
 import fitter
 from fitter.errors import ModelError, PlanError, PlanWarning, UsageError
-from fitter.llama import binding
+from fitter.llama.breakdown import breakdown_of
+from fitter.llama.parameters import CONTEXT_FIELDS, MODEL_FIELDS, apply
 from fitter.llama.types import TensorBuftOverride
 from tests.tiny import write_tiny
 
@@ -90,21 +91,21 @@ def test_all_that_a_plan_has_is_in_the_structs() -> None:
         # what no parameter is
         ctypes.memset(ctypes.addressof(struct), 0x5A, ctypes.sizeof(struct))
     before = [bytes(struct) for struct in structs]
-    kept = binding.apply(params, *structs)
+    kept = apply(params, *structs)
     written = []
     for struct, old in zip(structs, before, strict=True):
         places = [(name, getattr(type(struct), name)) for name, *_ in struct._fields_]
         ends = {name: slice(place.offset, place.offset + place.size) for name, place in places}
         written.append({name for name, where in ends.items() if bytes(struct)[where] != old[where]})
     assert kept
-    assert written == [set(binding.MODEL_FIELDS), set(binding.CONTEXT_FIELDS)]
+    assert written == [set(MODEL_FIELDS), set(CONTEXT_FIELDS)]
 
 
 @pytest.mark.parametrize("n_ubatch", [None, 128])
 def test_embeddings_take_the_predicted_bytes(model: Path, n_ubatch: int | None) -> None:
     plan = fitter.fit(model, n_ctx=512, embedding=True, n_ubatch=n_ubatch)
     llm = plan.load(verbose=False, use_mmap=False)
-    assert rows(binding.breakdown_of(llm.ctx)) == rows(plan.breakdown)
+    assert rows(breakdown_of(llm.ctx)) == rows(plan.breakdown)
     assert plan.params.n_batch == plan.params.n_ubatch == (n_ubatch or 512)
     texts = [f"ba lu {'mi ' * (i % 3)}" for i in range(300)]
     found: Any = llm.create_embedding(texts)
@@ -122,7 +123,7 @@ def test_embeddings_take_the_predicted_bytes(model: Path, n_ubatch: int | None) 
 def test_llama_itself_embeds_what_was_planned(model: Path) -> None:
     plan = fitter.fit(model, n_ctx=512, embedding=True)
     llm = llama_cpp.Llama(str(model), verbose=False, use_mmap=False, **plan.llama_kwargs())
-    assert rows(binding.breakdown_of(llm.ctx)) == rows(plan.breakdown)
+    assert rows(breakdown_of(llm.ctx)) == rows(plan.breakdown)
     assert llm.context_params.n_seq_max == plan.params.n_seq_max == 256
     assert len(llm.embed(["ba", "lu"])) == 2
     llm.close()

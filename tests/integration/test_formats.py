@@ -32,10 +32,10 @@ from fitter.output.formats import FORMATS
 from fitter.output.formats import settings as options
 from fitter.planning.constraints import params_of
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Search
-from tests import shapes
 from tests.formats import ik_llama
 from tests.formats import upstream as server
 from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools import shapes
 
 MIB = 1024 * 1024
 GPUS = parse_gpus(["3x 24GiB"])
@@ -375,8 +375,9 @@ REAL = {
 
 CHECK = """
 import json
-from fitter.llama import binding, wire
-real = binding.breakdown_of(llm._ctx.ctx)
+from fitter.llama import wire
+from fitter.llama.breakdown import breakdown_of
+real = breakdown_of(llm._ctx.ctx)
 text = llm.create_completion("ba lu mi", max_tokens=4, temperature=0)
 print(json.dumps({"rows": wire.encode(real), "tokens": text["usage"]["completion_tokens"],
                   "kind": type(llm).__name__, "n_seq_max": llm.context_params.n_seq_max, "n_ctx": llm.n_ctx()}))

@@ -13,7 +13,7 @@ import pytest
 import fitter
 from fitter import Plan
 from fitter.planning.request import LEVERS, Progress
-from tests import shapes
+from tools import shapes
 
 HOST = "60GB/s"
 SHAPES = ("llama-3.1-8b", "gemma3-12b", "deepseek-v3.1")

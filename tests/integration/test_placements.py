@@ -13,7 +13,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params
 from fitter.model.header import open_model
 from fitter.planning.constraints import parse_overrides
-from tests import shapes
+from tools import shapes
 
 # those that upstream is quick with, and what each has to show
 QUICK = {

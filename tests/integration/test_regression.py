@@ -30,8 +30,8 @@ from fitter.regression.cases import read_cases
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import read_lock
 from fitter.regression.measuring import measure_case
-from tests import shapes, upstream
-from tests.shapes import Q4_K, Q8_0, Shape, write_shape, write_split
+from tools import shapes, upstream
+from tools.shapes import Q4_K, Q8_0, Shape, write_shape, write_split
 
 N_LAYER, N_VOCAB = 4, 4000
 

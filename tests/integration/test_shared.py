@@ -17,12 +17,12 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.gpu import parse_gpus
 from fitter.output.formats.python import fit_kwargs
-from tests import shapes, upstream
 from tests.drafting import upstream as drafting
-from tests.shapes import F32, Q4_K, Shape, Tensor
 from tests.tiny import TINY_DENSE, write_tiny
 from tests.tiny_lora import write_lora
 from tests.tiny_projector import TinyProjector, write_projector
+from tools import shapes, upstream
+from tools.shapes import F32, Q4_K, Shape, Tensor
 
 GPUS = ("1GiB", "1GiB")
 MIB = 1024 * 1024

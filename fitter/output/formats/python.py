@@ -19,7 +19,7 @@ def text(plan: PlanData) -> str:
     ``llama_cpp.Llama`` takes the parameters itself where it has all of them; else the script has fitter measure exactly
     these once more, on the machine that runs it, and load them.
     """
-    from fitter.output.llama_cpp import llama_kwargs
+    from fitter.output.keywords import llama_kwargs
 
     path = os.path.abspath(plan.model.path)
     try:
