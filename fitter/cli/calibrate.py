@@ -17,7 +17,7 @@ written.
 
 
 @click.command(cls=options.Command, epilog=_EPILOG)
-@click.argument("model", type=click.Path(), metavar="[MODEL]", required=False)
+@options.optional_model_argument
 @options.calibration_options
 @options.timeout_option
 @options.json_option

@@ -5,12 +5,15 @@ An option that is not given is ``None`` and is not passed on, so that defaults a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from fitter.errors import UsageError
 from fitter.llama import process
@@ -46,10 +49,13 @@ class Command(click.Command):
         """Parse; an option that is not there is named in full, where click takes ``-md`` for ``-m`` and ``-d``."""
         words = list(args)
         try:
-            return super().parse_args(ctx, args)
+            _check_model_option(self, ctx, words)
+            rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name = next((word for word in words if word.startswith(error.option_name)), error.option_name)
             raise click.NoSuchOption(name.partition("=")[0], ctx=ctx) from None
+        _take_model_option(self, ctx)
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections."""
@@ -67,6 +73,11 @@ class Command(click.Command):
         if self.epilog:
             formatter.write_paragraph()
             formatter.write(self.epilog)
+
+
+def _split(text: str) -> list[str]:
+    """The parts of a list: llama.cpp takes commas and slashes, and several of them for one."""
+    return re.split("[,/]+", text)
 
 
 def _whole(kind: _ParamType, text: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -109,6 +120,28 @@ class GpuLayers(_ParamType):
         return _whole(self, value, param, ctx)
 
 
+class FlashAttn(_ParamType):
+    """``on``, ``off`` or ``auto``, or one of the other words that llama.cpp has for them."""
+
+    name = "on|off|auto"
+    _WORDS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "on": ("on", "enabled", "true", "1"),
+        "off": ("off", "disabled", "false", "0"),
+        "auto": ("auto", "-1"),
+    }
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The first of the words."""
+        for first, words in self._WORDS.items():
+            if value in words:
+                return first
+        self.fail(f"'{value}' is not one of 'on', 'off', 'auto'", param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The words that begin like ``incomplete``."""
+        return [CompletionItem(word) for word in self._WORDS if word.startswith(incomplete)]
+
+
 class Floats(_ParamType):
     """Numbers with commas (or slashes) between them."""
 
@@ -117,7 +150,7 @@ class Floats(_ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
         """The numbers."""
         try:
-            return tuple(float(part) for part in value.replace("/", ",").split(","))
+            return tuple(float(part) for part in _split(value))
         except ValueError:
             self.fail(f"'{value}' is not a list of numbers such as 3,1", param, ctx)
 
@@ -134,7 +167,7 @@ class Mib(_ParamType):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | tuple[int, ...] | None:
         """Bytes: a number, or several where several were given."""
-        parts = value.replace("/", ",").split(",")
+        parts = _split(value)
         if not all(part.isascii() and part.isdigit() for part in parts) or (len(parts) > 1 and not self.many):
             example = "1024 or 1024,512" if self.many else "1024"
             self.fail(f"'{value}' is not a number of MiB such as {example}", param, ctx)
@@ -208,7 +241,55 @@ _CASES = "Cases"
 _SPEED = "Speed (estimated; it decides between what fits)"
 _OUTPUT = "Output"
 
-model_argument = click.argument("model", type=click.Path(), metavar="MODEL")
+_MODEL = "Model"
+
+
+class _NeededModel(click.Argument):
+    """MODEL where there must be one. It may come with ``-m``, so that click cannot ask for it."""
+
+
+_model_option = _option(
+    _MODEL, "model_option", "-m", "--model", type=click.Path(), metavar="FILE", help="The model, in place of MODEL."
+)
+model_argument = stacked(
+    click.argument("model", cls=_NeededModel, type=click.Path(), metavar="MODEL", required=False), _model_option
+)
+optional_model_argument = stacked(
+    click.argument("model", type=click.Path(), metavar="[MODEL]", required=False), _model_option
+)
+
+
+def words_after(command: click.Command, ctx: click.Context) -> dict[str, int]:
+    """How many words follow each of the options of ``command``, by each of their names."""
+    return {
+        name: 0 if param.is_flag or param.count else param.nargs
+        for param in command.get_params(ctx)
+        if isinstance(param, click.Option)
+        for name in (*param.opts, *param.secondary_opts)
+    }
+
+
+def _check_model_option(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
+    """Raise ``click.NoSuchOption`` for ``-mx``: click would take it for ``-m x``, llama.cpp never does."""
+    own = words_after(command, ctx)
+    for before, word in pairwise(("", *words)):
+        if word == "--":
+            return
+        if word.startswith("-m") and len(word) > 2 and word.partition("=")[0] not in own and not own.get(before):
+            raise click.NoSuchOption(word, ctx=ctx)
+
+
+def _take_model_option(command: click.Command, ctx: click.Context) -> None:
+    """Make one model of MODEL and ``-m``."""
+    if "model_option" not in ctx.params:
+        return
+    option, argument = ctx.params.pop("model_option"), ctx.params["model"]
+    if option is not None and argument not in (None, option):
+        raise click.UsageError(f"two models are given, '{argument}' and -m '{option}': give one", ctx)
+    ctx.params["model"] = argument if option is None else option
+    needed = next((param for param in command.params if isinstance(param, _NeededModel)), None)
+    if ctx.params["model"] is None and needed is not None and not ctx.resilient_parsing:
+        raise click.MissingParameter(ctx=ctx, param=needed)
 
 
 def ctx_size_option(default: str) -> Callable[[_Function], _Function]:
@@ -289,8 +370,7 @@ context_options = stacked(
         "flash_attn",
         "-fa",
         "--flash-attn",
-        type=click.Choice(["on", "off", "auto"]),
-        metavar="on|off|auto",
+        type=FlashAttn(),
         help="Flash attention. [default: auto]",
     ),
     _flag(_CONTEXT, "swa_full", "--swa-full", help="KV cache of full size for sliding-window layers."),

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fitter.cli import options
+from fitter.cli import llama_options, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, EXIT_REGRESSION, LlamaCppError, UsageError
 
 _EPILOG = """\
@@ -22,8 +22,8 @@ be read or llama.cpp failed, 4 it takes more than was predicted, 5 the answer ca
 _WITH_PLAN = ("timeout",)
 
 
-@click.command(cls=options.Command, epilog=_EPILOG)
-@click.argument("model", type=click.Path(), metavar="[MODEL]", required=False)
+@click.command(cls=llama_options.Command, epilog=_EPILOG)
+@options.optional_model_argument
 @options.context_options
 @options.placement_options
 @options.limit_options
@@ -42,6 +42,8 @@ def verify(
     counts: kernels, work spaces of libraries, other programs.
     """
     words = options.given(given)
+    of_llama = llama_options.found()
+    llama_options.report_ignored((*of_llama.names, *of_llama.ignored))
     if model is None and plan is None:
         raise UsageError("there is nothing to verify: give a model, or a plan with --plan")
     if plan is not None and (others := sorted(words.keys() - _WITH_PLAN)):
