@@ -105,9 +105,9 @@ def print_diff(stream: IO[str], diff: PlanDiff) -> None:
 
 def _moves_table(moves: Sequence[Move], before: str = "locked", after: str = "now") -> RenderableType:
     """The rows that fail the case begin with ``!``."""
-    from rich.table import Table
+    from fitter.output.narrow import NarrowTable
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = NarrowTable(spare=(before, "", "change"), names="", shorten=str, fold=24)
     table.add_column("  what", no_wrap=True)
     for column in (before, after, "change"):
         table.add_column(column, justify="right", no_wrap=True)
