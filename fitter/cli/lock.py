@@ -26,8 +26,15 @@ Exit status: 0 locked, 1 locked although a case does not fit, 2 usage, 3 a case 
     section="Cases",
     help="Only this case; the rest of the lock stays as it is. Repeatable.",
 )
+@click.option(
+    "--prune",
+    is_flag=True,
+    cls=options.SectionOption,
+    section="Cases",
+    help="Remove the cases from the lock that are no longer in fitter.toml. Nothing is measured, except with --update.",
+)
 @options.regression_options
-def lock(update: tuple[str, ...], cases_file: Path | None, lock_file: Path | None, **given: Any) -> int:
+def lock(update: tuple[str, ...], prune: bool, cases_file: Path | None, lock_file: Path | None, **given: Any) -> int:
     """Fit every case of fitter.toml, and write what it takes into fitter.lock.
 
     The lock says the same wherever it is made: no path, no time, nothing of the machine is in it. Commit it beside
@@ -39,8 +46,15 @@ def lock(update: tuple[str, ...], cases_file: Path | None, lock_file: Path | Non
     from fitter.regression.cases import CASES_FILE
     from fitter.regression.check import lock as write
     from fitter.regression.check import lock_path
+    from fitter.regression.check import prune as remove
 
     path = cases_file or Path(CASES_FILE)
+    if prune:
+        gone = remove(path, lock_file)
+        said = f"removed {', '.join(gone)} from" if gone else "there is no case to remove from"
+        click.echo(f"fitter: {said} {show(lock_path(path, lock_file))}", err=True)
+        if not update:
+            return EXIT_FITS
     with counted(sys.stderr, "fitting") as on_done:
         measured = write(path, lock_file, update=update, on_done=on_done, **options.given(given))
     for line in report.lock_lines(measured):

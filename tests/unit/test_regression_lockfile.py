@@ -173,9 +173,19 @@ def test_a_pipe_stays_one(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(path.stat().st_mode)
 
 
-def test_a_directory_in_its_place(tmp_path: Path) -> None:
-    with pytest.raises(AnswerError, match="cannot be written: Is a directory"):
-        write_lock(tmp_path, LOCK)
+@pytest.mark.parametrize("kind", ["directory", "pipe", "device"])
+def test_something_else_in_its_place(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "fitter.lock"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(os.devnull)
+    with pytest.raises(AnswerError, match=f"fitter.lock cannot be written: it is a {kind}, and a lock is a file"):
+        write_lock(path, LOCK)
+    with pytest.raises(UsageError, match=f"fitter.lock is a {kind}, and a lock is a file"):
+        read_lock(path)
 
 
 # --- headers
