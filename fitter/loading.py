@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
+from abc import ABCMeta
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
-from fitter.errors import ModelError, OutOfMemoryError, UsageError
+from fitter.errors import LibraryError, ModelError, OutOfMemoryError, UsageError
 from fitter.model.source import model_files, show
 from fitter.planning.plan import stamp_of
 
@@ -21,25 +23,104 @@ REFITS = 2
 """How often a load that was refused memory is fitted again."""
 
 
-def Llama(model_path: str | os.PathLike[str], **kwargs: Any) -> llama_cpp.Llama:
-    """Fit ``model_path`` and load it: a ``llama_cpp.Llama`` with the whole plan applied, which is its ``plan``.
+if TYPE_CHECKING:
 
-    Keywords of ``fitter.fit`` go there (``n_ctx``, ``type_k``, ``margin``, ``rpc``, ...), all others to
-    ``llama_cpp.Llama`` (``n_threads``, ``chat_format``, ``verbose``, ...); ``embedding=True`` goes to both. Where
-    another process took the memory meanwhile, it is fitted again, at most twice, with a ``PlanWarning``.
+    @final
+    class Llama(llama_cpp.Llama):
+        """What ``Llama`` below makes: a ``llama_cpp.Llama`` with a plan."""
 
-    Raises ``PlanError`` where the model does not fit, and what ``fitter.fit`` and ``Plan.load`` raise.
+        plan: Plan
+
+        def __init__(self, model_path: str | os.PathLike[str], **keywords: Any) -> None: ...
+
+        @classmethod
+        def from_pretrained(  # type: ignore[override]
+            cls, repo_id: str, filename: str | None, additional_files: list[str] | None = None, **keywords: Any
+        ) -> Llama: ...
+
+else:
+
+    class Llama(metaclass=ABCMeta):  # noqa: B024
+        """Fit a model and load it: a ``llama_cpp.Llama`` with the whole plan applied, which is its ``plan``.
+
+        Keywords of ``fitter.fit`` go there (``n_ctx``, ``type_k``, ``margin``, ``rpc``, ...), all others to
+        ``llama_cpp.Llama`` (``n_threads``, ``chat_format``, ``verbose``, ...); ``embedding=True`` goes to both. Where
+        another process took the memory meanwhile, it is fitted again, at most twice, with a ``PlanWarning``.
+
+        Raises ``UsageError`` for a keyword that neither knows, ``PlanError`` where the model does not fit, and what
+        ``fitter.fit`` and ``Plan.load`` raise. It cannot be subclassed.
+        """
+
+        # llama-cpp-python is imported when something is loaded. What is made then is a subclass by registration.
+        def __new__(cls, model_path, **keywords):
+            return _fitted(model_path, keywords)
+
+        def __init_subclass__(cls) -> None:
+            raise TypeError("fitter.Llama cannot be subclassed: subclass llama_cpp.Llama, and load with plan.load()")
+
+        @classmethod
+        def from_pretrained(cls, repo_id, filename, additional_files=None, **keywords):
+            """Download a model from Hugging Face's hub, fit it and load it; needs the package ``huggingface-hub``.
+
+            ``filename`` names a file of ``repo_id``, or is a pattern for one; ``additional_files`` are downloaded too,
+            such as the other parts of a split model. ``local_dir``, ``local_dir_use_symlinks`` and ``cache_dir`` are as
+            in ``llama_cpp.Llama.from_pretrained``, all other keywords as in ``fitter.Llama``.
+
+            Raises ``LibraryError`` without that package, ``UsageError`` where not exactly one file matches,
+            ``ModelError`` where the download fails, and what ``fitter.Llama`` raises.
+            """
+            where = {name: keywords.pop(name) for name in _DOWNLOAD_KEYWORDS if name in keywords}
+            _split(keywords)
+            return cls(_downloaded(repo_id, filename, additional_files, where), **keywords)
+
+
+_DOWNLOAD_KEYWORDS = ("local_dir", "local_dir_use_symlinks", "cache_dir")
+
+
+def _fitted(model_path: str | os.PathLike[str], keywords: Mapping[str, Any]) -> Llama:
+    """What ``Llama`` makes of its arguments."""
+    from fitter import api
+
+    asked, rest = _split(keywords)
+    asked = {name: _as_fit_says(name, value) for name, value in asked.items()}
+    # Llama's word for a default; fit has others
+    return load(api.fit(model_path, **{name: value for name, value in asked.items() if value is not None}), rest)
+
+
+def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keywords that ``fitter.fit`` knows, and those for ``llama_cpp.Llama``, which would take any and do nothing.
+
+    Raises ``UsageError`` for one that neither knows.
     """
     from fitter import api
 
-    known = inspect.signature(api.fit).parameters
-    output = _output()
-    asked = {name: _as_fit_says(name, value) for name, value in kwargs.items() if name in known and name != "model"}
-    rest = {name: value for name, value in kwargs.items() if name not in asked}
-    # Llama's word for a default; fit has others
-    asked = {name: value for name, value in asked.items() if value is not None}
-    output.check_names(rest)
-    return load(api.fit(model_path, **asked), rest)
+    of_fit = inspect.signature(api.fit).parameters.keys() - {"model"}
+    of_llama = inspect.signature(_output().llama_cpp.Llama.__init__).parameters.keys() - {"self", "kwargs"}
+    known = sorted(of_fit | of_llama)
+    for name in [name for name in keywords if name not in known]:
+        close = difflib.get_close_matches(name, known, n=1)
+        raise UsageError(f"fitter.Llama has no keyword '{name}'" + (f"; did you mean '{close[0]}'?" if close else ""))
+    asked = {name: value for name, value in keywords.items() if name in of_fit}
+    return asked, {name: value for name, value in keywords.items() if name not in of_fit}
+
+
+def _downloaded(repo_id: str, filename: str | None, additional_files: Any, where: Mapping[str, Any]) -> str:
+    """The path of a file of Hugging Face's hub, downloaded by llama-cpp-python."""
+
+    def path_of(model_path: str, **_: Any) -> str:
+        return model_path
+
+    # It ends with a call of its class.
+    download = _output().llama_cpp.Llama.from_pretrained.__func__
+    try:
+        path: str = download(path_of, repo_id, filename, additional_files, **where)
+    except ImportError:
+        raise LibraryError("from_pretrained needs huggingface-hub: pip install huggingface-hub") from None
+    except ValueError as error:
+        raise UsageError(f"{repo_id}: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise ModelError(f"{repo_id} cannot be downloaded: {' '.join(str(error).split())}") from None
+    return path
 
 
 def _as_fit_says(name: str, value: Any) -> Any:
@@ -60,7 +141,7 @@ def _as_fit_says(name: str, value: Any) -> Any:
     raise UsageError(f"{name}={value} is none of {', '.join(f'{n} ({word})' for word, n in numbers[name].items())}")
 
 
-def load(plan: Plan, kwargs: Mapping[str, Any]) -> llama_cpp.Llama:
+def load(plan: Plan, kwargs: Mapping[str, Any]) -> Llama:
     """Load ``plan``, or what fits now where a device refuses memory that it counts on."""
     from fitter import api
 
@@ -69,7 +150,7 @@ def load(plan: Plan, kwargs: Mapping[str, Any]) -> llama_cpp.Llama:
     for again in range(REFITS + 1):
         check_unchanged(plan)
         try:
-            loaded: llama_cpp.Llama = output.load(plan, plan.model.path, kwargs, timeout)
+            loaded: Llama = output.load(plan, plan.model.path, kwargs, timeout)
             return loaded
         except OutOfMemoryError as refused:
             if not plan.asked:
@@ -89,6 +170,8 @@ def _output() -> Any:
     library.load()
     from fitter.output import llama_cpp
 
+    if not TYPE_CHECKING:
+        Llama.register(llama_cpp.PlannedLlama)
     return llama_cpp
 
 

@@ -68,6 +68,13 @@ def print_to(stream: IO[str], renderable: RenderableType) -> None:
     stream.write("".join(f"{as_log_line(line.rstrip())}\n" for line in capture.get().splitlines()))
 
 
+def plan_text(plan: PlanData) -> str:
+    """The table of ``plan`` as text, as a file gets it, without the last newline."""
+    out = io.StringIO()
+    print_to(out, plan_table(plan))
+    return out.getvalue().removesuffix("\n")
+
+
 def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
     """What ``plan`` takes of every device and of the host, its parameters, and its time; ``verbose``: also why."""
     parts: list[RenderableType] = [_title(plan), _use_table(plan)]
