@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fitter.planning.plan import DeviceUse, FileStamp, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
     from fitter.planning.pricing import Price, SpeedSource
     from fitter.planning.request import Progress
-    from fitter.planning.verification import MemoryUse, Verification, VerifiedRow
+    from fitter.planning.verification import MemoryUse, Verification, VerifiedDifference, VerifiedRow
 
 __version__ = "0.1.0"
 
@@ -65,7 +65,7 @@ _HOMES = {
     ),
     "fitter.planning.pricing": ("Price", "SpeedSource"),
     "fitter.planning.request": ("Progress",),
-    "fitter.planning.verification": ("MemoryUse", "Verification", "VerifiedRow"),
+    "fitter.planning.verification": ("MemoryUse", "Verification", "VerifiedDifference", "VerifiedRow"),
 }
 """Where each name is, beside the errors."""
 
@@ -127,6 +127,7 @@ __all__ = [
     "TimeLimitError",
     "UsageError",
     "Verification",
+    "VerifiedDifference",
     "VerifiedRow",
     "VirtualDevice",
     "Workload",
