@@ -12,7 +12,7 @@ import click
 from fitter.cli import options
 
 _EPILOG = """\
--k takes words, each true of the cases that have it in their names, with and, or, not and parentheses:
+-k takes parts of names, combined with and, or, not and parentheses:
   fitter check -k "chat and not q8_0"
 
 Exit status: 0 within the limits, 2 usage, or a case is not in the lock or only there, 3 a case cannot be measured,

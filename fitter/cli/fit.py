@@ -49,7 +49,7 @@ def fit(
     allocates nothing. Where MODEL does not fit there is nothing on stdout, except with --json or --anyway.
     """
     if as_json and output_format not in (None, "json"):
-        raise UsageError(f"--json is --format json, and --format {output_format} is given too: leave one out")
+        raise UsageError(f"--json means --format json, but --format {output_format} is given too: leave one out")
     output_format = "json" if as_json else output_format or "args"
     from fitter import api
     from fitter.output import progress

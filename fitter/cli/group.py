@@ -17,15 +17,15 @@ COMPLETE = "_FITTER_COMPLETE"
 """The variable in which a shell says what it wants to know; the names are click's."""
 
 _COMMANDS = {
-    "fit": "The parameters that fit (the default).",
-    "devices": "What there is to plan with.",
-    "inspect": "What a model is made of.",
-    "backend": "Virtual GPUs for any llama.cpp program.",
-    "verify": "A plan loaded for real.",
-    "calibrate": "Real devices against their virtual twins.",
-    "lock": "Write down what the cases of fitter.toml take.",
-    "check": "Fail where a case takes more than was locked.",
-    "diff": "What differs between two plans.",
+    "fit": "Find the parameters that fit (the default).",
+    "devices": "List the devices and the host to plan with.",
+    "inspect": "Show a model's metadata, tensors and layers.",
+    "backend": "Show virtual GPUs to any llama.cpp program.",
+    "verify": "Load a plan for real and compare its memory.",
+    "calibrate": "Compare real devices with virtual ones.",
+    "lock": "Record what the cases of fitter.toml take.",
+    "check": "Fail if a case takes more than was recorded.",
+    "diff": "Compare two plans.",
 }
 """What ``--help`` says about each. A command is a file and a function of its name, imported when it is called."""
 

@@ -24,7 +24,7 @@ Exit status: 0 locked, 1 locked although a case does not fit, 2 usage, 3 a case 
     metavar="CASE",
     cls=options.SectionOption,
     section="Cases",
-    help="Only this case; the rest of the lock stays as it is. Repeatable.",
+    help="Measure only this case, and leave the rest of the lock unchanged. Repeatable.",
 )
 @click.option(
     "--prune",
@@ -37,8 +37,8 @@ Exit status: 0 locked, 1 locked although a case does not fit, 2 usage, 3 a case 
 def lock(update: tuple[str, ...], prune: bool, cases_file: Path | None, lock_file: Path | None, **given: Any) -> int:
     """Fit every case of fitter.toml, and write what it takes into fitter.lock.
 
-    The lock says the same wherever it is made: no path, no time, nothing of the machine is in it. Commit it beside
-    fitter.toml; 'fitter check' compares with it.
+    The lock holds no path, no time and nothing about this machine, so it is the same wherever it is made. Commit it
+    beside fitter.toml; 'fitter check' compares with it.
     """
     from fitter.model.source import show
     from fitter.output.progress import counted
@@ -62,7 +62,7 @@ def lock(update: tuple[str, ...], prune: bool, cases_file: Path | None, lock_fil
     file = show(lock_path(path, lock_file))
     failed = [each.error.exit_code for each in measured if each.error]
     if failed:
-        click.echo(f"fitter: {file} is as it was", err=True)
+        click.echo(f"fitter: {file} was not changed", err=True)
         return max(failed)
     click.echo(f"fitter: wrote {file}", err=True)
     return EXIT_FITS if all(each.snapshot and each.snapshot.fits for each in measured) else EXIT_DOES_NOT_FIT

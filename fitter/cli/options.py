@@ -371,6 +371,7 @@ context_options = stacked(
         "-fa",
         "--flash-attn",
         type=FlashAttn(),
+        metavar="on|off|auto",
         help="Flash attention. [default: auto]",
     ),
     _flag(_CONTEXT, "swa_full", "--swa-full", help="KV cache of full size for sliding-window layers."),
@@ -577,9 +578,9 @@ gpu_option = _option(
     multiple=True,
     callback=_repeated,
     metavar="SPEC",
-    help="A GPU that need not be here, instead of this machine's devices: rtx-4090, 2x rtx-3090, 24GiB, "
+    help="Plan for this GPU, which need not be here, instead of this machine's devices: rtx-4090, 2x rtx-3090, 24GiB, "
     "rtx-4090:free=20GiB, cuda:8.9:24564MiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB (all of a "
-    "Mac's memory). Repeatable. none: a machine without a GPU.",
+    "Mac's memory), or none for a machine without a GPU. Repeatable.",
 )
 
 profile_option = _option(
@@ -587,8 +588,8 @@ profile_option = _option(
     "profile",
     "--profile",
     metavar="library[:DIR]",
-    help="Who answers for the NVIDIA cards of --gpu: the libggml-cuda.so of llama-cpp-python, or the one in a "
-    "directory, on a CUDA runtime without a GPU. [default: fitter's mirror of it]",
+    help="What plays the NVIDIA cards of --gpu: library is the libggml-cuda.so of llama-cpp-python, or the one in "
+    "DIR; no GPU is needed. [default: fitter's own model of it]",
 )
 
 rpc_option = _option(
@@ -598,7 +599,7 @@ rpc_option = _option(
     multiple=True,
     callback=_split_commas,
     metavar="HOST:PORT,...",
-    help="Devices of rpc-servers as well, in a trusted network; they come first. Repeatable.",
+    help="Also use the devices of these rpc-servers, before all others. Only for trusted networks. Repeatable.",
 )
 
 rpc_options = stacked(
@@ -608,7 +609,7 @@ rpc_options = stacked(
         "rpc_bandwidth",
         "--rpc-bandwidth",
         metavar="SIZE/s[,...]",
-        help="What remote devices read from their memory, such as 900GB/s: one for all, or one for each. "
+        help="How fast remote devices read their memory, such as 900GB/s: one value for all, or one for each. "
         "[default: measured once]",
     ),
 )
@@ -619,7 +620,7 @@ timeout_option = _option(
     "--timeout",
     type=float,
     metavar="SECONDS",
-    help="What llama.cpp and rpc-servers have for a single answer. [default: 120]",
+    help="Longest wait for a single answer of llama.cpp or an rpc-server. [default: 120]",
 )
 
 calibration_options = stacked(
@@ -641,14 +642,14 @@ verification_options = stacked(
         "plan",
         "--plan",
         metavar="FILE",
-        help="The plan in a file that fitter --json wrote, in place of one that is fitted now.",
+        help="Load the plan in a file that fitter --json wrote, instead of fitting one now.",
     ),
     _option(
         _OUTPUT,
         "tolerance",
         "--tolerance",
         metavar="SIZE",
-        help="What a number of bytes may exceed its prediction by, such as 64KiB. [default: 0]",
+        help="How far a number of bytes may exceed its prediction, such as 64KiB. [default: 0]",
     ),
 )
 
@@ -660,8 +661,8 @@ time_limit_option = _option(
     "--time-limit",
     type=float,
     metavar="SECONDS",
-    help="What the whole search has; the best plan that fits by then is confirmed, with one load more, and printed. "
-    "[default: as long as it takes]",
+    help="Longest time for the whole search. The best plan found by then is confirmed with one more load, and printed. "
+    "[default: no limit]",
 )
 
 limit_options = stacked(
@@ -687,7 +688,7 @@ limit_options = stacked(
         "--fit-ctx",
         type=AtLeast(1),
         metavar="N",
-        help="The smallest context that is worth having. [default: 4096]",
+        help="Smallest context that fitting may choose. [default: 4096]",
     ),
     _option(
         _DEVICES,
@@ -711,9 +712,9 @@ limit_options = stacked(
         multiple=True,
         callback=_split_commas,
         metavar="LEVERS",
-        help="What may be given up to fit, or to be 2 % faster by estimate, such as ubatch,kv-q8_0. "
+        help="What may be given up so that the model fits, or is 2 % faster by estimate, such as ubatch,kv-q8_0. "
         "ubatch: a smaller physical batch. kv-q8_0, kv-q4_0: a KV cache of that type, with flash attention. "
-        "no-op-offload: devices leave host weights to the host. context: less than -c, --fit-ctx at least. "
+        "no-op-offload: devices no longer compute with weights on the host. context: less than -c, at least --fit-ctx. "
         "paging: weights on the host may be read from disk again and again.",
     ),
 )
@@ -723,8 +724,8 @@ search_options = _option(
     "skeleton",
     "--skeleton/--no-skeleton",
     default=None,
-    help="Search on a copy of the model's header without its tokenizer, which loads faster; either way the plan is "
-    "measured on the model itself. [default: on]",
+    help="Search on a copy of the model's header without the tokenizer, which loads faster. The plan is measured on "
+    "the model itself either way. [default: on]",
 )
 
 speed_options = stacked(
@@ -734,7 +735,7 @@ speed_options = stacked(
         "--prompt",
         type=AtLeast(1),
         metavar="N",
-        help="Tokens of the prompt of a request that the plan is to be fast at. [default: 2048]",
+        help="Length, in tokens, of the prompt of the request to optimize for. [default: 2048]",
     ),
     _option(
         _SPEED,
@@ -742,14 +743,14 @@ speed_options = stacked(
         "--generate",
         type=AtLeast(1),
         metavar="N",
-        help="Tokens that are generated after it. [default: 512]",
+        help="Tokens that the request generates after its prompt. [default: 512]",
     ),
     _option(
         _SPEED,
         "objective",
         "--objective",
         metavar="OBJECTIVE",
-        help="What to be best at: request (the time of that request), generation, prompt, or context (the most of it). "
+        help="What to optimize: request (its total time), generation, prompt, or context (the largest). "
         "[default: request]",
     ),
     _option(
@@ -757,14 +758,14 @@ speed_options = stacked(
         "strategy",
         "--strategy",
         metavar="STRATEGY",
-        help="fastest by estimate, or llama.cpp: what its own fit would place. [default: fastest]",
+        help="How weights are placed: fastest, by estimate, or llama.cpp, like its own fit. [default: fastest]",
     ),
     _option(
         _SPEED,
         "host_bandwidth",
         "--host-bandwidth",
         metavar="SIZE/s",
-        help="What the host reads from its memory, such as 60GB/s. [default: measured once on this machine; "
+        help="How fast the host reads its memory, such as 60GB/s. [default: measured once on this machine; "
         "40GB/s beside --gpu]",
     ),
 )
@@ -776,7 +777,7 @@ regression_options = stacked(
         "--file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="The cases. [default: fitter.toml]",
+        help="The file of cases. [default: fitter.toml]",
     ),
     _option(
         _CASES,
@@ -784,7 +785,7 @@ regression_options = stacked(
         "--lock",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="What was locked of them. [default: fitter.lock beside the cases]",
+        help="The lock: what was recorded of them. [default: fitter.lock beside the cases]",
     ),
     _option(
         _CASES,
@@ -802,11 +803,11 @@ selection_option = _option(
     "expression",
     "-k",
     metavar="EXPRESSION",
-    help="Only the cases that it is true of, such as 'chat or not q8'.",
+    help="Only cases whose names match, such as 'chat or not q8'.",
 )
 
 report_options = stacked(
-    _flag(_OUTPUT, "verbose", "-v", "--verbose", help="The cases that did not change as well."),
+    _flag(_OUTPUT, "verbose", "-v", "--verbose", help="Also show the cases that did not change."),
     _flag(_OUTPUT, "as_markdown", "--markdown", help="Markdown on stdout, for a comment on a pull request."),
     _option(
         _OUTPUT,
@@ -814,7 +815,7 @@ report_options = stacked(
         "--junit",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="JUnit's XML into a file as well.",
+        help="Also write JUnit XML to a file.",
     ),
 )
 
@@ -826,7 +827,7 @@ format_option = _option(
     "--format",
     type=click.Choice(tuple(FORMATS)),
     metavar="FORMAT",
-    help="What stdout carries. [default: args]\n\n\b\n"
+    help="What is written to stdout. [default: args]\n\n\b\n"
     + "\n".join(f"{name}: {text}" for name, text in FORMATS.items()),
 )
 
@@ -834,7 +835,7 @@ anyway_option = _flag(
     _OUTPUT,
     "anyway",
     "--anyway",
-    help="Print the arguments of a plan that does not fit as well. The exit status is 1 all the same.",
+    help="Also print the arguments of a plan that does not fit. The exit status stays 1.",
 )
 
 verbose_option = _option(
@@ -844,5 +845,5 @@ verbose_option = _option(
     "--verbose",
     count=True,
     default=0,
-    help="Every step, memory per buffer type, and why the plan is so; -vv for llama.cpp's log as well.",
+    help="Show every step, memory per buffer type and the reasons for the plan; -vv: also llama.cpp's log.",
 )

@@ -35,11 +35,11 @@ _WITH_PLAN = ("timeout",)
 def verify(
     model: str | None, plan: str | None, tolerance: str | None, as_json: bool | None, verbose: int, **given: Any
 ) -> int:
-    """Load MODEL for real as fitted, or as a --plan says, and show predicted beside real bytes.
+    """Load MODEL for real as fitted, or as a --plan says, and compare real bytes with predicted ones.
 
-    The load is in a process of its own, without mmap, with prompts of a whole micro batch and some tokens more. Beside
-    each buffer type's bytes stands what every device has free before and after, and how much of the difference nobody
-    counts: kernels, work spaces of libraries, other programs.
+    The load is in a process of its own, without mmap, and computes prompts of a whole micro batch and some more tokens.
+    The table has the bytes of each buffer type, and the free memory of each device before and after, with the part of
+    the difference that llama.cpp does not count: kernels, work spaces of libraries, other programs.
     """
     words = options.given(given)
     of_llama = llama_options.found()
@@ -49,7 +49,7 @@ def verify(
     if plan is not None and (others := sorted(words.keys() - _WITH_PLAN)):
         names = {param.name: param.opts[-1] for param in click.get_current_context().command.params}
         listed = ", ".join(names[other] for other in others)
-        raise UsageError(f"--plan has all parameters: leave {listed} out, or fit again")
+        raise UsageError(f"--plan already sets every parameter: leave {listed} out, or fit again with it")
     from fitter import api
     from fitter.output import json, progress, table
 

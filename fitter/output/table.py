@@ -83,7 +83,7 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
     if plan.shared:
         lines = [_shared(shared) for shared in plan.shared]
         if any(shared.kind in _FOR_SERVER for shared in plan.shared):
-            lines.append("the arguments for what drafts and for a projector are for llama-server and llama-cli")
+            lines.append("the arguments for a draft model and a projector are for llama-server and llama-cli")
         parts.append(Text("\n".join(lines), overflow="fold"))
     if plan.left_out:
         parts.append(Text("\n".join(left.message for left in plan.left_out), overflow="fold"))
@@ -92,7 +92,7 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
         parts.append(Text(need))
     parts.append(Text("\n".join(_parameters(plan))))
     if plan.levers:
-        parts.append(Text(f"given up, as --allow lets it: {', '.join(plan.levers)}", overflow="fold"))
+        parts.append(Text(f"given up, as --allow permits: {', '.join(plan.levers)}", overflow="fold"))
     if plan.estimate is not None:
         lines = [_estimate(plan.estimate), *far_lines(plan.bound)]
         lines += explain_lines(plan.estimate, plan.choices, plan.bound) if verbose else default_speeds(plan.estimate)
@@ -240,8 +240,8 @@ def verification_table(verification: Verification) -> RenderableType:
     parts: list[RenderableType] = [title, sizes, Text(), memory]
     parts.append(
         Text(
-            "unaccounted: what went beyond llama.cpp's count; below zero where others freed memory, or counted memory\n"
-            "was not touched yet; - where the report stands still"
+            "unaccounted: memory taken beyond llama.cpp's count; below zero where other programs freed memory, or\n"
+            "counted memory is not in use yet; - where the reported free memory never changes"
         )
     )
     for shared in verification.shared:

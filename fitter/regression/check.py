@@ -110,7 +110,7 @@ def check(
     if expression is not None:
         cases = select(cases, expression)
         if not cases:
-            raise UsageError(f"-k '{expression}' selects no case: there is {', '.join(names)}")
+            raise UsageError(f"-k '{expression}' selects no case; the cases are {', '.join(names)}")
     locked: Mapping[str, Snapshot] = {}
     needs_lock = not all(case.budget for case in cases)
     if path.exists() or needs_lock:
@@ -154,7 +154,7 @@ def _outcome(measured: Measured, locked: Snapshot | None) -> Outcome:
 
 def _check_is_another(path: Path, cases_file: Path) -> None:
     if path.exists() and cases_file.exists() and path.samefile(cases_file):
-        raise UsageError(f"{show(path)} has the cases: give the lock another name")
+        raise UsageError(f"{show(path)} is the file of the cases: give the lock another name")
 
 
 def _named(cases: Sequence[Case], wanted: Sequence[str], cases_file: Path) -> tuple[Case, ...]:

@@ -151,7 +151,7 @@ def read_lock(path: Path) -> Lock:
     document = read_toml(path, "run 'fitter lock' to make it")
     schema = document.get("schema")
     if isinstance(schema, bool) or not isinstance(schema, int):
-        raise UsageError(f"{show(path)} is no lock of fitter's: run 'fitter lock' to make one")
+        raise UsageError(f"{show(path)} is not a lock that fitter wrote: run 'fitter lock' to make one")
     if schema > SCHEMA:
         raise UsageError(f"{show(path)} is of schema {schema}, and this fitter reads {SCHEMA}: install a newer fitter")
     cases = document.get("cases", {})

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-_UNKNOWN_CAUSE = "nothing that the lock records: another build of llama.cpp, or other environment variables"
+_UNKNOWN_CAUSE = "nothing that the lock records; perhaps another build of llama.cpp, or other environment variables"
 # Without what GitHub links by itself: www. and GH-1.
 _PLAIN = re.compile(r"(?!.*(?:www\.|gh-))[a-z0-9 ,.%()+±→❌-]*", re.IGNORECASE)
 # What XML 1.0 has no way to write.

@@ -463,7 +463,7 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         lambda repository: None,
         ("lock", "--lock", "fitter.toml"),
         2,
-        "fitter.toml has the cases: give the lock another name",
+        "fitter.toml is the file of the cases: give the lock another name",
     ),
     "a directory in the place of the lock": (
         lambda repository: (repository.path / "dir").mkdir(),
@@ -505,9 +505,9 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         lambda repository: None,
         ("check", "-k", "x"),
         2,
-        "-k 'x' selects no case: there is chat",
+        "-k 'x' selects no case; the cases are chat",
     ),
-    "no expression": (lambda repository: None, ("check", "-k", "a b"), 2, "-k 'a b' is no expression"),
+    "no expression": (lambda repository: None, ("check", "-k", "a b"), 2, "-k 'a b' is not an expression"),
     "no workers": (lambda repository: None, ("check", "-j", "0"), 2, "0 is too small"),
     "a report that cannot be written": (
         lambda repository: None,
@@ -695,4 +695,4 @@ def test_two_plans(repository: Repository, tmp_path: Path) -> None:
     assert "parameter: n_ctx 4096 → 8192" in other.stdout
     wrong = repository.fitter("diff", "a.json", "fitter.toml")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "fitter: error: fitter.toml is no JSON: give what 'fitter model.gguf --json' wrote\n"
+    assert wrong.stderr == "fitter: error: fitter.toml is not JSON: give a file that 'fitter model.gguf --json' wrote\n"

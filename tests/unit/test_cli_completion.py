@@ -49,12 +49,9 @@ def test_every_command_is_there() -> None:
 
 
 def test_zsh_and_fish_get_the_help_as_well() -> None:
-    assert ask("zsh_complete", "fitter ver", "1").stdout.splitlines()[:3] == [
-        "plain",
-        "verify",
-        "A plan loaded for real.",
-    ]
-    assert ask("fish_complete", "fitter ver", "ver").stdout.splitlines()[0] == "plain,verify\tA plan loaded for real."
+    text = "Load a plan for real and compare its memory."
+    assert ask("zsh_complete", "fitter ver", "1").stdout.splitlines()[:3] == ["plain", "verify", text]
+    assert ask("fish_complete", "fitter ver", "ver").stdout.splitlines()[0] == f"plain,verify\t{text}"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -71,7 +71,7 @@ def test_table() -> None:
         "shrunk changed",
         "  what    locked      now             change",
         "  CUDA0  5.2 GiB  5.2 GiB  -1.0 MiB (-0.0 %)  context -1.0 MiB",
-        "  changed: nothing that the lock records: another build of llama.cpp, or other environment variables",
+        "  changed: nothing that the lock records; perhaps another build of llama.cpp, or other environment variables",
         "4 cases: 1 failed, 1 could not be measured, 1 changed within the limits, 1 unchanged",
     ]
     assert table(OVER).splitlines()[1:4] == [
@@ -147,7 +147,7 @@ def test_github_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "::error file=sub/fitter.toml,line=3,title=fitter%3A gr|own_1",
         "::error file=sub/fitter.toml,line=5,title=fitter%3A broken",
         "::notice file=sub/fitter.toml,title=fitter%3A shrunk::changed within its limits "
-        "(nothing that the lock records: another build of llama.cpp, or other environment variables)",
+        "(nothing that the lock records; perhaps another build of llama.cpp, or other environment variables)",
     ]
     assert "100 %25 missing" in lines[1]
     monkeypatch.chdir(cases.parent)
