@@ -63,12 +63,13 @@ from fitter.planning.pricing import Price, Speeds, price_params
 from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, DeviceLimit, HostLimit, Progress, Request
 from fitter.planning.work import facts_of
 from fitter.sharing import Asked, Drafts, check_mtp, choices, open_draft
+from fitter.text import LONGEST_NAME, printable
 
 if TYPE_CHECKING:
-    import llama_cpp
     from typing_extensions import Unpack
 
     from fitter.llama.cuda_library import CudaLibrary
+    from fitter.loading import Llama
     from fitter.output.plan_file import PlanDocument
     from fitter.planning.calibration import Calibration
     from fitter.planning.verification import Prediction, Verification
@@ -83,8 +84,19 @@ _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
 class Plan(PlanData):
     """Parameters that llama.cpp measured to fit (or, with ``fits`` false, the nearest that were tried).
 
-    ``bool(plan)`` is ``plan.fits``.
+    ``bool(plan)`` is ``plan.fits``, ``str(plan)`` the table that the command shows.
     """
+
+    def __str__(self) -> str:
+        from fitter.output.table import plan_text
+
+        return plan_text(self)
+
+    def __repr__(self) -> str:
+        names = ", ".join(printable(name) for name in self.breakdown.devices) or "the host"
+        verdict = "fits" if self.fits else "does not fit"
+        n_ctx = self.params.n_ctx or self.breakdown.n_ctx
+        return f"<Plan: {printable(self.model.name, LONGEST_NAME)} {verdict}, n_ctx={n_ctx}, on {names}>"
 
     def arguments(self, *, anyway: bool = False) -> list[str]:
         """llama.cpp's command-line arguments.
@@ -127,7 +139,7 @@ class Plan(PlanData):
 
         return llama_kwargs(self)
 
-    def load(self, **kwargs: Any) -> llama_cpp.Llama:
+    def load(self, **kwargs: Any) -> Llama:
         """A ``llama_cpp.Llama`` with the whole plan applied, overrides too; ``kwargs`` go to ``Llama``.
 
         Its ``plan`` is what it was loaded with: where a device has less memory than the plan counts on, what ``fit``

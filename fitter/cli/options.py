@@ -5,12 +5,15 @@ An option that is not given is ``None`` and is not passed on, so that defaults a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from fitter.errors import UsageError
 from fitter.llama import process
@@ -46,10 +49,13 @@ class Command(click.Command):
         """Parse; an option that is not there is named in full, where click takes ``-md`` for ``-m`` and ``-d``."""
         words = list(args)
         try:
-            return super().parse_args(ctx, args)
+            _check_model_option(self, ctx, words)
+            rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name = next((word for word in words if word.startswith(error.option_name)), error.option_name)
             raise click.NoSuchOption(name.partition("=")[0], ctx=ctx) from None
+        _take_model_option(self, ctx)
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections."""
@@ -67,6 +73,11 @@ class Command(click.Command):
         if self.epilog:
             formatter.write_paragraph()
             formatter.write(self.epilog)
+
+
+def _split(text: str) -> list[str]:
+    """The parts of a list: llama.cpp takes commas and slashes, and several of them for one."""
+    return re.split("[,/]+", text)
 
 
 def _whole(kind: _ParamType, text: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -109,6 +120,28 @@ class GpuLayers(_ParamType):
         return _whole(self, value, param, ctx)
 
 
+class FlashAttn(_ParamType):
+    """``on``, ``off`` or ``auto``, or one of the other words that llama.cpp has for them."""
+
+    name = "on|off|auto"
+    _WORDS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "on": ("on", "enabled", "true", "1"),
+        "off": ("off", "disabled", "false", "0"),
+        "auto": ("auto", "-1"),
+    }
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The first of the words."""
+        for first, words in self._WORDS.items():
+            if value in words:
+                return first
+        self.fail(f"'{value}' is not one of 'on', 'off', 'auto'", param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The words that begin like ``incomplete``."""
+        return [CompletionItem(word) for word in self._WORDS if word.startswith(incomplete)]
+
+
 class Floats(_ParamType):
     """Numbers with commas (or slashes) between them."""
 
@@ -117,7 +150,7 @@ class Floats(_ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
         """The numbers."""
         try:
-            return tuple(float(part) for part in value.replace("/", ",").split(","))
+            return tuple(float(part) for part in _split(value))
         except ValueError:
             self.fail(f"'{value}' is not a list of numbers such as 3,1", param, ctx)
 
@@ -134,7 +167,7 @@ class Mib(_ParamType):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | tuple[int, ...] | None:
         """Bytes: a number, or several where several were given."""
-        parts = value.replace("/", ",").split(",")
+        parts = _split(value)
         if not all(part.isascii() and part.isdigit() for part in parts) or (len(parts) > 1 and not self.many):
             example = "1024 or 1024,512" if self.many else "1024"
             self.fail(f"'{value}' is not a number of MiB such as {example}", param, ctx)
@@ -208,7 +241,55 @@ _CASES = "Cases"
 _SPEED = "Speed (estimated; it decides between what fits)"
 _OUTPUT = "Output"
 
-model_argument = click.argument("model", type=click.Path(), metavar="MODEL")
+_MODEL = "Model"
+
+
+class _NeededModel(click.Argument):
+    """MODEL where there must be one. It may come with ``-m``, so that click cannot ask for it."""
+
+
+_model_option = _option(
+    _MODEL, "model_option", "-m", "--model", type=click.Path(), metavar="FILE", help="The model, in place of MODEL."
+)
+model_argument = stacked(
+    click.argument("model", cls=_NeededModel, type=click.Path(), metavar="MODEL", required=False), _model_option
+)
+optional_model_argument = stacked(
+    click.argument("model", type=click.Path(), metavar="[MODEL]", required=False), _model_option
+)
+
+
+def words_after(command: click.Command, ctx: click.Context) -> dict[str, int]:
+    """How many words follow each of the options of ``command``, by each of their names."""
+    return {
+        name: 0 if param.is_flag or param.count else param.nargs
+        for param in command.get_params(ctx)
+        if isinstance(param, click.Option)
+        for name in (*param.opts, *param.secondary_opts)
+    }
+
+
+def _check_model_option(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
+    """Raise ``click.NoSuchOption`` for ``-mx``: click would take it for ``-m x``, llama.cpp never does."""
+    own = words_after(command, ctx)
+    for before, word in pairwise(("", *words)):
+        if word == "--":
+            return
+        if word.startswith("-m") and len(word) > 2 and word.partition("=")[0] not in own and not own.get(before):
+            raise click.NoSuchOption(word, ctx=ctx)
+
+
+def _take_model_option(command: click.Command, ctx: click.Context) -> None:
+    """Make one model of MODEL and ``-m``."""
+    if "model_option" not in ctx.params:
+        return
+    option, argument = ctx.params.pop("model_option"), ctx.params["model"]
+    if option is not None and argument not in (None, option):
+        raise click.UsageError(f"two models are given, '{argument}' and -m '{option}': give one", ctx)
+    ctx.params["model"] = argument if option is None else option
+    needed = next((param for param in command.params if isinstance(param, _NeededModel)), None)
+    if ctx.params["model"] is None and needed is not None and not ctx.resilient_parsing:
+        raise click.MissingParameter(ctx=ctx, param=needed)
 
 
 def ctx_size_option(default: str) -> Callable[[_Function], _Function]:
@@ -289,7 +370,7 @@ context_options = stacked(
         "flash_attn",
         "-fa",
         "--flash-attn",
-        type=click.Choice(["on", "off", "auto"]),
+        type=FlashAttn(),
         metavar="on|off|auto",
         help="Flash attention. [default: auto]",
     ),
@@ -497,9 +578,9 @@ gpu_option = _option(
     multiple=True,
     callback=_repeated,
     metavar="SPEC",
-    help="A GPU that need not be here, instead of this machine's devices: rtx-4090, 2x rtx-3090, 24GiB, "
+    help="Plan for this GPU, which need not be here, instead of this machine's devices: rtx-4090, 2x rtx-3090, 24GiB, "
     "rtx-4090:free=20GiB, cuda:8.9:24564MiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB (all of a "
-    "Mac's memory). Repeatable. none: a machine without a GPU.",
+    "Mac's memory), or none for a machine without a GPU. Repeatable.",
 )
 
 profile_option = _option(
@@ -507,8 +588,8 @@ profile_option = _option(
     "profile",
     "--profile",
     metavar="library[:DIR]",
-    help="Who answers for the NVIDIA cards of --gpu: the libggml-cuda.so of llama-cpp-python, or the one in a "
-    "directory, on a CUDA runtime without a GPU. [default: fitter's mirror of it]",
+    help="What plays the NVIDIA cards of --gpu: library is the libggml-cuda.so of llama-cpp-python, or the one in "
+    "DIR; no GPU is needed. [default: fitter's own model of it]",
 )
 
 rpc_option = _option(
@@ -518,7 +599,7 @@ rpc_option = _option(
     multiple=True,
     callback=_split_commas,
     metavar="HOST:PORT,...",
-    help="Devices of rpc-servers as well, in a trusted network; they come first. Repeatable.",
+    help="Also use the devices of these rpc-servers, before all others. Only for trusted networks. Repeatable.",
 )
 
 rpc_options = stacked(
@@ -528,7 +609,7 @@ rpc_options = stacked(
         "rpc_bandwidth",
         "--rpc-bandwidth",
         metavar="SIZE/s[,...]",
-        help="What remote devices read from their memory, such as 900GB/s: one for all, or one for each. "
+        help="How fast remote devices read their memory, such as 900GB/s: one value for all, or one for each. "
         "[default: measured once]",
     ),
 )
@@ -539,7 +620,7 @@ timeout_option = _option(
     "--timeout",
     type=float,
     metavar="SECONDS",
-    help="What llama.cpp and rpc-servers have for a single answer. [default: 120]",
+    help="Longest wait for a single answer of llama.cpp or an rpc-server. [default: 120]",
 )
 
 calibration_options = stacked(
@@ -561,14 +642,14 @@ verification_options = stacked(
         "plan",
         "--plan",
         metavar="FILE",
-        help="The plan in a file that fitter --json wrote, in place of one that is fitted now.",
+        help="Load the plan in a file that fitter --json wrote, instead of fitting one now.",
     ),
     _option(
         _OUTPUT,
         "tolerance",
         "--tolerance",
         metavar="SIZE",
-        help="What a number of bytes may exceed its prediction by, such as 64KiB. [default: 0]",
+        help="How far a number of bytes may exceed its prediction, such as 64KiB. [default: 0]",
     ),
 )
 
@@ -580,8 +661,8 @@ time_limit_option = _option(
     "--time-limit",
     type=float,
     metavar="SECONDS",
-    help="What the whole search has; the best plan that fits by then is confirmed, with one load more, and printed. "
-    "[default: as long as it takes]",
+    help="Longest time for the whole search. The best plan found by then is confirmed with one more load, and printed. "
+    "[default: no limit]",
 )
 
 limit_options = stacked(
@@ -607,7 +688,7 @@ limit_options = stacked(
         "--fit-ctx",
         type=AtLeast(1),
         metavar="N",
-        help="The smallest context that is worth having. [default: 4096]",
+        help="Smallest context that fitting may choose. [default: 4096]",
     ),
     _option(
         _DEVICES,
@@ -631,9 +712,9 @@ limit_options = stacked(
         multiple=True,
         callback=_split_commas,
         metavar="LEVERS",
-        help="What may be given up to fit, or to be 2 % faster by estimate, such as ubatch,kv-q8_0. "
+        help="What may be given up so that the model fits, or is 2 % faster by estimate, such as ubatch,kv-q8_0. "
         "ubatch: a smaller physical batch. kv-q8_0, kv-q4_0: a KV cache of that type, with flash attention. "
-        "no-op-offload: devices leave host weights to the host. context: less than -c, --fit-ctx at least. "
+        "no-op-offload: devices no longer compute with weights on the host. context: less than -c, at least --fit-ctx. "
         "paging: weights on the host may be read from disk again and again.",
     ),
 )
@@ -643,8 +724,8 @@ search_options = _option(
     "skeleton",
     "--skeleton/--no-skeleton",
     default=None,
-    help="Search on a copy of the model's header without its tokenizer, which loads faster; either way the plan is "
-    "measured on the model itself. [default: on]",
+    help="Search on a copy of the model's header without the tokenizer, which loads faster. The plan is measured on "
+    "the model itself either way. [default: on]",
 )
 
 speed_options = stacked(
@@ -654,7 +735,7 @@ speed_options = stacked(
         "--prompt",
         type=AtLeast(1),
         metavar="N",
-        help="Tokens of the prompt of a request that the plan is to be fast at. [default: 2048]",
+        help="Length, in tokens, of the prompt of the request to optimize for. [default: 2048]",
     ),
     _option(
         _SPEED,
@@ -662,14 +743,14 @@ speed_options = stacked(
         "--generate",
         type=AtLeast(1),
         metavar="N",
-        help="Tokens that are generated after it. [default: 512]",
+        help="Tokens that the request generates after its prompt. [default: 512]",
     ),
     _option(
         _SPEED,
         "objective",
         "--objective",
         metavar="OBJECTIVE",
-        help="What to be best at: request (the time of that request), generation, prompt, or context (the most of it). "
+        help="What to optimize: request (its total time), generation, prompt, or context (the largest). "
         "[default: request]",
     ),
     _option(
@@ -677,14 +758,14 @@ speed_options = stacked(
         "strategy",
         "--strategy",
         metavar="STRATEGY",
-        help="fastest by estimate, or llama.cpp: what its own fit would place. [default: fastest]",
+        help="How weights are placed: fastest, by estimate, or llama.cpp, like its own fit. [default: fastest]",
     ),
     _option(
         _SPEED,
         "host_bandwidth",
         "--host-bandwidth",
         metavar="SIZE/s",
-        help="What the host reads from its memory, such as 60GB/s. [default: measured once on this machine; "
+        help="How fast the host reads its memory, such as 60GB/s. [default: measured once on this machine; "
         "40GB/s beside --gpu]",
     ),
 )
@@ -696,7 +777,7 @@ regression_options = stacked(
         "--file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="The cases. [default: fitter.toml]",
+        help="The file of cases. [default: fitter.toml]",
     ),
     _option(
         _CASES,
@@ -704,7 +785,7 @@ regression_options = stacked(
         "--lock",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="What was locked of them. [default: fitter.lock beside the cases]",
+        help="The lock: what was recorded of them. [default: fitter.lock beside the cases]",
     ),
     _option(
         _CASES,
@@ -722,11 +803,11 @@ selection_option = _option(
     "expression",
     "-k",
     metavar="EXPRESSION",
-    help="Only the cases that it is true of, such as 'chat or not q8'.",
+    help="Only cases whose names match, such as 'chat or not q8'.",
 )
 
 report_options = stacked(
-    _flag(_OUTPUT, "verbose", "-v", "--verbose", help="The cases that did not change as well."),
+    _flag(_OUTPUT, "verbose", "-v", "--verbose", help="Also show the cases that did not change."),
     _flag(_OUTPUT, "as_markdown", "--markdown", help="Markdown on stdout, for a comment on a pull request."),
     _option(
         _OUTPUT,
@@ -734,7 +815,7 @@ report_options = stacked(
         "--junit",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="JUnit's XML into a file as well.",
+        help="Also write JUnit XML to a file.",
     ),
 )
 
@@ -746,7 +827,7 @@ format_option = _option(
     "--format",
     type=click.Choice(tuple(FORMATS)),
     metavar="FORMAT",
-    help="What stdout carries. [default: args]\n\n\b\n"
+    help="What is written to stdout. [default: args]\n\n\b\n"
     + "\n".join(f"{name}: {text}" for name, text in FORMATS.items()),
 )
 
@@ -754,7 +835,7 @@ anyway_option = _flag(
     _OUTPUT,
     "anyway",
     "--anyway",
-    help="Print the arguments of a plan that does not fit as well. The exit status is 1 all the same.",
+    help="Also print the arguments of a plan that does not fit. The exit status stays 1.",
 )
 
 verbose_option = _option(
@@ -764,5 +845,5 @@ verbose_option = _option(
     "--verbose",
     count=True,
     default=0,
-    help="Every step, memory per buffer type, and why the plan is so; -vv for llama.cpp's log as well.",
+    help="Show every step, memory per buffer type and the reasons for the plan; -vv: also llama.cpp's log.",
 )

@@ -73,7 +73,7 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise UsageError(f"{text!r} is no size: write a number and a unit, such as 24GiB or 24564MiB")
+        raise UsageError(f"{text!r} is not a size: write a number and a unit, such as 24GiB or 24564MiB")
     number, unit = match.groups()
     if not unit:
         raise UsageError(f"{text!r} has no unit: write {number}MiB or {number}GiB")
@@ -101,7 +101,7 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     """
     if any(spec.strip().lower() == NO_GPU for spec in specs):
         if len(specs) > 1:
-            raise UsageError(f"--gpu {specs[-1]!r}: {NO_GPU} is a machine without a GPU, so name no other beside it")
+            raise UsageError(f"--gpu {specs[-1]!r}: {NO_GPU} means a machine without a GPU: leave the other GPUs out")
         return ()
     kinds: list[_Kind] = []
     for spec in specs:
@@ -150,9 +150,9 @@ def _parse(spec: str) -> tuple[int, _Kind]:
         # The share is a default that a Mac's owner can raise.
         kind = replace(kind, total=free)
     if kind.total == 0 or free == 0:
-        raise UsageError(f"--gpu {spec!r}: a device without memory is none")
+        raise UsageError(f"--gpu {spec!r}: a device must have memory")
     if free > kind.total:
-        raise UsageError(f"--gpu {spec!r}: more memory free than the device has")
+        raise UsageError(f"--gpu {spec!r}: free= is more than all of the device's memory")
     return count, _Kind(kind.description, kind.profile, kind.compute_capability, kind.total, free)
 
 
@@ -167,7 +167,7 @@ def _parse_free(options: list[str]) -> int | None:
     for option in options:
         key, _, value = option.partition("=")
         if key.strip().lower() != "free":
-            raise UsageError(f"unknown option {key.strip()!r}; there is free=SIZE")
+            raise UsageError(f"unknown option {key.strip()!r}; the only one is free=SIZE")
         if free is not None:
             raise UsageError("free= is given twice")
         free = parse_size(value)
@@ -215,7 +215,7 @@ def _parse_unified(gpu: catalogue.CatalogueGpu, text: str) -> _Kind:
 def _parse_profile(body: str) -> _Kind:
     parts = [part.strip() for part in body.split(":")]
     if parts[0].lower() not in PROFILES:
-        raise UsageError(f"unknown profile {parts[0]!r}; there is {', '.join(PROFILES)}")
+        raise UsageError(f"unknown profile {parts[0]!r}; the profiles are {', '.join(PROFILES)}")
     profile = parts[0].lower()
     if profile == "vulkan":
         return _parse_vulkan(parts[1:])
@@ -238,7 +238,7 @@ def _compute_capability(text: str) -> int:
     except ValueError:
         number = catalogue.AMD_OFFSET
     if number >= catalogue.AMD_OFFSET:
-        raise UsageError(f"{text!r} is no compute capability; write one such as 8.9")
+        raise UsageError(f"{text!r} is not a compute capability; write one such as 8.9")
     if number < OLDEST_CUDA:
         raise UsageError(f"compute capability {text} is older than llama.cpp's CUDA backend supports (5.0)")
     return number
@@ -250,7 +250,7 @@ def _architecture(text: str) -> int:
     except ValueError:
         number = 0
     if number < catalogue.AMD_OFFSET:
-        raise UsageError(f"{text!r} is no architecture of AMD's; write one such as gfx1100, as rocminfo shows it")
+        raise UsageError(f"{text!r} is not an AMD architecture; write one such as gfx1100, as rocminfo shows it")
     if number < OLDEST_ROCM:
         raise UsageError(f"{text} is older than llama.cpp's HIP backend supports (gfx803)")
     return number
@@ -265,7 +265,7 @@ def _parse_vulkan(parts: list[str]) -> _Kind:
         return _Kind("virtual Vulkan GPU", "vulkan", 0, size, size)
     driver = drivers[0].lower()
     if driver not in VULKAN_DRIVERS:
-        raise UsageError(f"unknown Vulkan driver {drivers[0]!r}; there is {', '.join(VULKAN_DRIVERS)}")
+        raise UsageError(f"unknown Vulkan driver {drivers[0]!r}; the drivers are {', '.join(VULKAN_DRIVERS)}")
     return _Kind(f"virtual Vulkan GPU ({VULKAN_DRIVERS[driver]})", f"vulkan-{driver}", 0, size, size)
 
 

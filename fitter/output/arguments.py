@@ -99,7 +99,7 @@ def check_line(args: Sequence[str]) -> None:
     for arg in args:
         if not arg.isprintable():
             raise PlanError(
-                f"'{arg}' has control characters, which no line of arguments has: rename it, or take --json"
+                f"'{arg}' has control characters, which cannot be part of a command line: rename it, or use --json"
             )
 
 
@@ -136,7 +136,7 @@ def _override(override: TensorBuftOverride) -> str:
         if char in override.pattern:
             raise UsageError(
                 f"tensor pattern '{override.pattern}' has '{char}' in it, which llama.cpp's -ot cannot take: "
-                "write '.' in its place"
+                "write '.' instead"
             )
     return f"{plain_pattern(override.pattern)}={override.buffer_type}"
 

@@ -60,7 +60,7 @@ def read_plan(path: str | os.PathLike[str]) -> PlanDocument:
     except OSError as error:
         raise UsageError(f"{path}: the plan cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise UsageError(f"{path}: this is no JSON: give a file that fitter --json wrote") from None
+        raise UsageError(f"{path}: this is not JSON: give a file that fitter --json wrote") from None
     try:
         return _plan(_Entry("", document))
     except _Wrong as wrong:

@@ -158,7 +158,7 @@ def select(cases: Iterable[Case], expression: str) -> tuple[Case, ...]:
 def suggest(word: str, known: Collection[str]) -> str:
     """``did you mean n_ctx?``, or where nothing is similar all that there is."""
     close = difflib.get_close_matches(word.lower(), known, n=1)
-    return f"did you mean {close[0]}?" if close else f"there is {', '.join(known)}"
+    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
 
 
 def _check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
@@ -170,7 +170,7 @@ def _check_keys(table: Mapping[str, Any], known: Collection[str], where: str) ->
 
 def _table(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UsageError(f"{where} is no table: write [{where}] above its keys")
+        raise UsageError(f"{where} must be a table: write [{where}] above its keys")
     return value
 
 
@@ -420,7 +420,9 @@ class _Expression:
         return False
 
     def _error(self) -> UsageError:
-        return UsageError(f"-k {self._text!r} is no expression: write words, and, or, not, such as 'a or not b'")
+        return UsageError(
+            f"-k {self._text!r} is not an expression: combine words with and, or, not, such as 'a or not b'"
+        )
 
 
 def _either(left: Callable[[str], bool], right: Callable[[str], bool]) -> Callable[[str], bool]:

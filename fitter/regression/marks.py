@@ -169,7 +169,9 @@ class Checks:
     def _asked(self, mark: pytest.Mark, model: Any) -> _Asked:
         """What ``mark`` asks for. Raises ``UsageError``."""
         if mark.args:
-            raise UsageError(f'it takes keywords only, and {mark.args[0]!r} is none: write gpu="rtx-4090", n_ctx=32768')
+            raise UsageError(
+                f'it takes keywords only, and {mark.args[0]!r} is not one: write gpu="rtx-4090", n_ctx=32768'
+            )
         given = {key: value for key, value in mark.kwargs.items() if value is not None}
         for key in given:
             if key not in _KEYWORDS:
@@ -188,7 +190,9 @@ class Checks:
         limits = {key: given.pop(key) for key in _LIMITS if key in given}
         changes = [key for key in _CHANGES if key in given]
         if limits and changes:
-            raise UsageError(f"{changes[0]} is for comparing with {LOCK_FILE}, and {next(iter(limits))} does without")
+            raise UsageError(
+                f"{changes[0]} applies to a comparison with {LOCK_FILE}, and {next(iter(limits))} makes none: give one"
+            )
         if not limits:
             given.setdefault("max_growth", self._max_growth)
         values = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
@@ -202,7 +206,7 @@ class Checks:
         except UsageError as error:
             raise UsageError(str(error).replace(f"{where}.", "").replace(where, "it")) from None
         if len(cases) > 1:
-            raise UsageError(f"model {table['model']!r} is {len(cases)} files: name one, or parametrize the test")
+            raise UsageError(f"model {table['model']!r} matches {len(cases)} files: name one, or parametrize the test")
         return cases[0]
 
     # --- measurements
@@ -299,11 +303,11 @@ def _budget(limits: Mapping[str, Any], case: Case) -> Budget:
         for key, value in limit.items():
             if str(key).lower() not in names:
                 there = ", ".join(names.values()) or "none"
-                raise UsageError(f"limit is for an unknown device {key!r}; there are: {there}")
+                raise UsageError(f"limit names an unknown device {key!r}; the devices are: {there}")
             memory[str(key).lower()] = _size(value, f"limit of {key}")
     elif limit is not None:
         if not names:
-            raise UsageError("limit is for devices, and there are none: give gpu=, or host_limit= for the host")
+            raise UsageError("limit applies to devices, and there are none: give gpu=, or host_limit= for the host")
         memory = dict.fromkeys(names, _size(limit, "limit"))
     if "host_limit" in limits:
         memory["host"] = _size(limits["host_limit"], "host_limit")

@@ -129,7 +129,7 @@ def fitter_plan(request: pytest.FixtureRequest) -> Plan:
     item = request.node
     if not item.get_closest_marker(MARKER):
         pytest.fail(
-            f"fitter_plan is the plan of a marker, and {item.name} has none: add @pytest.mark.{MARKER}(gpu=...)",
+            f"fitter_plan needs a marker, and {item.name} has none: add @pytest.mark.{MARKER}(gpu=...)",
             pytrace=False,
         )
     return _checks(request.config).plan(item, request.getfixturevalue(_MODEL))

@@ -270,7 +270,7 @@ def called(script: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 @example(plan=replace(SPILLED, params=replace(SPILLED.params, swa_full=False, op_offload=False)))
 def test_ik_llama_has_an_option_for_every_parameter(plan: Plan) -> None:
     if plan.params.swa_full:
-        with pytest.raises(PlanError, match=r"nothing that is llama\.cpp's --swa-full"):
+        with pytest.raises(PlanError, match=r"no option like llama\.cpp's --swa-full"):
             plan.format("ik_llama")
         return
     found = ik_llama.parse(formats.words(plan, "ik_llama"))
@@ -444,7 +444,7 @@ def test_json_and_another_format_are_one_too_many(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny.gguf")
     done = command_line(str(model), "--json", "--format", "ini")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "fitter: error: --json is --format json, and --format ini is given too: leave one out\n"
+    assert done.stderr == "fitter: error: --json means --format json, but --format ini is given too: leave one out\n"
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "json"])

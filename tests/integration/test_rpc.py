@@ -508,9 +508,9 @@ def test_words_that_are_no_server(dense: Path, text: str, message: str) -> None:
 
 
 BANDWIDTHS = {
-    "zero": (["--rpc-bandwidth", "0GB/s"], "no bandwidth that memory has"),
-    "negative": (["--rpc-bandwidth", "-1GB/s"], "is no bandwidth"),
-    "none": (["--rpc-bandwidth", "fast"], "is no bandwidth"),
+    "zero": (["--rpc-bandwidth", "0GB/s"], "not a bandwidth that memory can have"),
+    "negative": (["--rpc-bandwidth", "-1GB/s"], "is not a bandwidth"),
+    "none": (["--rpc-bandwidth", "fast"], "is not a bandwidth"),
     "three for two": (["--rpc-bandwidth", "1GB/s,2GB/s,3GB/s"], "has 3 values, and there are 2 remote devices"),
 }
 

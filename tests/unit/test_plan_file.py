@@ -158,7 +158,7 @@ NO_JSON = {
 def test_no_json(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(data)
-    with pytest.raises(UsageError, match=r"plan\.json: this is no JSON: give a file that fitter --json wrote$"):
+    with pytest.raises(UsageError, match=r"plan\.json: this is not JSON: give a file that fitter --json wrote$"):
         read_plan(path)
 
 

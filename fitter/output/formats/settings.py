@@ -86,7 +86,7 @@ def settings(plan: PlanData) -> list[Setting]:
     for word in words:
         option = _BY_NAME.get(word)
         if option is None:
-            raise PlanError(f"only --format args and json can say {word}, which this plan needs")
+            raise PlanError(f"only --format args and --format json can express {word}, which this plan needs")
         found.append(Setting(option, next(words) if option.value is None else option.value))
     return found
 
