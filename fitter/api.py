@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from fitter.llama.cuda_library import CudaLibrary
-    from fitter.loading import Llama
+    from fitter.llama.planned import PlannedLlama
     from fitter.output.plan_file import PlanDocument
     from fitter.planning.calibration import Calibration
     from fitter.planning.verification import Prediction, Verification
@@ -139,7 +139,7 @@ class Plan(PlanData):
 
         return llama_kwargs(self)
 
-    def load(self, **kwargs: Any) -> Llama:
+    def load(self, **kwargs: Any) -> PlannedLlama:
         """A ``llama_cpp.Llama`` with the whole plan applied, overrides too; ``kwargs`` go to ``Llama``.
 
         Its ``plan`` is what it was loaded with: where a device has less memory than the plan counts on, what ``fit``
