@@ -28,7 +28,7 @@ from fitter.llama.types import (
 from fitter.llama.virtual import is_surely_spilled
 from fitter.machine import calibrated, catalogue
 from fitter.machine.devices import Machine, real_machine, virtual_machine
-from fitter.machine.gpu import parse_gpus, parse_size, parse_twin
+from fitter.machine.gpu import parse_gpus, parse_twin
 from fitter.machine.host import host_memory as measure_host_memory
 from fitter.machine.speed import DeviceSpeed, HostSpeed, default_host, speed_of
 from fitter.model.header import Model, open_model
@@ -62,6 +62,7 @@ from fitter.planning.pricing import Price, Speeds, price_params
 from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, DeviceLimit, HostLimit, Progress, Request
 from fitter.planning.work import facts_of
 from fitter.sharing import Asked, Drafts, check_mtp, choices, open_draft
+from fitter.values import parse_size
 
 if TYPE_CHECKING:
     import llama_cpp

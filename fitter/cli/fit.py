@@ -9,6 +9,7 @@ import click
 
 from fitter.cli import options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, LlamaCppError, UsageError
+from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, SHARED, SPEED
 from fitter.text import printable
 
 _EPILOG = """\
@@ -24,12 +25,7 @@ Exit status: 0 fits, 1 does not fit, 2 usage, 3 the model cannot be read or llam
 
 @click.command(cls=options.Command, epilog=_EPILOG)
 @options.model_argument
-@options.context_options
-@options.placement_options
-@options.shared_options
-@options.limit_options
-@options.speed_options
-@options.search_options
+@options.sections(CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
 @options.json_option
 @options.format_option
 @options.anyway_option

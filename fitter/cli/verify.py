@@ -9,6 +9,7 @@ import click
 
 from fitter.cli import options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, EXIT_REGRESSION, LlamaCppError, UsageError
+from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, SHARED, SPEED
 
 _EPILOG = """\
 Examples:
@@ -24,11 +25,7 @@ _WITH_PLAN = ("timeout",)
 
 @click.command(cls=options.Command, epilog=_EPILOG)
 @click.argument("model", type=click.Path(), metavar="[MODEL]", required=False)
-@options.context_options
-@options.placement_options
-@options.limit_options
-@options.speed_options
-@options.search_options
+@options.sections(CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
 @options.verification_options
 @options.json_option
 @options.verbose_option

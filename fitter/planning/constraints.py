@@ -24,7 +24,7 @@ from fitter.planning.request import (
     DeviceLimit,
 )
 from fitter.planning.shared import HOST_NAME
-from fitter.planning.wording import shown
+from fitter.values import shown
 
 _EXPERTS = ".ffn_(up|down|gate|gate_up)_(ch|)exps"
 """What ``--cpu-moe`` moves (``LLM_FFN_EXPS_REGEX`` upstream); the dot stands for itself."""

@@ -14,8 +14,7 @@ from typing import Any, ParamSpec, TypeVar, get_args
 
 from fitter.errors import UsageError
 from fitter.llama.types import MAX_DEVICES, FlashAttn, Params, VirtualDevice
-from fitter.machine.gpu import MOST_BYTES
-from fitter.planning.wording import shown
+from fitter.values import MOST_BYTES, shown
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

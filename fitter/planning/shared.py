@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from fitter.errors import UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row
-from fitter.machine.gpu import parse_size
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning import limits
 from fitter.planning.plan import SharedUse
 from fitter.planning.request import MIB, SHARED_ROW, DeviceLimit, HostLimit, Measure, Request
+from fitter.values import parse_size
 
 HOST_NAME = "host"
 """The host's name where devices have theirs."""

@@ -17,11 +17,11 @@ from fitter import api
 from fitter.errors import FitterError, UsageError
 from fitter.llama.types import Params, TensorInfo, VirtualDevice
 from fitter.model.header import Model
+from fitter.parameters import of_a_case
 from fitter.planning import limits
 from fitter.planning.constraints import expert_overrides, for_model, params_of, parse_overrides
 from fitter.planning.limits import COUNTS, LARGEST, MAX_TOKENS, held, hold
-from fitter.planning.wording import shown
-from fitter.regression.cases import SETTINGS
+from fitter.values import shown
 
 HUGE = 2**70
 ENDLESS = 10**5000
@@ -351,20 +351,20 @@ def test_every_parameter_of_a_measurement_is_held() -> None:
     assert {name for name in names if name not in limits._READERS} == set()
 
 
-@pytest.mark.parametrize("name", sorted(COUNTS.keys() & SETTINGS.keys()))
+@pytest.mark.parametrize("name", sorted(COUNTS.keys() & of_a_case().keys()))
 def test_a_file_of_cases_has_the_same_limits(name: str) -> None:
     least, most = RANGES[name]
-    assert SETTINGS[name](least, "here") == least
+    assert of_a_case()[name].kind.read("here", least) == least
     for value in (least - 1, *(() if most is None else (most + 1, ENDLESS))):
         with pytest.raises(UsageError, match=f"^here is {shown(value)}: give a whole number, {least} "):
-            SETTINGS[name](value, "here")
+            of_a_case()[name].kind.read("here", value)
 
 
 @pytest.mark.parametrize("name", ["margin", "host_margin", "host_memory"])
 def test_sizes_in_a_file_of_cases(name: str) -> None:
-    assert SETTINGS[name](2**60, "here") == 2**60
+    assert of_a_case()[name].kind.read("here", 2**60) == 2**60
     with pytest.raises(UsageError, match=r"here is .* more memory than any machine has"):
-        SETTINGS[name](2**60 + 1, "here")
+        of_a_case()[name].kind.read("here", 2**60 + 1)
 
 
 @pytest.mark.parametrize(
