@@ -77,7 +77,7 @@ class Parameter:
     becomes another one's value), ``field`` that in llama.cpp's struct, ``case`` that in ``fitter.toml`` and in markers
     (``None``: it is not there); each is ``name`` unless it is given. ``unset`` says what happens where nothing is
     given. A plan's arguments have it where it differs from ``default``, or where it ``is_always`` said; its JSON has
-    what ``is_planned``.
+    what ``is_planned``. ``is_ours``: llama.cpp's programs have no such option.
     """
 
     kind: Kind
@@ -93,6 +93,7 @@ class Parameter:
     case: str | None = ""
     is_always: bool = False
     is_planned: bool = True
+    is_ours: bool = False
     name: str = ""
     hint: Any = None
     group: str = "Load"
@@ -155,6 +156,7 @@ class Machine(TypedDict, total=False):
             kinds.Gpus(),
             (),
             options=("--gpu",),
+            is_ours=True,
             case="gpu",
             section=DEVICES,
             help="A GPU that need not be here, instead of this machine's devices: rtx-4090, 2x rtx-3090, 24GiB, "
@@ -167,6 +169,7 @@ class Machine(TypedDict, total=False):
         Parameter(
             Kind("library[:DIR]"),
             options=("--profile",),
+            is_ours=True,
             section=DEVICES,
             help="Who answers for the NVIDIA cards of --gpu: the libggml-cuda.so of llama-cpp-python, or the one in a "
             "directory, on a CUDA runtime without a GPU.",
@@ -191,6 +194,7 @@ class Machine(TypedDict, total=False):
             Seconds(),
             120.0,
             options=("--timeout",),
+            is_ours=True,
             case=None,
             section=DEVICES,
             help="What llama.cpp and rpc-servers have for a single answer.",
@@ -207,6 +211,7 @@ class Limits(TypedDict, total=False):
         Parameter(
             Seconds(),
             options=("--time-limit",),
+            is_ours=True,
             case=None,
             section=DEVICES,
             help="What the whole search has; the best plan that fits by then is confirmed, with one load more, and "
@@ -219,6 +224,7 @@ class Limits(TypedDict, total=False):
         Parameter(
             Size("SIZE"),
             options=("--host-memory",),
+            is_ours=True,
             section=DEVICES,
             help="Host memory to plan with, such as 64GiB.",
             unset="what is available here; unlimited beside --gpu",
@@ -230,6 +236,7 @@ class Limits(TypedDict, total=False):
             Size("MiB", in_mib=True),
             1024 * MIB,
             options=("--host-margin",),
+            is_ours=True,
             section=DEVICES,
             help="Host memory that must stay free.",
             unset="1024",
@@ -240,6 +247,7 @@ class Limits(TypedDict, total=False):
         Parameter(
             Size("MiB[,MiB...]", is_list=True, in_mib=True),
             options=("-fitt", "--fit-target"),
+            env="LLAMA_ARG_FIT_TARGET",
             section=DEVICES,
             help="Memory that must stay free on each device: one number, or one per device.",
             unset="1024, or what fitter calibrate measured",
@@ -251,6 +259,7 @@ class Limits(TypedDict, total=False):
             Whole(least=1, most=LARGEST),
             4096,
             options=("-fitc", "--fit-ctx"),
+            env="LLAMA_ARG_FIT_CTX",
             section=DEVICES,
             help="The smallest context that is worth having.",
         ),
@@ -261,6 +270,7 @@ class Limits(TypedDict, total=False):
             Texts("LEVERS"),
             (),
             options=("--allow",),
+            is_ours=True,
             section=DEVICES,
             help="What may be given up to fit, or to be 2 % faster by estimate, such as ubatch,kv-q8_0. "
             "ubatch: a smaller physical batch. kv-q8_0, kv-q4_0: a KV cache of that type, with flash attention. "
@@ -274,6 +284,7 @@ class Limits(TypedDict, total=False):
             Flag(),
             True,
             options=("--skeleton/--no-skeleton",),
+            is_ours=True,
             case=None,
             section=OUTPUT,
             help="Search on a copy of the model's header without its tokenizer, which loads faster; either way the "
@@ -601,6 +612,7 @@ class Beside(TypedDict, total=False):
             kinds.Reservations(),
             (),
             options=("--reserve",),
+            is_ours=True,
             section=SHARED,
             help="Memory for whatever else, such as CUDA0=2GiB or host=8GiB. Repeatable.",
         ),
@@ -664,6 +676,7 @@ class Beside(TypedDict, total=False):
             Flag(),
             False,
             options=("--mtp",),
+            is_ours=True,
             section=SHARED,
             help="The model's own layers for multi-token prediction draft.",
         ),
@@ -732,6 +745,7 @@ class Pricing(TypedDict, total=False):
         Parameter(
             Whole(least=1, most=LARGEST),
             options=("--prompt",),
+            is_ours=True,
             section=SPEED,
             help="Tokens of the prompt of a request that the plan is to be fast at.",
             unset="2048",
@@ -742,6 +756,7 @@ class Pricing(TypedDict, total=False):
         Parameter(
             Whole(least=1, most=LARGEST),
             options=("--generate",),
+            is_ours=True,
             section=SPEED,
             help="Tokens that are generated after it.",
             unset="512",
@@ -752,6 +767,7 @@ class Pricing(TypedDict, total=False):
         Parameter(
             Number("SIZE/s"),
             options=("--host-bandwidth",),
+            is_ours=True,
             section=SPEED,
             help="What the host reads from its memory, such as 60GB/s.",
             unset="measured once on this machine; 40GB/s beside --gpu",
@@ -762,6 +778,7 @@ class Pricing(TypedDict, total=False):
         Parameter(
             Number("SIZE/s[,...]", is_list=True),
             options=("--rpc-bandwidth",),
+            is_ours=True,
             case=None,
             section=DEVICES,
             help="What remote devices read from their memory, such as 900GB/s: one for all, or one for each.",
@@ -779,6 +796,7 @@ class Choosing(TypedDict, total=False):
             Kind("OBJECTIVE"),
             "request",
             options=("--objective",),
+            is_ours=True,
             section=SPEED,
             help="What to be best at: request (the time of that request), generation, prompt, or context (the most "
             "of it).",
@@ -790,6 +808,7 @@ class Choosing(TypedDict, total=False):
             Kind("STRATEGY"),
             "fastest",
             options=("--strategy",),
+            is_ours=True,
             section=SPEED,
             help="fastest by estimate, or llama.cpp: what its own fit would place.",
         ),
@@ -860,6 +879,9 @@ def _declared() -> Iterator[Parameter]:
 PARAMETERS: dict[str, Parameter] = {each.name: each for each in _declared()}
 """Every parameter by its keyword."""
 
+DEFAULTS: dict[str, Any] = {name: each.default for name, each in PARAMETERS.items()}
+"""What each is where nobody says anything, for whoever keeps its value."""
+
 
 def taken_by(call: Any) -> tuple[Parameter, ...]:
     """The parameters that a call takes whose keywords are those of the class ``call``."""
@@ -881,8 +903,3 @@ def of_a_struct(struct: str) -> tuple[Parameter, ...]:
 def of_a_case() -> dict[str, Parameter]:
     """The parameters that a case may have, by their names there."""
     return {each.case: each for each in taken_by(Fitting) if each.case}
-
-
-def default(name: str) -> Any:
-    """What the parameter of that keyword is where nobody says anything, for whoever keeps its value."""
-    return PARAMETERS[name].default
