@@ -27,7 +27,7 @@ from fitter.llama import binding, guarded, rpc
 from fitter.llama.binding import Device, LogLine, Registry
 from fitter.llama.types import RPC, Params
 from fitter.output.units import human
-from fitter.planning.limits import MAX_SEQUENCES
+from fitter.parameters import MAX_SEQUENCES
 from fitter.planning.plan import PlanData, check_fits
 
 _UNMEASURED = {

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from fitter.errors import UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning import limits
 from fitter.planning.plan import SharedUse
 from fitter.planning.request import MIB, SHARED_ROW, DeviceLimit, HostLimit, Measure, Request
 from fitter.values import parse_size
+from fitter.values import size as whole_size
 
 HOST_NAME = "host"
 """The host's name where devices have theirs."""
@@ -49,7 +49,7 @@ def parse_reserve(given: Mapping[str, int | str] | Sequence[str]) -> dict[str, i
             pairs.append((name, amount))
     sizes: dict[str, int] = {}
     for name, value in pairs:
-        size = parse_size(value) if isinstance(value, str) else limits.size(f"the reservation on {name}", value)
+        size = parse_size(value) if isinstance(value, str) else whole_size(f"the reservation on {name}", value)
         sizes[name] = sizes.get(name, 0) + size
     return sizes
 

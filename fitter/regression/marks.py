@@ -20,7 +20,7 @@ from fitter.machine.gpu import parse_gpus
 from fitter.model.source import model_files, show
 from fitter.output import table
 from fitter.parameters import of_a_case
-from fitter.planning.limits import MOST_SPEED, check_timeout
+from fitter.planning.limits import MOST_SPEED
 from fitter.planning.plan import PlanData
 from fitter.regression.cases import Budget, Case, make_cases, suggest
 from fitter.regression.check import Outcome
@@ -29,7 +29,7 @@ from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, wri
 from fitter.regression.measuring import snapshot_of
 from fitter.regression.pytest_plugin import MARKER
 from fitter.regression.report import causes
-from fitter.values import parse_size, shown
+from fitter.values import check_timeout, parse_size, shown
 
 _CHANGES = ("max_growth", "max_slowdown")
 """Keywords for a marker that is compared with what is stored."""
