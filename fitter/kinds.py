@@ -146,12 +146,11 @@ class Flag(Kind):
 
 @dataclass(frozen=True)
 class Whole(Kind):
-    """A whole number from ``least`` to ``most``, ``None`` where more than all is all. ``is_optional``: or not set."""
+    """A whole number from ``least`` to ``most``, ``None`` where more than all is all."""
 
     metavar: str | None = "N"
     least: int = 0
     most: int | None = None
-    is_optional: bool = False
 
     def holds(self, value: int) -> bool:
         """Whether ``value`` is within it."""
@@ -179,8 +178,8 @@ class Whole(Kind):
             raise UsageError(f"{where} is {shown_in_file(value)}: give a whole number, {self.range}")
         return value
 
-    def from_json(self, entry: Entry) -> int | None:
-        return entry.maybe(lambda found: found.whole()) if self.is_optional else entry.whole()
+    def from_json(self, entry: Entry) -> int:
+        return entry.whole()
 
     def native(self, called: str, value: Any) -> int:
         low, high = (-(2**31), 2**31 - 1) if self.least < 0 else (self.least, 2**32 - 1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fitter.errors import ModelError, OutOfMemoryError, UsageError
 from fitter.model.source import model_files, show
+from fitter.parameters import CACHE_TYPES, SPLIT_MODES
 from fitter.planning.plan import stamp_of
 
 if TYPE_CHECKING:
@@ -47,11 +48,9 @@ def _as_fit_says(name: str, value: Any) -> Any:
 
     Raises ``UsageError`` for a number that says nothing.
     """
-    from fitter.llama import binding
-
     if name == "flash_attn" and isinstance(value, bool):
         return "on" if value else "off"
-    numbers = {"type_k": binding.CACHE_TYPES, "type_v": binding.CACHE_TYPES, "split_mode": binding.SPLIT_MODES}
+    numbers = {"type_k": CACHE_TYPES, "type_v": CACHE_TYPES, "split_mode": SPLIT_MODES}
     if name not in numbers or isinstance(value, bool) or not isinstance(value, int):
         return value
     for word, number in numbers[name].items():

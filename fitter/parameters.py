@@ -130,6 +130,11 @@ class Parameter:
         return next(name for name in self.positive if name.startswith("--"))[2:]
 
     @property
+    def native(self) -> bool:
+        """Whether llama.cpp has a field for it in one of its structs."""
+        return self.struct in ("model", "context") and self.key is not None
+
+    @property
     def said_default(self) -> str:
         """What happens where nothing is given, in brackets."""
         said = self.unset
@@ -696,7 +701,7 @@ class Beside(TypedDict, total=False):
         AnyPath | None,
         Parameter(
             kinds.Path(),
-            options=("-mm", "--mmproj"),
+            options=("--mmproj", "-mm"),
             env="LLAMA_ARG_MMPROJ",
             section=SHARED,
             help="A multimodal projector.",
@@ -897,7 +902,7 @@ def of_a_load() -> dict[str, Parameter]:
 
 def of_a_struct(struct: str) -> tuple[Parameter, ...]:
     """The parameters that are in llama.cpp's ``struct``, ``model`` or ``context``."""
-    return tuple(each for each in PARAMETERS.values() if each.struct == struct and each.key)
+    return tuple(each for each in PARAMETERS.values() if each.struct == struct and each.native)
 
 
 def of_a_case() -> dict[str, Parameter]:

@@ -16,6 +16,7 @@ from fitter.llama import binding
 from fitter.llama import library as native
 from fitter.llama.allocations import counted
 from fitter.llama.types import FlashAttn, Row
+from fitter.parameters import FLASH_ATTN
 
 
 def measure(
@@ -95,7 +96,7 @@ def _wanted(
         {
             "path": name,
             "device": library.pointer(address),
-            "flash_attn": binding.FLASH_ATTN[flash_attn],
+            "flash_attn": FLASH_ATTN[flash_attn],
             "image_min_tokens": image_min_tokens,
             "image_max_tokens": image_max_tokens,
         },

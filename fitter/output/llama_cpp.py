@@ -27,7 +27,7 @@ from fitter.llama import binding, guarded, rpc
 from fitter.llama.binding import Device, LogLine, Registry
 from fitter.llama.types import RPC, Params
 from fitter.output.units import human
-from fitter.parameters import MAX_SEQUENCES
+from fitter.parameters import MAX_SEQUENCES, Parameter, of_a_load, of_a_struct
 from fitter.planning.plan import PlanData, check_fits
 
 _UNMEASURED = {
@@ -56,6 +56,7 @@ def llama_kwargs(plan: PlanData, *, anyway: bool = False) -> dict[str, Any]:
         "the list of devices": params.devices is not None and not _are_default(plan),
         "more than one sequence": (params.n_seq_max, params.kv_unified) not in _sequences(params),
         "the layers for multi-token prediction": params.load_mtp,
+        **{name: True for name, _ in params.more if of_a_load()[name].native},
     }
     for need, is_needed in needs.items():
         if is_needed:
@@ -356,8 +357,8 @@ class PlannedLlama(llama_cpp.Llama):
         if not self._is_planned:
             # The constructor writes its own values field by field and reads the struct a last time to hand it to
             # llama.cpp: writing the plan at every read is what makes the plan's values the last ones.
-            for name in binding.MODEL_FIELDS:
-                setattr(self._model_struct, name, getattr(self._planned_model, name))
+            for each in of_a_struct("model"):
+                setattr(self._model_struct, each.field, getattr(self._planned_model, each.field))
             self._model_struct.progress_callback = self._progress.callback
         return self._model_struct
 
@@ -369,8 +370,8 @@ class PlannedLlama(llama_cpp.Llama):
     def context_params(self) -> Any:
         """llama.cpp's ``llama_context_params``."""
         if not self._is_planned:
-            for name in binding.CONTEXT_FIELDS:
-                setattr(self._context_struct, name, getattr(self._planned_context, name))
+            for each in of_a_struct("context"):
+                setattr(self._context_struct, each.field, getattr(self._planned_context, each.field))
         return self._context_struct
 
     @context_params.setter
@@ -419,26 +420,22 @@ def _reload(plan: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _kwargs(plan: PlanData) -> dict[str, Any]:
-    params = plan.params
-    flash_attn = plan.breakdown.flash_attn
-    return {
-        "n_ctx": params.n_ctx or plan.breakdown.n_ctx,
-        "n_gpu_layers": params.n_gpu_layers,
-        "split_mode": getattr(llama_cpp, f"LLAMA_SPLIT_MODE_{params.split_mode.upper()}"),
-        "main_gpu": params.main_gpu,
-        "tensor_split": None if params.tensor_split is None else list(params.tensor_split),
-        "n_batch": params.n_batch,
-        "n_ubatch": params.n_ubatch,
-        "type_k": binding.CACHE_TYPES[params.type_k],
-        "type_v": binding.CACHE_TYPES[params.type_v],
+    names = inspect.signature(llama_cpp.Llama.__init__).parameters
+    known = [each for each in of_a_load().values() if each.native and each.name in names]
+    return {each.name: _value(plan, each) for each in known} | _adapter(plan)
+
+
+def _value(plan: PlanData, each: Parameter) -> Any:
+    """What ``Llama`` is told of one parameter."""
+    value = plan.params.of_parameter(each)
+    if each.key == "n_ctx":
+        return value or plan.breakdown.n_ctx
+    if each.key == "tensor_split":
+        return None if value is None else list(value)
+    if each.key == "flash_attn":
         # Llama cannot say "auto": what llama.cpp made of it is what was measured.
-        "flash_attn": params.flash_attn != "off" if flash_attn is None else flash_attn,
-        "offload_kqv": params.offload_kqv,
-        "op_offload": params.op_offload,
-        "swa_full": params.swa_full,
-        "embedding": params.embeddings,
-        **_adapter(plan),
-    }
+        return value != "off" if plan.breakdown.flash_attn is None else plan.breakdown.flash_attn
+    return each.kind.native(str(each.key), value)
 
 
 def _adapter(plan: PlanData) -> dict[str, Any]:

@@ -178,11 +178,11 @@ def _model(entry: _Entry) -> ModelSummary:
 
 
 def _params(entry: _Entry) -> Params:
+    known = {name: each.kind for name, each in of_a_load().items() if each.is_planned}
+    values = {name: kind.from_json(entry[name]) for name, kind in known.items() if hasattr(Params, name)}
     # what came later than the first plans is not in all of them
-    known = {
-        name: each for name, each in of_a_load().items() if each.is_planned and (hasattr(Params, name) or name in entry)
-    }
-    params = Params.of({name: each.kind.from_json(entry[name]) for name, each in known.items()})
+    more = [name for name in known if name not in values and name in entry]
+    params = Params.of({**values, **{name: entry[name].maybe(known[name].from_json) for name in more}})
     try:
         check_params(params)
     except UsageError as error:
