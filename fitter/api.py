@@ -45,6 +45,7 @@ from fitter.planning.constraints import (
     check_margins,
     check_pins,
     check_split_mode,
+    context_of_a_sequence,
     default_margin,
     device_limits,
     for_model,
@@ -224,6 +225,9 @@ def fit(
     allowed = levers(ask.allow)
     beside_it.check()
     given = _load_of(parameters, beside_it)
+    if given.n_ctx:
+        # what it was set to, or what room for all slots is
+        n_ctx = given.n_ctx
     has_overrides = bool(given.tensor_buft_overrides or cpu_moe or n_cpu_moe)
     gpus, rpc, devices, fit_ctx = ask.gpus, ask.rpc, ask.devices, ask.fit_ctx
     host_speed = None if ask.host_bandwidth is None else _given_host_speed(ask.host_bandwidth, bool(gpus))
@@ -296,7 +300,7 @@ def fit(
         if n_ctx is None:
             context = n_ctx_train if is_asked else min(fit_ctx, n_ctx_train)
         else:
-            context = n_ctx // streams or n_ctx_train
+            context = context_of_a_sequence(given, n_ctx_train)
         workload = workload_of(ask.prompt, ask.generate, context, is_set=bool(n_ctx))
         if is_asked:
             fit_ctx = max(fit_ctx, workload.prompt + workload.generate)
@@ -496,8 +500,7 @@ def estimate(
     remote_bandwidths = _given_bandwidths(ask.rpc, ask.rpc_bandwidth)
     with _asked(model, parameters, on_log, worker) as found:
         asked, virtual, opened, params = found
-        streams = 1 if params.kv_unified else params.n_seq_max
-        context = params.n_ctx // streams or opened.n_ctx_train or Workload.prompt + Workload.generate
+        context = context_of_a_sequence(params, opened.n_ctx_train or Workload.prompt + Workload.generate)
         workload = workload_of(ask.prompt, ask.generate, context, is_set=bool(params.n_ctx))
         check_live_tokens(live_tokens, context)
         breakdown = asked.measure(str(opened.path), params)

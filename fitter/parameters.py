@@ -557,6 +557,18 @@ class Load(TypedDict, total=False):
             unset="each its own",
         ),
     ]
+    kv_unified_per_slot: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=LARGEST),
+            None,
+            "program",
+            ("--kv-unified-per-slot",),
+            "LLAMA_ARG_KV_UNIFIED_PER_SLOT",
+            CONTEXT,
+            "Context of each slot of llama-server at most; without -c the context has room for all slots.",
+        ),
+    ]
     lora: Annotated[
         AnyPath | Sequence[AnyPath] | None,
         Parameter(kinds.Adapters(), (), "program", ("--lora",), None, SHARED, "LoRA adapters. Repeatable."),

@@ -37,8 +37,8 @@ class Params:
     ``n_rs_seq`` counts the snapshots of a recurrent state that drafted tokens can be taken back to, ``n_outputs_max``
     the tokens of a batch that have an output (0: all).
     The defaults are those of llama.cpp's own tools (``common_params``), not of the library.
-    ``more`` has by their names the parameters of the table that nothing in fitter reads by name: those of them that do
-    not have their default, in the order of the table.
+    ``more`` has the parameters of the table that have no field here, by their names and in the order of the table:
+    those of them that are not what they are by default.
     """
 
     n_ctx: int = DEFAULTS["n_ctx"]

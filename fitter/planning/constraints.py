@@ -55,10 +55,21 @@ def params_of(devices: Sequence[str] | None, /, **given: Unpack[Measuring]) -> P
     values = {key: each.kind.planned(checked[each.name]) for key, each in of_a_load().items() if each.name in checked}
     # llama.cpp cuts n_ubatch to n_batch; a larger micro batch alone means a larger batch too
     values.setdefault("n_batch", max(Params.n_batch, values.get("n_ubatch", Params.n_ubatch)))
+    # as llama-server does, where it is not told -c
+    if (each_slot := checked.get("kv_unified_per_slot")) and "n_ctx" not in checked:
+        values["n_ctx"] = PARAMETERS["n_ctx"].check(each_slot * values.get("n_seq_max", Params.n_seq_max))
     values["lora"] = adapters(checked.get("lora", ()), checked.get("lora_scaled", ()))
     if devices is not None:
         values["devices"] = tuple(devices)
     return Params.of(values)
+
+
+def context_of_a_sequence(params: Params, n_ctx_train: int) -> int:
+    """Tokens that one sequence may have, in a context that the model's own takes the place of where it is 0."""
+    streams = 1 if params.kv_unified else params.n_seq_max
+    context = params.n_ctx // streams or n_ctx_train
+    each_slot = params.of_parameter(PARAMETERS["kv_unified_per_slot"])
+    return context if each_slot is None else min(context, int(each_slot))
 
 
 def adapters(plain: Iterable[str], scaled: Iterable[str]) -> tuple[Lora, ...]:

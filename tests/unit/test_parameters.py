@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from plans import make_plan
@@ -28,7 +29,7 @@ from fitter.output.json import dumps, to_dict
 from fitter.output.plan_file import read_plan
 from fitter.output.reference import markdown
 from fitter.parameters import CONTEXT, PARAMETERS, Parameter
-from fitter.planning.constraints import params_of
+from fitter.planning.constraints import context_of_a_sequence, params_of
 from fitter.regression import marks
 from fitter.regression.cases import make_cases
 from fitter.regression.lockfile import _without_nothing
@@ -164,6 +165,31 @@ def test_loads_that_differ_in_it_alone_are_not_the_same(invention: Invention) ->
     assert len(keys) == (2 if invention.parameter.struct == "model" else 1)
 
 
+@pytest.mark.parametrize(
+    ("given", "n_ctx", "each"),
+    [
+        ({"kv_unified_per_slot": 2048, "n_seq_max": 4}, 8192, 2048),
+        ({"kv_unified_per_slot": 2048, "n_seq_max": 4, "kv_unified": True}, 8192, 2048),
+        ({"kv_unified_per_slot": 2048, "n_seq_max": 4, "kv_unified": True, "n_ctx": 4096}, 4096, 2048),
+        ({"kv_unified_per_slot": 2048, "n_seq_max": 4, "n_ctx": 4096}, 4096, 1024),
+        ({"kv_unified_per_slot": 2048, "n_ctx": 0}, 0, 2048),
+        ({"n_seq_max": 4, "n_ctx": 8192}, 8192, 2048),
+        ({}, 0, 16384),
+    ],
+)
+def test_the_context_of_a_slot(given: dict[str, Any], n_ctx: int, each: int) -> None:
+    """As llama-server makes it: room for all slots where ``-c`` is not told, and no slot with more than it may have."""
+    params = params_of(None, **given)
+    assert (params.n_ctx, context_of_a_sequence(params, 16384)) == (n_ctx, each)
+    words = " ".join(arguments(make_plan(params, n_ctx=n_ctx or 16384)))
+    assert ("--kv-unified-per-slot 2048" in words) == ("kv_unified_per_slot" in given)
+
+
+def test_more_than_all_slots_can_have() -> None:
+    with pytest.raises(UsageError, match="n_ctx"):
+        params_of(None, kv_unified_per_slot=2**31 - 1, n_seq_max=2)
+
+
 # --- what the table says itself
 
 
@@ -181,3 +207,42 @@ def test_a_default_is_a_value(name: str) -> None:
         assert each.check(each.default) == each.default
         if not isinstance(each.kind, (Flag, Size)) and each.options:
             assert each.kind.parse(each.kind.word(each.default)) in (each.default, None)
+
+
+ODD = (
+    *(
+        None,
+        True,
+        0,
+        -1,
+        2**31,
+        -(2**63),
+        2**70,
+        10**5000,
+        -(10**5000),
+        0.0,
+        -1.5,
+        1e308,
+        float("nan"),
+        float("inf"),
+        1j,
+    ),
+    *(np.int8(-1), np.int64(7), np.uint64(2**64 - 1), np.float32(0.5), np.float64("nan"), np.bool_(True), np.str_("x")),
+    *("", "0", "1GiB", "none", "\0", "\ud800", "\udcff", "a" * 10**4, "-1", "x=y", "x:nan", b"", b"1GiB", b"\xff"),
+    *(bytearray(b"x"), memoryview(b"x"), Path("."), [], [None], [1, 2], ["none"], ["a", 5], [[]], (), {}, set()),
+    *({"CUDA0": 1}, {"host": "1GiB"}, {5: None}, {"a": 10**5000}, object(), object, len, iter(())),
+    *(np.array(3), np.array([1.0, 2.0]), np.array([]), np.array([["a"]]), np.array(None, dtype=object)),
+)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("value", ODD, ids=[f"{number}-{type(value).__name__}" for number, value in enumerate(ODD)])
+def test_any_value_is_kept_or_refused(name: str, value: Any) -> None:
+    each = PARAMETERS[name]
+    try:
+        found = each.check(value)
+    except UsageError as error:
+        assert name in str(error) or "CUDA0" in str(error) or each.name.replace("_", " ") in str(error)
+        assert len(str(error)) < 500
+    else:
+        assert each.check(found) == found or found != found
