@@ -44,6 +44,7 @@ RANGES = {
     "n_seq_max": (1, 256),
     "n_gpu_layers": (-1, None),
     "n_gpu_layers_draft": (-1, None),
+    "kv_unified_per_slot": (1, 2**31 - 1),
     "n_cpu_moe": (0, None),
     "main_gpu": (-1, 15),
     "prompt": (1, 2**31 - 1),
