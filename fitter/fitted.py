@@ -134,7 +134,7 @@ def _as_fit_says(name: str, value: Any) -> Any:
 
     Raises ``UsageError`` for a number that says nothing.
     """
-    from fitter.llama.parameters import CACHE_TYPES, SPLIT_MODES
+    from fitter.parameters import CACHE_TYPES, SPLIT_MODES
 
     if name == "flash_attn" and isinstance(value, bool):
         return "on" if value else "off"

@@ -9,6 +9,7 @@ import click
 
 from fitter.cli import llama_options, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, LlamaCppError, UsageError
+from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, SHARED, SPEED
 from fitter.text import printable
 
 _EPILOG = """\
@@ -29,12 +30,7 @@ _WITH_WORDS = ("args", "shell")
 
 @click.command(cls=llama_options.Command, epilog=_EPILOG)
 @options.model_argument
-@options.context_options
-@options.placement_options
-@options.shared_options
-@options.limit_options
-@options.speed_options
-@options.search_options
+@options.sections(CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
 @options.json_option
 @options.format_option
 @options.anyway_option

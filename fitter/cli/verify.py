@@ -9,6 +9,7 @@ import click
 
 from fitter.cli import llama_options, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, EXIT_REGRESSION, LlamaCppError, UsageError
+from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, SHARED, SPEED
 
 _EPILOG = """\
 Examples:
@@ -24,11 +25,7 @@ _WITH_PLAN = ("timeout",)
 
 @click.command(cls=llama_options.Command, epilog=_EPILOG)
 @options.optional_model_argument
-@options.context_options
-@options.placement_options
-@options.limit_options
-@options.speed_options
-@options.search_options
+@options.sections(CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
 @options.verification_options
 @options.json_option
 @options.verbose_option

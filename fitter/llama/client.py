@@ -32,6 +32,7 @@ from fitter.llama.types import (
     VirtualDevice,
     describe,
 )
+from fitter.parameters import DEFAULTS
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-DEFAULT_TIMEOUT = 120.0
+DEFAULT_TIMEOUT: float = DEFAULTS["timeout"]
 """Seconds that llama.cpp has for a single dummy load."""
 
 _STDERR_LINES = 60

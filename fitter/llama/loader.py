@@ -17,7 +17,7 @@ from fitter.llama.breakdown import breakdown_of, model_info_of
 from fitter.llama.devices import Device, Registry, every_device, register_virtual, registry
 from fitter.llama.headers import Headers
 from fitter.llama.log import captured_log, failure, flash_attn_from, n_splits_from
-from fitter.llama.parameters import apply, apply_context, model_key, overrides_of
+from fitter.llama.parameters import apply, apply_context, is_placed_alone, model_key, overrides_of
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     Breakdown,
@@ -95,20 +95,18 @@ class Loader:
         """Size of every weight and cache tensor, recorded with all layers on one device. Raises ``LlamaCppError``."""
         backend = native.open_backend()
         recorder = _recorder(self._library, backend)
-        everything = Params(
-            n_ctx=params.n_ctx,
-            n_batch=params.n_batch,
-            n_ubatch=params.n_ubatch,
-            n_seq_max=params.n_seq_max,
-            kv_unified=params.kv_unified,
-            type_k=params.type_k,
-            type_v=params.type_v,
-            flash_attn=params.flash_attn,
-            op_offload=params.op_offload,
-            swa_full=params.swa_full,
-            load_mtp=params.load_mtp,
-            n_rs_seq=params.n_rs_seq,
-            embeddings=params.embeddings,
+        everything = replace(
+            params,
+            n_gpu_layers=Params.n_gpu_layers,
+            tensor_split=None,
+            tensor_buft_overrides=(),
+            split_mode=Params.split_mode,
+            main_gpu=Params.main_gpu,
+            devices=None,
+            offload_kqv=Params.offload_kqv,
+            ctx_type=Params.ctx_type,
+            n_outputs_max=Params.n_outputs_max,
+            lora=(),
         )
         dummy = self._model("layout", path, everything, Registry((recorder,), (recorder,)))
         backend.fitter_virtual_record_clear()
@@ -141,7 +139,7 @@ class Loader:
             and len(counts) == len(self.devices.default)
             and counts == list(params.tensor_split or (1.0,))
             and 0 < len(params.tensor_buft_overrides) <= MAX_HELD_OVERRIDES
-            and params.split_mode == "layer"
+            and is_placed_alone(params)
         )
         if not is_it:
             self._drop_held()

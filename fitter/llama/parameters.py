@@ -10,37 +10,14 @@ from fitter.errors import UsageError
 from fitter.llama import library as native
 from fitter.llama.ahead import TensorBuftOverride, identity
 from fitter.llama.devices import Device, Registry, registry, select
-from fitter.llama.types import MAX_DEVICES, MAX_USED_DEVICES, Params, Skeleton
+from fitter.llama.types import MAX_USED_DEVICES, Params, Skeleton
+from fitter.parameters import of_a_struct
 
-CACHE_TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "bf16": 30,
-    "q8_0": 8,
-    "q4_0": 2,
-    "q4_1": 3,
-    "iq4_nl": 20,
-    "q5_0": 6,
-    "q5_1": 7,
-}
-"""ggml's numbers of the types that llama.cpp's tools accept for a KV cache."""
+_POINTERS = ("devices", "tensor_split", "tensor_buft_overrides")
+"""Parameters of a model that its struct points to."""
 
-FLASH_ATTN: dict[str, int] = {"auto": -1, "off": 0, "on": 1}
-"""llama.cpp's numbers of its choices about flash attention."""
-
-SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
-_CONTEXT_TYPES = {"default": 0, "mtp": 1}
-_UINT32_MAX = 2**32 - 1
-
-
-MODEL_FIELDS = (
-    *("devices", "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "tensor_buft_overrides", "load_mtp"),
-)
-CONTEXT_FIELDS = (
-    *("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "type_k", "type_v", "flash_attn_type", "offload_kqv"),
-    *("op_offload", "swa_full", "embeddings", "ctx_type", "n_rs_seq", "n_outputs_max"),
-)
-"""What ``apply`` writes."""
+_PLACED = ("n_gpu_layers", *_POINTERS)
+"""Those that a load may be told when it has begun."""
 
 
 def apply(params: Params, model_params: Any, context_params: Any, devices: Registry | None = None) -> list[object]:
@@ -68,10 +45,9 @@ def _apply_model(params: Params, out: Any, known: Registry, leave_default: bool,
         out.devices = ctypes.cast(pointers, ctypes.c_void_p)
         keep.append(pointers)
 
-    out.n_gpu_layers = _in_range("n_gpu_layers", params.n_gpu_layers, -(2**31), 2**31 - 1)
-    out.split_mode = _named("split_mode", params.split_mode, SPLIT_MODES)
-    out.main_gpu = _in_range("main_gpu", params.main_gpu, -1, MAX_DEVICES)
-    out.load_mtp = params.load_mtp
+    for each in of_a_struct("model"):
+        if each.key not in _POINTERS:
+            setattr(out, each.field, each.kind.native(str(each.key), params.of_parameter(each)))
 
     if params.tensor_split is not None:
         limit = int(llama_cpp.llama_max_devices())
@@ -104,21 +80,8 @@ def overrides_of(params: Params, known: Registry) -> list[tuple[bytes, int]]:
 
 
 def apply_context(params: Params, out: Any) -> None:
-    out.n_ctx = _in_range("n_ctx", params.n_ctx, 0, _UINT32_MAX)
-    out.n_batch = _in_range("n_batch", params.n_batch, 1, _UINT32_MAX)
-    out.n_ubatch = _in_range("n_ubatch", params.n_ubatch, 1, _UINT32_MAX)
-    out.n_seq_max = _in_range("n_seq_max", params.n_seq_max, 1, _UINT32_MAX)
-    out.kv_unified = params.kv_unified
-    out.type_k = _named("type_k", params.type_k, CACHE_TYPES)
-    out.type_v = _named("type_v", params.type_v, CACHE_TYPES)
-    out.flash_attn_type = _named("flash_attn", params.flash_attn, FLASH_ATTN)
-    out.offload_kqv = params.offload_kqv
-    out.op_offload = params.op_offload
-    out.swa_full = params.swa_full
-    out.ctx_type = _named("ctx_type", params.ctx_type, _CONTEXT_TYPES)
-    out.n_rs_seq = _in_range("n_rs_seq", params.n_rs_seq, 0, _UINT32_MAX)
-    out.n_outputs_max = _in_range("n_outputs_max", params.n_outputs_max, 0, _UINT32_MAX)
-    out.embeddings = params.embeddings
+    for each in of_a_struct("context"):
+        setattr(out, each.field, each.kind.native(str(each.key), params.of_parameter(each)))
 
 
 def _check_count(params: Params, selected: tuple[Device, ...]) -> None:
@@ -130,27 +93,16 @@ def _check_count(params: Params, selected: tuple[Device, ...]) -> None:
         )
 
 
-def _named(field: str, name: str, numbers: dict[str, int]) -> int:
-    if name not in numbers:
-        raise UsageError(f"{field} '{name}' is none of {', '.join(numbers)}")
-    return numbers[name]
-
-
-def _in_range(field: str, value: int, low: int, high: int) -> int:
-    if not low <= value <= high:
-        raise UsageError(f"{field} {value} is not between {low} and {high}")
-    return value
-
-
 def model_key(path: str | Skeleton, params: Params) -> tuple[object, ...]:
     files = (path,) if isinstance(path, str) else path.files
     return (
         isinstance(path, str),
         *((os.path.abspath(file), identity(file)) for file in files),
-        params.devices,
-        params.tensor_split,
-        params.tensor_buft_overrides,
-        params.split_mode,
-        params.main_gpu,
-        params.load_mtp,
+        # layers on devices are compared as the model has them
+        *(params.of_parameter(each) for each in of_a_struct("model") if each.key != "n_gpu_layers"),
     )
+
+
+def is_placed_alone(params: Params) -> bool:
+    """Whether nothing of the model but where its tensors go is asked for: a load that has begun can be told that."""
+    return all(params.of_parameter(each) == each.default for each in of_a_struct("model") if each.key not in _PLACED)

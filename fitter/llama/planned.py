@@ -26,8 +26,9 @@ from fitter.llama import connections, guarded, rpc
 from fitter.llama.breakdown import breakdown_of
 from fitter.llama.devices import Device, Registry, registry, rpc_devices
 from fitter.llama.log import LogLine, reason
-from fitter.llama.parameters import CONTEXT_FIELDS, MODEL_FIELDS, apply
+from fitter.llama.parameters import apply
 from fitter.llama.types import RPC, Breakdown, Params
+from fitter.parameters import of_a_struct
 from fitter.text import human
 
 
@@ -277,8 +278,8 @@ class PlannedLlama(llama_cpp.Llama):
         if not self._is_planned:
             # The constructor writes its own values field by field and reads the struct a last time to hand it to
             # llama.cpp: writing the plan at every read is what makes the plan's values the last ones.
-            for name in MODEL_FIELDS:
-                setattr(self._model_struct, name, getattr(self._planned_model, name))
+            for each in of_a_struct("model"):
+                setattr(self._model_struct, each.field, getattr(self._planned_model, each.field))
             self._model_struct.progress_callback = self._progress.callback
         return self._model_struct
 
@@ -290,8 +291,8 @@ class PlannedLlama(llama_cpp.Llama):
     def context_params(self) -> Any:
         """llama.cpp's ``llama_context_params``."""
         if not self._is_planned:
-            for name in CONTEXT_FIELDS:
-                setattr(self._context_struct, name, getattr(self._planned_context, name))
+            for each in of_a_struct("context"):
+                setattr(self._context_struct, each.field, getattr(self._planned_context, each.field))
         return self._context_struct
 
     @context_params.setter

@@ -17,8 +17,8 @@ from fitter.llama.allocations import counted
 from fitter.llama.devices import Registry, select
 from fitter.llama.headers import read_header
 from fitter.llama.log import captured_log, reason
-from fitter.llama.parameters import FLASH_ATTN
 from fitter.llama.types import FlashAttn, Row
+from fitter.parameters import FLASH_ATTN
 
 
 def measure(

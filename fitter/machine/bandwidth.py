@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fitter.errors import UsageError
-from fitter.machine.gpu import UNITS
 from fitter.machine.host import host_memory
 from fitter.machine.speed import HostSpeed, default_host
+from fitter.values import UNITS
 
 _SCHEMA = 1
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fitter.errors import UsageError
 from fitter.llama.virtual import MAX_DEVICES, VirtualDevice
 from fitter.machine import catalogue
+from fitter.values import SIZE, UNITS, parse_size
 
 PROFILES = ("cuda", "rocm", "vulkan", "metal")
 """Profiles that a GPU without a name can have."""
@@ -34,23 +35,6 @@ OLDEST_CUDA = 500
 OLDEST_ROCM = catalogue.AMD_OFFSET + 0x803
 """The oldest architecture that ggml-hip knows: gfx803."""
 
-UNITS = {
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
-"""Bytes of the units that sizes and bandwidths are given in."""
-
-_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
-MOST_BYTES = 2**60
-"""More memory than any machine has."""
-
 _COUNT = re.compile(r"([0-9]{1,6})\s*[x×*]\s*(.*)", re.IGNORECASE | re.DOTALL)
 _FORMS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB or metal:64GiB"
 
@@ -64,26 +48,6 @@ class _Kind:
     compute_capability: int
     total: int
     free: int
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a size such as ``24GiB``, ``24564 MiB`` or ``20GB``; the unit must be there. Fractions round down.
-
-    Raises ``UsageError`` where it is no size, or more than an exbibyte.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
-        raise UsageError(f"{text!r} is not a size: write a number and a unit, such as 24GiB or 24564MiB")
-    number, unit = match.groups()
-    if not unit:
-        raise UsageError(f"{text!r} has no unit: write {number}MiB or {number}GiB")
-    if unit.lower() not in UNITS:
-        raise UsageError(f"{text!r} has an unknown unit: use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
-    whole, _, decimals = number.partition(".")
-    size = int(whole + decimals) * UNITS[unit.lower()] // int("1" + "0" * len(decimals))
-    if size > MOST_BYTES:
-        raise UsageError(f"{text!r} is more memory than any machine has")
-    return size
 
 
 def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
@@ -180,7 +144,7 @@ def _parse_kind(body: str) -> _Kind:
         if body.partition(":")[0].strip().lower() in PROFILES or not (gpu := catalogue.find(name)):
             return _parse_profile(body)
         return _parse_unified(gpu, memory)
-    if (match := _SIZE.fullmatch(body)) and match[2].lower() in UNITS:
+    if (match := SIZE.fullmatch(body)) and match[2].lower() in UNITS:
         return _parse_memory(body)
     if gpu := catalogue.find(body):
         return _known(gpu, gpu.total, gpu.free)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fitter.errors import PlanError
-from fitter.llama.parameters import CACHE_TYPES, SPLIT_MODES
 from fitter.llama.types import Params
-from fitter.planning.limits import MAX_SEQUENCES
+from fitter.parameters import MAX_SEQUENCES, Parameter, of_a_load
 from fitter.planning.plan import PlanData, check_fits
 
 
@@ -27,6 +26,11 @@ def llama_kwargs(plan: PlanData, *, anyway: bool = False) -> dict[str, Any]:
         "the list of devices": params.devices is not None and not _are_default(plan),
         "more than one sequence": (params.n_seq_max, params.kv_unified) not in _sequences(params),
         "the layers for multi-token prediction": params.load_mtp,
+        **{
+            name: True
+            for name, _ in params.more
+            if of_a_load()[name].native and not of_a_load()[name].is_keyword_of_llama
+        },
     }
     for need, is_needed in needs.items():
         if is_needed:
@@ -50,26 +54,21 @@ def _are_default(plan: PlanData) -> bool:
 
 def keywords(plan: PlanData) -> dict[str, Any]:
     """All that ``llama_cpp.Llama`` has a keyword for. Raises ``PlanError`` for more adapters than it has room for."""
-    params = plan.params
-    flash_attn = plan.breakdown.flash_attn
-    return {
-        "n_ctx": params.n_ctx or plan.breakdown.n_ctx,
-        "n_gpu_layers": params.n_gpu_layers,
-        "split_mode": SPLIT_MODES[params.split_mode],
-        "main_gpu": params.main_gpu,
-        "tensor_split": None if params.tensor_split is None else list(params.tensor_split),
-        "n_batch": params.n_batch,
-        "n_ubatch": params.n_ubatch,
-        "type_k": CACHE_TYPES[params.type_k],
-        "type_v": CACHE_TYPES[params.type_v],
+    known = [each for each in of_a_load().values() if each.native and each.is_keyword_of_llama]
+    return {each.name: _value(plan, each) for each in known} | _adapter(plan)
+
+
+def _value(plan: PlanData, each: Parameter) -> Any:
+    """What ``Llama`` is told of one parameter."""
+    value = plan.params.of_parameter(each)
+    if each.key == "n_ctx":
+        return value or plan.breakdown.n_ctx
+    if each.key == "tensor_split":
+        return None if value is None else list(value)
+    if each.key == "flash_attn":
         # Llama cannot say "auto": what llama.cpp made of it is what was measured.
-        "flash_attn": params.flash_attn != "off" if flash_attn is None else flash_attn,
-        "offload_kqv": params.offload_kqv,
-        "op_offload": params.op_offload,
-        "swa_full": params.swa_full,
-        "embedding": params.embeddings,
-        **_adapter(plan),
-    }
+        return value != "off" if plan.breakdown.flash_attn is None else plan.breakdown.flash_attn
+    return each.kind.native(str(each.key), value)
 
 
 def _adapter(plan: PlanData) -> dict[str, Any]:

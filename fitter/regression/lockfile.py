@@ -280,8 +280,9 @@ def _document(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _without_nothing(value: Any) -> Any:
-    """TOML has no word for ``None``; memory that nothing shares needs none."""
+    """TOML has no word for ``None``; memory that nothing shares needs none, nor what no parameter is in."""
     if isinstance(value, dict):
-        left = {key: item for key, item in value.items() if item is not None and (key, item) != ("shared", 0)}
+        nothing: tuple[tuple[str, Any], ...] = (("shared", 0), ("more", []))
+        left = {key: item for key, item in value.items() if item is not None and (key, item) not in nothing}
         return {key: _without_nothing(item) for key, item in left.items()}
     return [_without_nothing(item) for item in value] if isinstance(value, list) else value

@@ -16,19 +16,20 @@ from fitter import api
 from fitter.errors import FitterError, UsageError
 from fitter.llama import wire
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
-from fitter.machine.gpu import parse_gpus, parse_size
+from fitter.machine.gpu import parse_gpus
 from fitter.model.source import model_files, show
 from fitter.output import table
-from fitter.planning.limits import MOST_SPEED, check_timeout
+from fitter.parameters import of_a_case
+from fitter.planning.limits import MOST_SPEED
 from fitter.planning.plan import PlanData
-from fitter.planning.wording import shown
 from fitter.regression import MARKER
-from fitter.regression.cases import SETTINGS, Budget, Case, make_cases, suggest
+from fitter.regression.cases import Budget, Case, make_cases, suggest
 from fitter.regression.check import Outcome
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, write_lock
 from fitter.regression.measuring import snapshot_of
 from fitter.regression.report import causes
+from fitter.values import check_timeout, parse_size, shown
 
 _CHANGES = ("max_growth", "max_slowdown")
 """Keywords for a marker that is compared with what is stored."""
@@ -40,7 +41,11 @@ _SPEEDS = {
 _LIMITS = ("limit", "host_limit", "min_ctx", *_SPEEDS)
 """Keywords for limits of its own; with one of them nothing stored is needed."""
 
-_KEYWORDS = ("model", "gpu", "gpus", *(name for name in SETTINGS if name != "gpu"), *_LIMITS, *_CHANGES)
+
+def keywords() -> tuple[str, ...]:
+    """What a marker takes."""
+    settings = (name for name in of_a_case() if name != "gpu")
+    return ("model", "gpu", "gpus", *settings, *_LIMITS, *_CHANGES)
 
 
 @dataclass(frozen=True)
@@ -173,9 +178,10 @@ class Checks:
                 f'it takes keywords only, and {mark.args[0]!r} is not one: write gpu="rtx-4090", n_ctx=32768'
             )
         given = {key: value for key, value in mark.kwargs.items() if value is not None}
+        known = keywords()
         for key in given:
-            if key not in _KEYWORDS:
-                raise UsageError(f"unknown keyword '{key}': {suggest(key, _KEYWORDS)}")
+            if key not in known:
+                raise UsageError(f"unknown keyword '{key}': {suggest(key, known)}")
         if "gpus" in given:
             if "gpu" in given:
                 raise UsageError("gpu and gpus are the same: give one of them")

@@ -128,7 +128,7 @@ def test_bad_input(price: Ask, given: dict[str, object], says: str) -> None:
 
 
 def test_a_parameter_that_there_is_not(models: dict[str, Path]) -> None:
-    with pytest.raises(TypeError, match="n_layers"):
+    with pytest.raises(UsageError, match="estimate has no keyword n_layers: did you mean n_gpu_layers"):
         fitter.estimate(models["llama-3.1-8b"], gpus=["rtx-4090"], n_layers=3)  # type: ignore[call-arg]
 
 

@@ -19,8 +19,9 @@ import pytest
 import fitter
 from fitter.errors import ModelError, PlanError, PlanWarning, UsageError
 from fitter.llama.breakdown import breakdown_of
-from fitter.llama.parameters import CONTEXT_FIELDS, MODEL_FIELDS, apply
+from fitter.llama.parameters import apply
 from fitter.llama.types import TensorBuftOverride
+from fitter.parameters import of_a_struct
 from tests.tiny import write_tiny
 
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "verbose": False, "n_threads": 1}
@@ -100,7 +101,7 @@ def test_all_that_a_plan_has_is_in_the_structs() -> None:
         ends = {name: slice(place.offset, place.offset + place.size) for name, place in places}
         written.append({name for name, where in ends.items() if bytes(struct)[where] != old[where]})
     assert kept
-    assert written == [set(MODEL_FIELDS), set(CONTEXT_FIELDS)]
+    assert written == [{each.field for each in of_a_struct(struct)} for struct in ("model", "context")]
 
 
 @pytest.mark.parametrize("n_ubatch", [None, 128])

@@ -27,11 +27,11 @@ from fitter.llama import wire
 from fitter.llama.types import Breakdown, Lora, Params, Row, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.output import formats
-from fitter.output.arguments import plain_pattern
 from fitter.output.formats import FORMATS
 from fitter.output.formats import settings as options
 from fitter.planning.constraints import params_of
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Search
+from fitter.values import plain_pattern
 from tests.formats import ik_llama
 from tests.formats import upstream as server
 from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
@@ -167,7 +167,7 @@ def test_the_plans_here_have_every_parameter() -> None:
         field.name for field in fields(Params) if getattr(SPILLED.params, field.name) == getattr(default, field.name)
     }
     # what shares the memory has tests of its own
-    assert same == {"op_offload", "load_mtp", "ctx_type", "n_rs_seq", "n_outputs_max", "lora"}
+    assert same == {"op_offload", "load_mtp", "ctx_type", "n_rs_seq", "n_outputs_max", "lora", "more"}
 
 
 @QUICK
@@ -310,7 +310,7 @@ def test_upstream_has_every_option_by_every_name(reader: Path, tmp_path: Path) -
     values |= {"cache-type-k": "q8_0", "cache-type-v": "q8_0", "flash-attn": "off", "spec-type": "draft-mtp"}
     values |= {"rpc": "127.0.0.1:1", "device-draft": "none", "mmproj-device": "none", "cache-type-k-draft": "q8_0"}
     values |= {"cache-type-v-draft": "q8_0", "lora-scaled": "a.gguf:2"}
-    for option in options.OPTIONS:
+    for option in options.options().values():
         value = option.value or values.get(option.key, "7")
         for key in filter(None, (option.key, option.env)):
             file = tmp_path / "one.ini"

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fitter.errors import UsageError
 from fitter.llama.types import VirtualDevice
 from fitter.machine import catalogue
-from fitter.machine.gpu import parse_gpus, parse_size
+from fitter.machine.gpu import parse_gpus
+from fitter.values import parse_size
 
 MIB = 2**20
 GIB = 2**30

@@ -9,7 +9,8 @@ import pytest
 
 from fitter import api
 from fitter.errors import UsageError
-from fitter.regression.cases import SETTINGS, Budget, Case, Growth, read_cases, select
+from fitter.parameters import of_a_case
+from fitter.regression.cases import Budget, Case, Growth, read_cases, select
 
 GIB = 2**30
 MIB = 2**20
@@ -90,7 +91,7 @@ def test_what_is_not_said(tmp_path: Path) -> None:
 
 def test_every_setting_is_a_parameter_of_fit() -> None:
     known = inspect.signature(api.fit).parameters
-    assert [name for name in SETTINGS if {"gpu": "gpus"}.get(name, name) not in known] == []
+    assert [each.name for each in of_a_case().values() if each.name not in known] == []
 
 
 def test_a_pattern_makes_a_case_for_each_model(tmp_path: Path) -> None:
