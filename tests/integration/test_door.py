@@ -54,8 +54,8 @@ OTHERS: dict[str, type[FitterError]] = {
 }
 """What is found out later: a file that is not there, a server that does not answer, a time that was too short."""
 
-GENEROUS = 10.0
-"""Seconds for one call, a hundred times what it takes: the machine may be busy."""
+GENEROUS = 1.0
+"""Seconds that this process computes for one call, ten times what it may: the machine may be busy."""
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +75,14 @@ def check(name: str, given: dict[str, Any], model: Path, worker: Worker) -> None
     usual = {"model": model, "gpus": ["1GiB"], "worker": worker, "n_ctx": 256}
     # to load for real takes long, and what is said of a keyword does not depend on it
     needed = {} if name in ("verify", "calibrate") else {each: usual[each] for each in usual if each in taken}
-    start = time.monotonic()
+    start = time.process_time()
     try:
         CALLS[name](**{**needed, **given})
     except UsageError as error:
         assert len(str(error)) < 1000 and "\n" not in str(error)
     except FitterError as error:
         assert name == "calibrate" or isinstance(error, tuple(OTHERS[keyword] for keyword in given)), (given, error)
-    assert time.monotonic() - start < GENEROUS, (name, given)
+    assert time.process_time() - start < GENEROUS, (name, given)
 
 
 @pytest.mark.parametrize(("name", "keyword"), KEYWORDS, ids=[f"{name}-{keyword}" for name, keyword in KEYWORDS])
@@ -103,7 +103,9 @@ def test_none_is_not_set(name: str, model: Path, worker: Worker) -> None:
     else:
         needed = {"model": model, "worker": worker, "gpus": ["1GiB"]}
         given = {keyword: value for keyword, value in needed.items() if keyword in inspect.signature(call).parameters}
-        assert call(**given) == call(**given, **unset)
+        answers = [call(**given), call(**given, **unset)]
+        # what the host has free is another number each time
+        assert answers[0] == answers[1] if name != "devices" else answers[0][0] == answers[1][0]
 
 
 @given(where=st.sampled_from(KEYWORDS), value=VALUES)
