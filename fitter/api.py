@@ -69,13 +69,29 @@ from fitter.text import LONGEST_NAME, printable
 from fitter.values import path, shown, size
 
 if TYPE_CHECKING:
+    from typing import final
+
+    import llama_cpp
     from typing_extensions import Unpack
 
     from fitter.llama.cuda_library import CudaLibrary
-    from fitter.llama.planned import PlannedLlama
     from fitter.output.plan_file import PlanDocument
     from fitter.planning.calibration import Calibration
     from fitter.planning.verification import Prediction, Verification
+
+    @final
+    class Llama(llama_cpp.Llama):
+        """What ``fitter.Llama`` and ``Plan.load`` make: a ``llama_cpp.Llama`` with a plan."""
+
+        plan: Plan
+
+        def __init__(self, model_path: str | os.PathLike[str], **keywords: Any) -> None: ...
+
+        @classmethod
+        def from_pretrained(  # type: ignore[override]
+            cls, repo_id: str, filename: str | None, additional_files: list[str] | None = None, **keywords: Any
+        ) -> Llama: ...
+
 
 Path = AnyPath
 
@@ -143,7 +159,7 @@ class Plan(PlanData):
 
         return llama_kwargs(self)
 
-    def load(self, **kwargs: Any) -> PlannedLlama:
+    def load(self, **kwargs: Any) -> Llama:
         """A ``llama_cpp.Llama`` with the whole plan applied, overrides too; ``kwargs`` go to ``Llama``.
 
         Its ``plan`` is what it was loaded with: where a device has less memory than the plan counts on, what ``fit``
@@ -156,7 +172,8 @@ class Plan(PlanData):
         """
         from fitter.loading import load
 
-        return load(self, kwargs, fit)
+        loaded: Llama = load(self, kwargs, fit)  # type: ignore[assignment]
+        return loaded
 
     def verify(self, *, tolerance: int | str = 0, timeout: float = DEFAULT_TIMEOUT) -> Verification:
         """Load the plan for real in a worker process, and compare: ``fitter.verify``."""

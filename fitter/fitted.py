@@ -7,28 +7,12 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from fitter.errors import LibraryError, ModelError, UsageError
 
 if TYPE_CHECKING:
-    import llama_cpp
-
-    from fitter.api import Plan
-
-    @final
-    class Llama(llama_cpp.Llama):
-        """What ``Llama`` below makes: a ``llama_cpp.Llama`` with a plan."""
-
-        plan: Plan
-
-        def __init__(self, model_path: str | os.PathLike[str], **keywords: Any) -> None: ...
-
-        @classmethod
-        def from_pretrained(  # type: ignore[override]
-            cls, repo_id: str, filename: str | None, additional_files: list[str] | None = None, **keywords: Any
-        ) -> Llama: ...
-
+    from fitter.api import Llama as Llama
 else:
 
     class _Loaded(type):

@@ -242,7 +242,7 @@ def test_tensor_splits(value: Any, said: str) -> None:
         ("margin", 2**60 + 1, "more memory than any machine has: give 1099511627776 MiB at most"),
         ("margin", (1, ENDLESS), "more memory than any machine has"),
         ("margin", -1, r"margin \(-fitt\) is -1 bytes"),
-        ("margin", "1 GB of it", "margin .-fitt.: '1 GB of it' is no size"),
+        ("margin", "1 GB of it", "margin .-fitt.: '1 GB of it' is not a size"),
         ("margin", 1.5, "is 1.5: give a whole number"),
         ("margin", {"CUDA0": 1}, "give a list of bytes"),
         ("host_margin", 2**60, ""),
