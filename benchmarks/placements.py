@@ -90,8 +90,9 @@ def _options(case: Case) -> dict[str, Any]:
 
 def _parameters(params: Params) -> dict[str, Any]:
     """What ``fitter.estimate`` takes for exactly ``params``."""
-    # devices are said apart
-    known = [each for each in taken_by(Measuring) if each.key and each.name not in ("devices", "lora")]
+    # devices are said apart, and there are no adapters
+    beside = ("devices", "lora")
+    known = [each for each in taken_by(Measuring) if each.struct and each.key and each.name not in beside]
     overrides = [f"{override.pattern}={override.buffer_type}" for override in params.tensor_buft_overrides]
     return {each.name: params.of_parameter(each) for each in known} | {"override_tensor": overrides}
 

@@ -9,7 +9,7 @@ import click
 
 from fitter.cli import llama_options, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, EXIT_REGRESSION, LlamaCppError, UsageError
-from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, SHARED, SPEED
+from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, SHARED, SPEED
 
 _EPILOG = """\
 Examples:
@@ -44,8 +44,7 @@ def verify(
     if model is None and plan is None:
         raise UsageError("there is nothing to verify: give a model, or a plan with --plan")
     if plan is not None and (others := sorted(words.keys() - _WITH_PLAN)):
-        names = {param.name: param.opts[-1] for param in click.get_current_context().command.params}
-        listed = ", ".join(names[other] for other in others)
+        listed = ", ".join(f"--{PARAMETERS[other].long}" for other in others)
         raise UsageError(f"--plan already sets every parameter: leave {listed} out, or fit again with it")
     from fitter import api
     from fitter.output import json, progress, table

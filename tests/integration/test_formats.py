@@ -218,12 +218,8 @@ def test_json_has_every_parameter(plan: Plan) -> None:
     split = document.pop("tensor_split")
     devices = tuple(document.pop("devices"))
     document["lora"] = tuple(Lora(**each) for each in document["lora"])
-    read = Params(
-        tensor_buft_overrides=overrides,
-        tensor_split=None if split is None else tuple(split),
-        devices=devices,
-        **document,
-    )
+    document |= {"tensor_buft_overrides": overrides, "devices": devices}
+    read = Params.of({**document, "tensor_split": None if split is None else tuple(split)})
     params = replace(plan.params, n_ctx=plan.breakdown.n_ctx, devices=plan.breakdown.devices)
     assert read == params
 

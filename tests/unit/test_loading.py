@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from fitter.llama import devices, planned
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.loading import load_once
 from fitter.output.keywords import llama_kwargs
+from fitter.parameters import PARAMETERS
 from fitter.planning.plan import Problem
 
 REAL = make_plan(Params(n_ctx=512, n_gpu_layers=3), virtual=False)
@@ -53,6 +55,12 @@ def test_the_arguments_of_llama() -> None:
         "swa_full": False,
         "embedding": False,
     }
+
+
+def test_the_table_has_what_llama_takes() -> None:
+    names = inspect.signature(llama_cpp.Llama.__init__).parameters
+    of_llama = {name for name, each in PARAMETERS.items() if each.native and name in names}
+    assert {name for name, each in PARAMETERS.items() if each.is_keyword_of_llama} == of_llama
 
 
 @pytest.mark.parametrize(
