@@ -87,16 +87,16 @@ def parse_size(text: str) -> int:
     """
     match = SIZE.fullmatch(text.strip())
     if not match:
-        raise UsageError(f"{text!r} is no size: write a number and a unit, such as 24GiB or 24564MiB")
+        raise UsageError(f"{shown(text)} is no size: write a number and a unit, such as 24GiB or 24564MiB")
     number, unit = match.groups()
     if not unit:
-        raise UsageError(f"{text!r} has no unit: write {number}MiB or {number}GiB")
+        raise UsageError(f"{shown(text)} has no unit: write {number}MiB or {number}GiB")
     if unit.lower() not in UNITS:
-        raise UsageError(f"{text!r} has an unknown unit: use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
+        raise UsageError(f"{shown(text)} has an unknown unit: use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
     whole, _, decimals = number.partition(".")
     size = int(whole + decimals) * UNITS[unit.lower()] // int("1" + "0" * len(decimals))
     if size > MOST_BYTES:
-        raise UsageError(f"{text!r} is more memory than any machine has")
+        raise UsageError(f"{shown(text)} is more memory than any machine has")
     return size
 
 

@@ -47,12 +47,12 @@ VALUES = (
 
 FILES = ("model", "plan", "model_draft", "mmproj", "lora", "lora_scaled")
 OTHERS: dict[str, type[FitterError]] = {
-    **dict.fromkeys(FILES, ModelError),
+    **dict.fromkeys((*FILES, "mtp"), ModelError),
     "rpc": RemoteError,
     "timeout": LlamaCppError,
     "time_limit": TimeLimitError,
 }
-"""What is found out later: a file that is not there, a server that does not answer, a time that was too short."""
+"""What is found out later: a file that is not there or has no such layers, a server that does not answer, no time."""
 
 GENEROUS = 1.0
 """Seconds that this process computes for one call, ten times what it may: the machine may be busy."""
