@@ -52,7 +52,7 @@ OTHERS: dict[str, type[FitterError]] = {
     "timeout": LlamaCppError,
     "time_limit": TimeLimitError,
 }
-"""What is found out later: a file that is not there or lacks something, a server that is not there, too little time."""
+"""What is found out later: a file that is not there or has no such layers, a server that does not answer, no time."""
 
 GENEROUS = 1.0
 """Seconds that this process computes for one call, ten times what it may: the machine may be busy."""

@@ -268,7 +268,7 @@ WRONG = {
     "no unit": (f"gpu={GPU!r}, limit='20'", "limit: '20' has no unit: write 20MiB or 20GiB"),
     "no limit": (f"gpu={GPU!r}, limit=[1]", "limit is [1]: give a size"),
     "below zero": (f"gpu={GPU!r}, host_limit=-1", "host_limit is -1: give a size"),
-    "no device": (f"gpu={GPU!r}, limit={{'CUDA1': '1GiB'}}", "unknown device 'CUDA1'; there are: CUDA0"),
+    "no device": (f"gpu={GPU!r}, limit={{'CUDA1': '1GiB'}}", "unknown device 'CUDA1'; the devices are: CUDA0"),
     "nothing to limit": ("limit='1GiB'", "limit applies to devices, and there are none"),
     "unknown GPU": ("gpu='rtx-4091'", "gpu: 'rtx-4091': unknown GPU; did you mean rtx-4090"),
     "no text": ("gpu=4090", "gpu is 4090: give a list of texts"),
