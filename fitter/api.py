@@ -66,7 +66,7 @@ from fitter.planning.request import DeviceLimit, HostLimit, Progress, Request
 from fitter.planning.work import facts_of
 from fitter.sharing import Asked, Drafts, check_mtp, choices, open_draft
 from fitter.text import LONGEST_NAME, printable
-from fitter.values import path, shown, size
+from fitter.values import path, size
 
 if TYPE_CHECKING:
     from typing import final
@@ -246,7 +246,6 @@ def fit(
     tensor_split, split_mode = parameters.get("tensor_split"), parameters.get("split_mode") or Params.split_mode
     main_gpu, embedding = parameters.get("main_gpu") or 0, parameters.get("embedding") or False
     cpu_moe, n_cpu_moe = parameters.get("cpu_moe") or False, parameters.get("n_cpu_moe")
-    check_worker(worker)
     check_split_mode(split_mode)
     check_choices(ask.objective, ask.strategy)
     check_pins(n_gpu_layers, tensor_split)
@@ -390,12 +389,6 @@ def _load_of(parameters: Fitting, beside_it: Asked) -> Params:
     load |= {"n_batch": n_batch, "n_ubatch": n_ubatch, "n_seq_max": n_seq_max, "kv_unified": kv_unified}
     load |= {"devices": None, "main_gpu": None}
     return replace(params_of(None, **load), load_mtp=beside_it.mtp, n_rs_seq=beside_it.n_rs_seq)
-
-
-def check_worker(worker: object) -> None:
-    """Raise ``UsageError`` for what is no worker."""
-    if worker is not None and not isinstance(worker, Worker):
-        raise UsageError(f"worker is {shown(worker)}: give a fitter.llama.client.Worker, or leave it out")
 
 
 class _Beside:
@@ -562,7 +555,6 @@ def _asked(
     worker: Worker | None,
 ) -> Iterator[tuple[Worker, tuple[VirtualDevice, ...], Model, Params]]:
     """A worker to ask about one load of ``model``, the given one or one for this: it, the virtual devices, the rest."""
-    check_worker(worker)
     ask = Ask.of(parameters)
     gpus, rpc, devices = ask.gpus, ask.rpc, ask.devices
     virtual = _virtual(gpus)

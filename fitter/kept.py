@@ -9,13 +9,14 @@ from typing import Any, ParamSpec, TypeVar
 from fitter.door import door
 from fitter.errors import UsageError
 from fitter.llama.client import Worker
+from fitter.values import shown
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def held(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """``fitter.door``, and ``UsageError`` for a ``timeout`` or an ``on_log`` that is not the given worker's own."""
+    """``door``; ``UsageError`` too for what is no worker, and a ``timeout`` or ``on_log`` that is not its own."""
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         enter = door(call)(function)
@@ -23,7 +24,9 @@ def held(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         @functools.wraps(enter)
         def with_worker(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             worker = kwargs.get("worker")
-            if isinstance(worker, Worker):
+            if worker is not None and not isinstance(worker, Worker):
+                raise UsageError(f"worker is {shown(worker)}: give a fitter.llama.client.Worker, or leave it out")
+            if worker is not None:
                 for name, own in (("timeout", worker.timeout), ("on_log", worker.on_log)):
                     if kwargs.get(name) not in (None, own):
                         raise UsageError(
