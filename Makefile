@@ -64,7 +64,7 @@ llama-cpp-python: $(STAMPS)/venv
 	  echo "$$wanted" >$$stamp
 
 # Editable: the tests and the demo run this tree. Built again when the native side changes.
-$(STAMPS)/fitter: pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor/llama.cpp/fetch.py $(wildcard bindings/*) | llama-cpp-python
+$(STAMPS)/fitter: pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor/llama.cpp/fetch.py $(shell find bindings -type f) | llama-cpp-python
 	@echo "installing fitter, editable"
 	@$(PIP) install -q 'scikit-build-core>=0.10' 'cffi>=1.16'
 	@$(PIP) install -q --no-build-isolation -e '.[test]'

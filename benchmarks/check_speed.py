@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.measuring import with_layers
 from fitter.machine.gpu import parse_gpus
-from tests import shapes, upstream
+from tools import shapes, upstream
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "1024GiB"

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fitter.planning import cost
 from fitter.planning.cost import Costs, Workload, price
-from tests import speed_rows
-from tests.speed_rows import Measured, Skipped
+from tools import speed_rows
+from tools.speed_rows import Measured, Skipped
 
 if sys.version_info >= (3, 11):
     import tomllib

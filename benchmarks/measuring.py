@@ -21,9 +21,9 @@ import fitter
 from benchmarks.results import Chosen, Comparison, Growth, Memory, Program
 from fitter.llama.types import VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from tests import shapes, upstream
-from tests.cases import Case
-from tests.shapes import Shape
+from tools import shapes, upstream
+from tools.cases import Case
+from tools.shapes import Shape
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1024**2

@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,16 @@ from fitter.llama.types import Params, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.model.header import Model, open_model
 from fitter.model.tensors import Role, layer_of, role_of
-from fitter.planning.constraints import Parameters, parse_overrides, workload_of
+from fitter.parameters import Measuring, taken_by
+from fitter.planning.constraints import workload_of
 from fitter.planning.cost import Workload
 from fitter.planning.memory import HOST
 from fitter.planning.placement import counts_for_split
 from fitter.planning.pricing import Price
 from fitter.planning.request import DEFAULT_MARGIN
-from tests import shapes, upstream
-from tests.cases import CASES, MIXED, Case
+from fitter.values import parse_overrides
+from tools import shapes, upstream
+from tools.cases import CASES, MIXED, Case
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "build" / "placements"
@@ -88,11 +90,11 @@ def _options(case: Case) -> dict[str, Any]:
 
 def _parameters(params: Params) -> dict[str, Any]:
     """What ``fitter.estimate`` takes for exactly ``params``."""
-    # devices are said apart; what only drafts has is no parameter of it
-    known = Parameters.__annotations__.keys() - {"devices"}
-    given = {field.name: getattr(params, field.name) for field in fields(Params) if field.name in known}
+    # devices are said apart, and there are no adapters
+    beside = ("devices", "lora")
+    known = [each for each in taken_by(Measuring) if each.struct and each.key and each.name not in beside]
     overrides = [f"{override.pattern}={override.buffer_type}" for override in params.tensor_buft_overrides]
-    return {**given, "embedding": params.embeddings, "override_tensor": overrides}
+    return {each.name: params.of_parameter(each) for each in known} | {"override_tensor": overrides}
 
 
 def _params(plan: upstream.UpstreamPlan, gpus: Sequence[VirtualDevice]) -> Params:

@@ -3,7 +3,7 @@
 // The declarations between the two "cdef" lines are read twice: by the C++ compiler, and by declarations.py, which makes
 // the module of them that Python imports. They hold no preprocessor lines.
 //
-// No function lets a C++ exception escape. A function that can fail returns NULL, false or a negative number and leaves
+// No function lets a C++ exception escape (guard.h). A function that can fail returns NULL, false or a negative number and leaves
 // a message for fitter_last_error(). Strings that a function returns belong to the library; each says how long they live.
 
 #pragma once
@@ -307,7 +307,7 @@ void fitter_allocations_end(void);
 
 // The most that was allocated at once, a row per buffer type: model bytes, or compute where the buffer is for that. If
 // really, all that was allocated, as model bytes. The host has no device. Writes at most n rows and returns how many
-// there are.
+// there are, or -1; fitter_virtual_error() then says why.
 int32_t fitter_allocations_rows(fitter_row_t * rows, int32_t n);
 
 // From the first on, each buffer of ordinary host memory (the CPU's buffer type, and what takes its buffers) is a range

@@ -1,4 +1,4 @@
-// How an exception becomes an error message at the C interface.
+// The door of the C interface: nothing throws across it. Each library has its own message.
 
 #pragma once
 
@@ -8,9 +8,21 @@
 
 namespace fitter {
 
-void set_error(std::string message) noexcept;
+// Message of the last failure in this thread.
+inline std::string & last_error() {
+    thread_local std::string message;
+    return message;
+}
 
-// Runs body; an exception becomes the message of fitter_last_error() and the result is failure.
+inline void set_error(const char * message) noexcept {
+    try {
+        last_error() = message;
+    } catch (...) {
+        last_error().clear();  // no memory for it
+    }
+}
+
+// Runs body; an exception becomes last_error() and the result is failure.
 template <typename Result, typename Body>
 Result guarded(Result failure, Body && body) noexcept {
     try {
@@ -21,6 +33,15 @@ Result guarded(Result failure, Body && body) noexcept {
         set_error("unknown C++ exception");
     }
     return failure;
+}
+
+// The same for a body without a result.
+template <typename Body>
+void guarded(Body && body) noexcept {
+    guarded(false, [&body] {
+        std::forward<Body>(body)();
+        return true;
+    });
 }
 
 }  // namespace fitter

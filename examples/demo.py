@@ -18,7 +18,7 @@ from pathlib import Path
 
 import fitter
 from fitter.errors import FitterError, LlamaCppError
-from fitter.llama import binding
+from fitter.llama.breakdown import breakdown_of
 from fitter.llama.types import Breakdown
 from fitter.output.arguments import arguments, command_line
 from fitter.output.table import plan_table, print_to
@@ -76,7 +76,7 @@ def _load(plan: fitter.Plan) -> Breakdown:
         print(f"{PROMPT}{said}   ({tokens} tokens)\n", flush=True)
         if not tokens:
             raise LlamaCppError("the model was loaded, but it generates nothing")
-        return binding.breakdown_of(llm._ctx.ctx)
+        return breakdown_of(llm._ctx.ctx)
     finally:
         llm.close()
 

@@ -6,6 +6,7 @@ from fitter.errors import (
     AnswerError,
     FitterError,
     LibraryError,
+    LlamaCppCrashError,
     LlamaCppError,
     ModelError,
     OutOfMemoryError,
@@ -21,56 +22,115 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fitter.api import Plan, Price, calibrate, devices, estimate, fit, inspect, measure, verify
-    from fitter.llama.types import Breakdown, Params, VirtualDevice
-    from fitter.loading import Llama
+    from fitter.api import Plan, calibrate, devices, estimate, fit, inspect, measure, verify
+    from fitter.fitted import Llama
+    from fitter.llama.types import Array, Breakdown, DeviceInfo, Lora, Params, Row, TensorBuftOverride, VirtualDevice
+    from fitter.planning.calibration import Calibration, Comparison, DeviceCalibration, Difference
+    from fitter.planning.cost import Estimate, Part, Workload
+    from fitter.planning.explain import Bound, Choice, Reason
+    from fitter.planning.inspection import Inspection, LayerSize, RoleSize
+    from fitter.planning.plan import DeviceUse, FileStamp, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
+    from fitter.planning.pricing import Price, SpeedSource
+    from fitter.planning.request import Progress
+    from fitter.planning.verification import MemoryUse, Verification, VerifiedDifference, VerifiedRow
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Llama": "fitter.loading",
-    "Plan": "fitter.api",
-    "Price": "fitter.planning.pricing",
-    "calibrate": "fitter.api",
-    "devices": "fitter.api",
-    "estimate": "fitter.api",
-    "fit": "fitter.api",
-    "inspect": "fitter.api",
-    "measure": "fitter.api",
-    "verify": "fitter.api",
-    "Breakdown": "fitter.llama.types",
-    "Params": "fitter.llama.types",
-    "VirtualDevice": "fitter.llama.types",
+    "fitter.fitted": ("Llama",),
+    "fitter.api": ("Plan", "calibrate", "devices", "estimate", "fit", "inspect", "measure", "verify"),
+    "fitter.llama.types": (
+        "Array",
+        "Breakdown",
+        "DeviceInfo",
+        "Lora",
+        "Params",
+        "Row",
+        "TensorBuftOverride",
+        "VirtualDevice",
+    ),
+    "fitter.planning.calibration": ("Calibration", "Comparison", "DeviceCalibration", "Difference"),
+    "fitter.planning.cost": ("Estimate", "Part", "Workload"),
+    "fitter.planning.explain": ("Bound", "Choice", "Reason"),
+    "fitter.planning.inspection": ("Inspection", "LayerSize", "RoleSize"),
+    "fitter.planning.plan": (
+        "DeviceUse",
+        "FileStamp",
+        "HostUse",
+        "LeftOut",
+        "ModelSummary",
+        "Problem",
+        "Search",
+        "SharedUse",
+    ),
+    "fitter.planning.pricing": ("Price", "SpeedSource"),
+    "fitter.planning.request": ("Progress",),
+    "fitter.planning.verification": ("MemoryUse", "Verification", "VerifiedDifference", "VerifiedRow"),
 }
+"""Where each name is, beside the errors."""
 
 
 def __getattr__(name: str) -> Any:
     # importing fitter costs next to nothing until something of it is used
-    if name in _HOMES:
-        from importlib import import_module
+    for home, names in _HOMES.items():
+        if name in names:
+            from importlib import import_module
 
-        return getattr(import_module(_HOMES[name]), name)
+            return getattr(import_module(home), name)
     raise AttributeError(f"module 'fitter' has no attribute '{name}'")
 
 
 __all__ = [
     "AnswerError",
+    "Array",
+    "Bound",
     "Breakdown",
+    "Calibration",
+    "Choice",
+    "Comparison",
+    "DeviceCalibration",
+    "DeviceInfo",
+    "DeviceUse",
+    "Difference",
+    "Estimate",
+    "FileStamp",
     "FitterError",
+    "HostUse",
+    "Inspection",
+    "LayerSize",
+    "LeftOut",
     "LibraryError",
     "Llama",
+    "LlamaCppCrashError",
     "LlamaCppError",
+    "Lora",
+    "MemoryUse",
     "ModelError",
+    "ModelSummary",
     "OutOfMemoryError",
     "Params",
+    "Part",
     "Plan",
     "PlanError",
     "PlanWarning",
     "Price",
+    "Problem",
+    "Progress",
+    "Reason",
     "RemoteError",
+    "RoleSize",
+    "Row",
+    "Search",
+    "SharedUse",
+    "SpeedSource",
+    "TensorBuftOverride",
     "TimeLimitError",
     "UsageError",
+    "Verification",
+    "VerifiedDifference",
+    "VerifiedRow",
     "VirtualDevice",
+    "Workload",
     "__version__",
     "calibrate",
     "devices",

@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
+from fitter.door import door
 from fitter.errors import LibraryError, PlanError, UsageError
+from fitter.kept import held
 from fitter.llama import process
-from fitter.llama.client import Worker
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     RPC,
     Breakdown,
     DeviceInfo,
-    FlashAttn,
     Params,
     Skeleton,
     SplitMode,
@@ -28,22 +29,24 @@ from fitter.llama.types import (
 from fitter.llama.virtual import is_surely_spilled
 from fitter.machine import calibrated, catalogue
 from fitter.machine.devices import Machine, real_machine, virtual_machine
-from fitter.machine.gpu import parse_gpus, parse_size, parse_twin
+from fitter.machine.gpu import parse_gpus, parse_twin
 from fitter.machine.host import host_memory as measure_host_memory
 from fitter.machine.speed import DeviceSpeed, HostSpeed, default_host, speed_of
 from fitter.model.header import Model, open_model
 from fitter.model.source import model_files
 from fitter.model.tensors import Role, is_expert, layer_of, role_of
+from fitter.parameters import MAX_TOKENS, AnyPath, Estimating, Fitting, Load, Measuring, taken_by
 from fitter.planning import cost
 from fitter.planning import fit as planning
+from fitter.planning.ask import Ask
 from fitter.planning.constraints import (
-    Parameters,
     batches_of,
     check_choices,
     check_live_tokens,
     check_margins,
     check_pins,
     check_split_mode,
+    context_of_a_sequence,
     default_margin,
     device_limits,
     for_model,
@@ -54,16 +57,20 @@ from fitter.planning.constraints import (
 )
 from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
-from fitter.planning.limits import MAX_TOKENS, check_context, check_timeout, held, own_context
+from fitter.planning.limits import check_context, own_context
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import pinned_matches
 from fitter.planning.plan import ModelSummary, PlanData, check_fits, resolved, stamp_of
 from fitter.planning.pricing import Price, Speeds, price_params
-from fitter.planning.request import DEFAULT_FIT_CTX, DEFAULT_HOST_MARGIN, DeviceLimit, HostLimit, Progress, Request
+from fitter.planning.request import DeviceLimit, HostLimit, Progress, Request
 from fitter.planning.work import facts_of
 from fitter.sharing import Asked, Drafts, check_mtp, choices, open_draft
+from fitter.text import LONGEST_NAME, printable
+from fitter.values import path, size
 
 if TYPE_CHECKING:
+    from typing import final
+
     import llama_cpp
     from typing_extensions import Unpack
 
@@ -72,9 +79,21 @@ if TYPE_CHECKING:
     from fitter.planning.calibration import Calibration
     from fitter.planning.verification import Prediction, Verification
 
-Path = str | os.PathLike[str]
-DEFAULT_TIMEOUT = 120.0
-"""Seconds that llama.cpp has for a single dummy load."""
+    @final
+    class Llama(llama_cpp.Llama):
+        """What ``fitter.Llama`` and ``Plan.load`` make: a ``llama_cpp.Llama`` with a plan."""
+
+        plan: Plan
+
+        def __init__(self, model_path: str | os.PathLike[str], **keywords: Any) -> None: ...
+
+        @classmethod
+        def from_pretrained(  # type: ignore[override]
+            cls, repo_id: str, filename: str | None, additional_files: list[str] | None = None, **keywords: Any
+        ) -> Llama: ...
+
+
+Path = AnyPath
 
 _LOADED_PER_SECOND = 20 * 10**6
 """Bytes of a model: a slow disk, and a processor that computes a prompt with it."""
@@ -85,8 +104,19 @@ _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
 class Plan(PlanData):
     """Parameters that llama.cpp measured to fit (or, with ``fits`` false, the nearest that were tried).
 
-    ``bool(plan)`` is ``plan.fits``.
+    ``bool(plan)`` is ``plan.fits``, ``str(plan)`` the table that the command shows.
     """
+
+    def __str__(self) -> str:
+        from fitter.output.table import plan_text
+
+        return plan_text(self)
+
+    def __repr__(self) -> str:
+        names = ", ".join(printable(name) for name in self.breakdown.devices) or "the host"
+        verdict = "fits" if self.fits else "does not fit"
+        n_ctx = self.params.n_ctx or self.breakdown.n_ctx
+        return f"<Plan: {printable(self.model.name, LONGEST_NAME)} {verdict}, n_ctx={n_ctx}, on {names}>"
 
     def arguments(self, *, anyway: bool = False) -> list[str]:
         """llama.cpp's command-line arguments.
@@ -125,11 +155,11 @@ class Plan(PlanData):
 
     def llama_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for ``llama_cpp.Llama``. Raises ``PlanError`` where it has none for what the plan needs."""
-        from fitter.output.llama_cpp import llama_kwargs
+        from fitter.output.keywords import llama_kwargs
 
         return llama_kwargs(self)
 
-    def load(self, **kwargs: Any) -> llama_cpp.Llama:
+    def load(self, **kwargs: Any) -> Llama:
         """A ``llama_cpp.Llama`` with the whole plan applied, overrides too; ``kwargs`` go to ``Llama``.
 
         Its ``plan`` is what it was loaded with: where a device has less memory than the plan counts on, what ``fit``
@@ -142,71 +172,22 @@ class Plan(PlanData):
         """
         from fitter.loading import load
 
-        return load(self, kwargs)
+        loaded: Llama = load(self, kwargs, fit)  # type: ignore[assignment]
+        return loaded
 
     def verify(self, *, tolerance: int | str = 0, timeout: float = DEFAULT_TIMEOUT) -> Verification:
         """Load the plan for real in a worker process, and compare: ``fitter.verify``."""
         return verify(plan=self, tolerance=tolerance, timeout=timeout)
 
 
-@held
+@held(Fitting)
 def fit(
     model: Path,
     *,
-    n_ctx: int | None = None,
-    fit_ctx: int = DEFAULT_FIT_CTX,
-    margin: int | Sequence[int] | None = None,
-    devices: Sequence[str] | None = None,
-    gpus: Sequence[str | VirtualDevice] = (),
-    profile: str | None = None,
-    rpc: str | Sequence[str] = (),
-    host_memory: int | str | None = None,
-    host_margin: int = DEFAULT_HOST_MARGIN,
-    n_gpu_layers: int | None = None,
-    tensor_split: Sequence[float] | None = None,
-    override_tensor: Sequence[str] = (),
-    cpu_moe: bool = False,
-    n_cpu_moe: int | None = None,
-    split_mode: SplitMode = "layer",
-    main_gpu: int = 0,
-    n_batch: int | None = None,
-    n_ubatch: int | None = None,
-    n_seq_max: int | None = None,
-    kv_unified: bool = False,
-    type_k: str | None = None,
-    type_v: str | None = None,
-    flash_attn: FlashAttn = "auto",
-    offload_kqv: bool = True,
-    op_offload: bool | None = None,
-    swa_full: bool = False,
-    reserve: Mapping[str, int | str] | Sequence[str] = (),
-    model_draft: Path | None = None,
-    devices_draft: Sequence[str] | None = None,
-    n_gpu_layers_draft: int | None = None,
-    type_k_draft: str | None = None,
-    type_v_draft: str | None = None,
-    mtp: bool = False,
-    draft_max: int | None = None,
-    mmproj: Path | None = None,
-    mmproj_device: str | None = None,
-    image_min_tokens: int | None = None,
-    image_max_tokens: int | None = None,
-    lora: Path | Sequence[Path] = (),
-    lora_scaled: str | Sequence[str] = (),
-    embedding: bool = False,
-    allow: Collection[str] = (),
-    prompt: int | None = None,
-    generate: int | None = None,
-    objective: str = "request",
-    strategy: str = "fastest",
-    host_bandwidth: float | str | None = None,
-    rpc_bandwidth: float | str | Sequence[float | str] | None = None,
-    skeleton: bool = True,
-    timeout: float = DEFAULT_TIMEOUT,
-    time_limit: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[str], None] | None = None,
     worker: Worker | None = None,
+    **parameters: Unpack[Fitting],
 ) -> Plan:
     """Find the parameters that use the devices best, every one of them confirmed by a dummy load of ``model``.
 
@@ -256,70 +237,39 @@ def fit(
     (llama.cpp refused, crashed or hung), ``TimeLimitError`` (nothing that fits was found within ``time_limit``),
     ``LibraryError`` (libllama is missing or another one), ``RemoteError`` (an rpc-server cannot be used).
     """
-    # before there is anything else
-    words = {name: value for name, value in locals().items() if name not in ("model", "worker")}
     started = time.monotonic()
-    check_timeout(timeout)
-    if time_limit is not None:
-        check_timeout(time_limit, "time limit")
-    deadline = None if time_limit is None else started + time_limit
+    model = os.fsdecode(model)
+    ask, beside_it = Ask.of(parameters), Asked.of(parameters)
+    words = {"timeout": ask.timeout, **parameters, "on_progress": on_progress, "on_log": on_log}
+    deadline = None if ask.time_limit is None else started + ask.time_limit
+    n_ctx, n_gpu_layers = parameters.get("n_ctx"), parameters.get("n_gpu_layers")
+    tensor_split, split_mode = parameters.get("tensor_split"), parameters.get("split_mode") or Params.split_mode
+    main_gpu, embedding = parameters.get("main_gpu") or 0, parameters.get("embedding") or False
+    cpu_moe, n_cpu_moe = parameters.get("cpu_moe") or False, parameters.get("n_cpu_moe")
     check_split_mode(split_mode)
-    check_choices(objective, strategy)
+    check_choices(ask.objective, ask.strategy)
     check_pins(n_gpu_layers, tensor_split)
-    allowed = levers(allow)
-    asked = Asked(
-        reserve=reserve,
-        model_draft=model_draft,
-        devices_draft=devices_draft,
-        n_gpu_layers_draft=n_gpu_layers_draft,
-        type_k_draft=type_k_draft,
-        type_v_draft=type_v_draft,
-        mtp=mtp,
-        draft_max=draft_max,
-        mmproj=mmproj,
-        mmproj_device=mmproj_device,
-        image_min_tokens=image_min_tokens,
-        image_max_tokens=image_max_tokens,
-        lora=lora,
-        lora_scaled=lora_scaled,
-    )
-    asked.check()
-    n_batch, micro_batch = batches_of(embedding, n_batch, n_ubatch)
-    n_seq_max, kv_unified = sequences_of(embedding, n_batch, n_seq_max, kv_unified)
-    given = params_of(
-        None,
-        n_ctx=n_ctx or 0,
-        n_gpu_layers=-1 if n_gpu_layers is None else n_gpu_layers,
-        tensor_split=tensor_split,
-        override_tensor=override_tensor,
-        split_mode=split_mode,
-        n_batch=n_batch,
-        n_ubatch=micro_batch,
-        n_seq_max=n_seq_max,
-        kv_unified=kv_unified,
-        type_k=Params.type_k if type_k is None else type_k,
-        type_v=Params.type_v if type_v is None else type_v,
-        flash_attn=flash_attn,
-        offload_kqv=offload_kqv,
-        op_offload=Params.op_offload if op_offload is None else op_offload,
-        swa_full=swa_full,
-        embedding=embedding,
-    )
-    given = replace(given, load_mtp=mtp, n_rs_seq=asked.n_rs_seq, lora=asked.adapters)
+    allowed = levers(ask.allow)
+    beside_it.check()
+    given = _load_of(parameters, beside_it)
+    if given.n_ctx:
+        # what it was set to, or what room for all slots is
+        n_ctx = given.n_ctx
     has_overrides = bool(given.tensor_buft_overrides or cpu_moe or n_cpu_moe)
-    host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
-    remote_bandwidths = _given_bandwidths(rpc, rpc_bandwidth)
+    gpus, rpc, devices, fit_ctx = ask.gpus, ask.rpc, ask.devices, ask.fit_ctx
+    host_speed = None if ask.host_bandwidth is None else _given_host_speed(ask.host_bandwidth, bool(gpus))
+    remote_bandwidths = _given_bandwidths(rpc, ask.rpc_bandwidth)
     # both take longer to parse than there is time for once the model is known
     process.meanwhile(catalogue.gpus)
     process.meanwhile(cost.default)
     virtual = _virtual(gpus)
-    library = _library(profile, virtual)
+    library = _library(ask.profile, virtual)
     if gpus and not virtual and not rpc:
         devices = _no_devices(devices)
     with ExitStack() as stack:
         is_own = worker is None
         if worker is None:
-            worker = stack.enter_context(Worker(virtual, library=library, timeout=timeout, on_log=on_log, rpc=rpc))
+            worker = stack.enter_context(Worker(virtual, library=library, timeout=ask.timeout, on_log=on_log, rpc=rpc))
             worker.start()
         else:
             worker.configure(virtual, library, rpc)
@@ -328,42 +278,43 @@ def fit(
         # Each process that asks a real device takes some of its memory, so those are for one process only. An
         # rpc-server even talks to one process only, and lets others wait.
         is_shared = is_own and library is None and bool(gpus) and not rpc
-        second = stack.enter_context(Worker(virtual, timeout=timeout, on_log=on_log)) if is_shared else None
+        second = stack.enter_context(Worker(virtual, timeout=ask.timeout, on_log=on_log)) if is_shared else None
         beside = _Beside(second, model_files(model)) if second else None
-        is_free = not has_overrides and n_gpu_layers is None and devices is None and split_mode == "layer" and not mtp
+        is_placed = has_overrides or n_gpu_layers is not None or devices is not None or split_mode != "layer"
+        is_free = not is_placed and not beside_it.mtp
         if beside and is_free:
             beside.load(virtual)
         # the header that was read last is at hand for its skeleton
-        draft = open_draft(asked, worker)
+        draft = open_draft(beside_it, worker)
         opened = open_model(model, worker.header)
-        check_mtp(asked, opened)
+        check_mtp(beside_it, opened)
         given = for_model(given, opened, cpu_moe, n_cpu_moe)
         overrides = given.tensor_buft_overrides
         stamps = tuple(stamp_of(file) for file in opened.files)
-        machine = _machine(worker, virtual, host_memory, bool(gpus), bool(rpc))
+        machine = _machine(worker, virtual, ask.host_memory, bool(gpus), bool(rpc))
         if gpus and not virtual and devices is None:
-            devices = [device.name for device in machine.devices]
+            devices = tuple(device.name for device in machine.devices)
         chosen = _choose(machine, devices, split_mode, main_gpu)
         known = () if virtual else calibrated.read()
 
         def limits_of(infos: Sequence[DeviceInfo], given: int | Sequence[int] | None) -> tuple[DeviceLimit, ...]:
             return device_limits(infos, given, [default_margin(calibrated.outside_of(info, known)) for info in infos])
 
-        limits = limits_of(chosen, margin)
-        named = _choose(machine, asked.names or ["none"], "layer", 0)
+        limits = limits_of(chosen, ask.margin)
+        named = _choose(machine, beside_it.names or ["none"], "layer", 0)
         # a list has a margin for each device of the model's
-        others = limits_of([info for info in named if info not in chosen], None if _is_each(margin) else margin)
+        others = limits_of([info for info in named if info not in chosen], None if _is_each(ask.margin) else ask.margin)
         if overrides:
             worker.check_patterns([override.pattern for override in overrides])
-        fixed = {
+        fixed: dict[str, object] = {
             "n_ctx": n_ctx,
             "n_gpu_layers": n_gpu_layers,
             "tensor_split": tensor_split if tensor_split and any(tensor_split) else None,
             "devices": devices,
-            "n_ubatch": micro_batch if embedding else n_ubatch,
-            "type_k": type_k,
-            "type_v": type_v,
-            "op_offload": op_offload,
+            "n_ubatch": given.n_ubatch if embedding else parameters.get("n_ubatch"),
+            "type_k": parameters.get("type_k"),
+            "type_v": parameters.get("type_v"),
+            "op_offload": parameters.get("op_offload"),
         }
         pinned = _pinned(worker, opened, overrides, limits)
         # a device that cannot keep its margin is left out, unless the user has put something there
@@ -371,20 +322,21 @@ def fit(
         if split_mode == "none" or has_none:
             fixed["devices"] = [limit.name for limit in limits]
         n_ctx_train = opened.n_ctx_train or min(fit_ctx, MAX_TOKENS)
-        streams = 1 if kv_unified else n_seq_max
-        is_asked = prompt is not None or generate is not None
+        streams = 1 if given.kv_unified else given.n_seq_max
+        is_asked = ask.prompt is not None or ask.generate is not None
         if n_ctx is None:
             context = n_ctx_train if is_asked else min(fit_ctx, n_ctx_train)
         else:
-            context = n_ctx // streams or n_ctx_train
-        workload = workload_of(prompt, generate, context, is_set=bool(n_ctx))
+            context = context_of_a_sequence(given, n_ctx_train)
+        workload = workload_of(ask.prompt, ask.generate, context, is_set=bool(n_ctx))
         if is_asked:
             fit_ctx = max(fit_ctx, workload.prompt + workload.generate)
+        priced = machine.devices if draft or beside_it.mmproj else chosen
         request = Request(
             params=replace(given, n_ctx=n_ctx or own_context(n_ctx_train, streams)),
             fixed=frozenset(name for name, value in fixed.items() if value is not None),
             devices=limits,
-            host=HostLimit(machine.host_total, machine.host_free, host_margin, "paging" in allowed),
+            host=HostLimit(machine.host_total, machine.host_free, ask.host_margin, "paging" in allowed),
             n_layer=opened.n_layer,
             n_ctx_train=n_ctx_train,
             is_movable=is_expert if opened.is_moe else _is_ffn_weight,
@@ -393,24 +345,22 @@ def fit(
             model_bytes=opened.bytes,
             pinned=pinned,
             facts=facts_of(opened),
-            speeds=_speeds(
-                virtual, machine.devices if draft or mmproj else chosen, machine.devices, worker, remote_bandwidths
-            ),
+            speeds=_speeds(virtual, priced, machine.devices, worker, remote_bandwidths),
             host_speed=host_speed or _host_speed(bool(gpus)),
             workload=workload,
-            objective=objective,
-            strategy=strategy,
+            objective=ask.objective,
+            strategy=ask.strategy,
             allow=allowed,
         )
         drafts = Drafts(worker, draft) if draft else None
-        llama = _llama(worker, beside, opened, skeleton, drafts)
+        llama = _llama(worker, beside, opened, ask.skeleton, drafts)
         shared = choices(
-            asked,
+            beside_it,
             worker,
             opened,
             draft,
             drafts,
-            flash_attn,
+            given.flash_attn,
             machine.devices,
             machine.host_total,
             limits,
@@ -418,7 +368,7 @@ def fit(
         )
         report = on_progress or (lambda _: None)
         data = planning.fit(request, _summary(opened), llama, report, bool(gpus), shared, others, deadline)
-        if margin is not None:
+        if ask.margin is not None:
             check_margins(limits, data.problems)
         for each in filter(None, (worker if is_own else None, second)):
             each.dismiss()
@@ -426,6 +376,19 @@ def fit(
     data = replace(data, rpc=worker.rpc if remote.intersection(data.breakdown.devices) else ())
     data = replace(data, asked=words, files=stamps)
     return Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
+
+
+def _load_of(parameters: Fitting, beside_it: Asked) -> Params:
+    """The parameters of a load that a fit begins with; devices are chosen later."""
+    embedding = parameters.get("embedding") or False
+    n_batch, n_ubatch = batches_of(embedding, parameters.get("n_batch"), parameters.get("n_ubatch"))
+    n_seq_max, kv_unified = sequences_of(
+        embedding, n_batch, parameters.get("n_seq_max"), parameters.get("kv_unified") or False
+    )
+    load: dict[str, Any] = {each.name: parameters.get(each.name) for each in taken_by(Load)}
+    load |= {"n_batch": n_batch, "n_ubatch": n_ubatch, "n_seq_max": n_seq_max, "kv_unified": kv_unified}
+    load |= {"devices": None, "main_gpu": None}
+    return replace(params_of(None, **load), load_mtp=beside_it.mtp, n_rs_seq=beside_it.n_rs_seq)
 
 
 class _Beside:
@@ -512,18 +475,13 @@ def _llama(
     )
 
 
-@held
+@held(Measuring)
 def measure(
     model: Path,
     *,
-    gpus: Sequence[str | VirtualDevice] = (),
-    profile: str | None = None,
-    rpc: str | Sequence[str] = (),
-    devices: Sequence[str] | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
     on_log: Callable[[str], None] | None = None,
     worker: Worker | None = None,
-    **parameters: Unpack[Parameters],
+    **parameters: Unpack[Measuring],
 ) -> Breakdown:
     """Memory that llama.cpp would take with exactly these parameters: one dummy load, rows per buffer type in bytes.
 
@@ -534,27 +492,18 @@ def measure(
 
     Raises what ``fit`` raises.
     """
-    with _asked(model, gpus, profile, rpc, devices, parameters, timeout, on_log, worker) as (asked, _, opened, params):
+    with _asked(model, parameters, on_log, worker) as (asked, _, opened, params):
         return asked.measure(str(opened.path), params)
 
 
-@held
+@held(Estimating)
 def estimate(
     model: Path,
     *,
-    gpus: Sequence[str | VirtualDevice] = (),
-    profile: str | None = None,
-    rpc: str | Sequence[str] = (),
-    devices: Sequence[str] | None = None,
-    host_bandwidth: float | str | None = None,
-    rpc_bandwidth: float | str | Sequence[float | str] | None = None,
     live_tokens: int | None = None,
-    prompt: int | None = None,
-    generate: int | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
     on_log: Callable[[str], None] | None = None,
     worker: Worker | None = None,
-    **parameters: Unpack[Parameters],
+    **parameters: Unpack[Estimating],
 ) -> Price:
     """The time that a request is estimated to take with exactly these parameters, and the memory that they take.
 
@@ -566,14 +515,14 @@ def estimate(
 
     Raises what ``fit`` raises.
     """
-    check_split_mode(parameters.get("split_mode", "layer"))
-    host_speed = None if host_bandwidth is None else _given_host_speed(host_bandwidth, bool(gpus))
-    remote_bandwidths = _given_bandwidths(rpc, rpc_bandwidth)
-    with _asked(model, gpus, profile, rpc, devices, parameters, timeout, on_log, worker) as found:
+    ask = Ask.of(parameters)
+    check_split_mode(parameters.get("split_mode") or Params.split_mode)
+    host_speed = None if ask.host_bandwidth is None else _given_host_speed(ask.host_bandwidth, bool(ask.gpus))
+    remote_bandwidths = _given_bandwidths(ask.rpc, ask.rpc_bandwidth)
+    with _asked(model, parameters, on_log, worker) as found:
         asked, virtual, opened, params = found
-        streams = 1 if params.kv_unified else params.n_seq_max
-        context = params.n_ctx // streams or opened.n_ctx_train or Workload.prompt + Workload.generate
-        workload = workload_of(prompt, generate, context, is_set=bool(params.n_ctx))
+        context = context_of_a_sequence(params, opened.n_ctx_train or Workload.prompt + Workload.generate)
+        workload = workload_of(ask.prompt, ask.generate, context, is_set=bool(params.n_ctx))
         check_live_tokens(live_tokens, context)
         breakdown = asked.measure(str(opened.path), params)
         layout = asked.layout(Skeleton(tuple(map(str, opened.files))), replace(params, n_ctx=breakdown.n_ctx))
@@ -590,7 +539,7 @@ def estimate(
                 breakdown.devices,
                 tuple(known[info.name] for info in infos),
                 tuple(info.free for info in infos),
-                host_speed or _host_speed(bool(gpus)),
+                host_speed or _host_speed(bool(ask.gpus)),
             ),
             _pinned(asked, opened, params.tensor_buft_overrides, infos),
             workload,
@@ -601,49 +550,44 @@ def estimate(
 @contextmanager
 def _asked(
     model: Path,
-    gpus: Sequence[str | VirtualDevice],
-    profile: str | None,
-    rpc: str | Sequence[str],
-    devices: Sequence[str] | None,
-    parameters: Parameters,
-    timeout: float,
+    parameters: Measuring,
     on_log: Callable[[str], None] | None,
     worker: Worker | None,
 ) -> Iterator[tuple[Worker, tuple[VirtualDevice, ...], Model, Params]]:
     """A worker to ask about one load of ``model``, the given one or one for this: it, the virtual devices, the rest."""
-    check_timeout(timeout)
+    ask = Ask.of(parameters)
+    gpus, rpc, devices = ask.gpus, ask.rpc, ask.devices
     virtual = _virtual(gpus)
-    params = params_of(devices, **parameters)
-    library = _library(profile, virtual)
+    params = params_of(None, **parameters)
+    library = _library(ask.profile, virtual)
     if gpus and not virtual and not rpc:
         params = replace(params, devices=_no_devices(devices))
     if worker is not None:
         worker.configure(virtual, library, rpc)
         own: AbstractContextManager[Worker] = nullcontext(worker)
     else:
-        own = Worker(virtual, library=library, timeout=timeout, on_log=on_log, rpc=rpc)
+        own = Worker(virtual, library=library, timeout=ask.timeout, on_log=on_log, rpc=rpc)
     with own as asked:
         if gpus and rpc and not virtual:
             machine = Machine(_described(asked.devices()), (), None, None)
             params = replace(params, devices=tuple(device.name for device in _choose(machine, devices, "layer", 0)))
         if params.split_mode == "none" and params.main_gpu > 0:
             _check_main_gpu(params.main_gpu, asked.devices() if params.devices is None else params.devices)
-        opened = open_model(model, asked.header)
+        opened = open_model(os.fsdecode(model), asked.header)
         check_context(params.n_ctx or opened.n_ctx_train, opened.n_ctx_train, params.n_seq_max)
-        params = for_model(params, opened, parameters.get("cpu_moe", False), parameters.get("n_cpu_moe"))
+        params = for_model(params, opened, parameters.get("cpu_moe") or False, parameters.get("n_cpu_moe"))
         asked.check_patterns([override.pattern for override in params.tensor_buft_overrides])
         yield asked, virtual, opened, params
 
 
-@held
+@door()
 def devices(
-    gpus: Sequence[str | VirtualDevice] = (),
+    gpus: str | VirtualDevice | Sequence[str | VirtualDevice] = (),
     *,
     rpc: str | Sequence[str] = (),
     timeout: float = DEFAULT_TIMEOUT,
 ) -> tuple[tuple[DeviceInfo, ...], DeviceInfo]:
     """The devices that a model would be offloaded to, and the host with the memory that it has available."""
-    check_timeout(timeout)
     virtual = _virtual(gpus)
     with Worker(virtual, timeout=timeout, rpc=rpc) as worker:
         memory = measure_host_memory()
@@ -651,7 +595,7 @@ def devices(
         return _described(found) if gpus else found, replace(worker.host(), total=memory.total, free=memory.available)
 
 
-@held
+@door()
 def calibrate(
     model: Path | None = None,
     *,
@@ -700,7 +644,7 @@ def calibrate(
         small = calibration.write_models(FilePath(directory))
         compared = small
         if model is not None:
-            path = open_model(model, real.header).path
+            path = open_model(os.fsdecode(model), real.header).path
             compared = (calibration.CalibrationModel(path.name, path, False),)
         comparisons = []
         for group in [*((info,) for info in chosen), *([chosen] if len(chosen) > 1 else [])]:
@@ -724,16 +668,15 @@ def calibrate(
     return Calibration(tuple(measured), tuple(comparisons), stored)
 
 
-@held
+@door(Fitting)
 def verify(
     model: Path | None = None,
     *,
     plan: PlanData | PlanDocument | Path | None = None,
-    tolerance: int | str = 0,
-    timeout: float = DEFAULT_TIMEOUT,
+    tolerance: int | str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[str], None] | None = None,
-    **options: Any,
+    **parameters: Unpack[Fitting],
 ) -> Verification:
     """Load a plan for real, compute with it, and compare every number of bytes with the predicted one.
 
@@ -750,30 +693,28 @@ def verify(
     """
     from fitter.planning import verification
 
-    is_text = isinstance(tolerance, str) and tolerance != "0"
-    allowed = parse_size(str(tolerance)) if is_text else int(tolerance)
-    if allowed < 0:
-        raise UsageError(f"a tolerance of {allowed} bytes is too small: give 0 or more")
-    check_timeout(timeout)
-    if options.get("gpus"):
+    timeout = Ask.of(parameters).timeout
+    if parameters.get("gpus"):
         raise UsageError("virtual devices cannot run a model: verify a plan for those that are here")
     if plan is None:
         if model is None:
             raise UsageError("there is nothing to verify: give a model, a plan, or both")
-        plan = fit(model, timeout=timeout, on_progress=on_progress, on_log=on_log, **options)
-    elif options:
-        raise UsageError(f"the plan has all parameters: leave {', '.join(options)} out")
-    if isinstance(plan, (str, os.PathLike)):
-        from fitter.output.plan_file import read_plan
+        plan = fit(model, on_progress=on_progress, on_log=on_log, **parameters)
+    elif others := [name for name in parameters if name != "timeout"]:
+        raise UsageError(f"the plan has all parameters: leave {', '.join(others)} out")
+    if not isinstance(plan, PlanData):
+        from fitter.output.plan_file import PlanDocument, read_plan
 
-        plan = read_plan(plan)
+        if not isinstance(plan, PlanDocument):
+            plan = read_plan(path("plan", plan))
     prediction = _prediction(plan)
     patience = timeout + plan.model.bytes / _LOADED_PER_SECOND
     with Worker(timeout=patience, on_log=on_log, rpc=plan.rpc) as worker:
-        opened = open_model(plan.model.path if model is None else model, worker.header)
+        opened = open_model(plan.model.path if model is None else os.fsdecode(model), worker.header)
         _check_same_model(plan.model, _summary(opened))
         if on_progress:
             on_progress(Progress(0, "loading for real"))
+        allowed = size("tolerance", tolerance or 0)
         return verification.verify(prediction, opened.path, worker, lambda: measure_host_memory().available, allowed)
 
 
@@ -799,7 +740,7 @@ def _check_same_model(planned: ModelSummary, found: ModelSummary) -> None:
             raise UsageError(f"the plan is of another model than {found.path}: its {what} is {wanted}, not {here}")
 
 
-@held
+@door()
 def inspect(model: Path, *, n_ctx: int | None = None, timeout: float = DEFAULT_TIMEOUT) -> Inspection:
     """What a model is made of: tensors by role, each layer's weights and its part of the KV cache at ``n_ctx``.
 
@@ -807,7 +748,7 @@ def inspect(model: Path, *, n_ctx: int | None = None, timeout: float = DEFAULT_T
     are what llama.cpp asks for with everything on the host. Raises what ``fit`` raises.
     """
     with Worker(timeout=timeout) as worker:
-        opened = open_model(model, worker.header)
+        opened = open_model(os.fsdecode(model), worker.header)
         check_context(n_ctx or opened.n_ctx_train, opened.n_ctx_train, 1)
         params = Params(n_ctx=n_ctx or 0, n_gpu_layers=0, devices=())
         breakdown = worker.measure(str(opened.path), params)
@@ -841,8 +782,8 @@ def _is_each(margin: int | Sequence[int] | None) -> bool:
     return not isinstance(margin, int) and margin is not None and len(margin) > 1
 
 
-def _virtual(gpus: Sequence[str | VirtualDevice]) -> tuple[VirtualDevice, ...]:
-    if isinstance(gpus, str):
+def _virtual(gpus: str | VirtualDevice | Sequence[str | VirtualDevice]) -> tuple[VirtualDevice, ...]:
+    if isinstance(gpus, (str, VirtualDevice)):
         gpus = [gpus]
     if all(isinstance(gpu, VirtualDevice) for gpu in gpus):
         return tuple(gpu for gpu in gpus if isinstance(gpu, VirtualDevice))
@@ -878,7 +819,7 @@ def _no_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _machine(
-    worker: Worker, virtual: tuple[VirtualDevice, ...], host_memory: int | str | None, is_described: bool, has_rpc: bool
+    worker: Worker, virtual: tuple[VirtualDevice, ...], host_memory: int | None, is_described: bool, has_rpc: bool
 ) -> Machine:
     host = _host_bytes(host_memory)
     if not is_described:
@@ -893,8 +834,7 @@ def _described(devices: Sequence[DeviceInfo]) -> tuple[DeviceInfo, ...]:
     return tuple(device for device in devices if device.virtual or device.backend == RPC)
 
 
-def _host_bytes(host_memory: int | str | None) -> int | None:
-    host = parse_size(host_memory) if isinstance(host_memory, str) else host_memory
+def _host_bytes(host: int | None) -> int | None:
     if host is not None and host < 1:
         raise UsageError(f"host memory of {host} bytes is too little")
     return host

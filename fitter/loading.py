@@ -1,98 +1,106 @@
-"""From a model's path, or a plan, to a ``llama_cpp.Llama``: what ``fitter.Llama`` and ``Plan.load`` do."""
+"""From a plan to a ``llama_cpp.Llama``: what ``Plan.load`` does, and may fit again for."""
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fitter.errors import ModelError, OutOfMemoryError, UsageError
+from fitter.errors import ModelError, OutOfMemoryError, PlanError, UsageError
+from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.model.source import model_files, show
-from fitter.planning.plan import stamp_of
+from fitter.output.keywords import keywords
+from fitter.planning.plan import PlanData, check_fits, stamp_of
 
 if TYPE_CHECKING:
-    import llama_cpp
-
-    from fitter.api import Plan
+    from fitter.llama.planned import PlannedLlama
 
 REFITS = 2
 """How often a load that was refused memory is fitted again."""
 
-
-def Llama(model_path: str | os.PathLike[str], **kwargs: Any) -> llama_cpp.Llama:
-    """Fit ``model_path`` and load it: a ``llama_cpp.Llama`` with the whole plan applied, which is its ``plan``.
-
-    Keywords of ``fitter.fit`` go there (``n_ctx``, ``type_k``, ``margin``, ``rpc``, ...), all others to
-    ``llama_cpp.Llama`` (``n_threads``, ``chat_format``, ``verbose``, ...); ``embedding=True`` goes to both. Where
-    another process took the memory meanwhile, it is fitted again, at most twice, with a ``PlanWarning``.
-
-    Raises ``PlanError`` where the model does not fit, and what ``fitter.fit`` and ``Plan.load`` raise.
-    """
-    from fitter import api
-
-    known = inspect.signature(api.fit).parameters
-    output = _output()
-    asked = {name: _as_fit_says(name, value) for name, value in kwargs.items() if name in known and name != "model"}
-    rest = {name: value for name, value in kwargs.items() if name not in asked}
-    # Llama's word for a default; fit has others
-    asked = {name: value for name, value in asked.items() if value is not None}
-    output.check_names(rest)
-    return load(api.fit(model_path, **asked), rest)
+_UNMEASURED = {
+    "lora_path": "fit with it",
+    "vocab_only": "leave it out",
+}
+"""Parameters of ``Llama`` that change what llama.cpp allocates, and what to do where a plan does not count them."""
 
 
-def _as_fit_says(name: str, value: Any) -> Any:
-    """``value`` in ``fit``'s words, where it is in ``Llama``'s: ggml's numbers, and a ``bool`` for flash attention.
-
-    Raises ``UsageError`` for a number that says nothing.
-    """
-    from fitter.llama import binding
-
-    if name == "flash_attn" and isinstance(value, bool):
-        return "on" if value else "off"
-    numbers = {"type_k": binding.CACHE_TYPES, "type_v": binding.CACHE_TYPES, "split_mode": binding.SPLIT_MODES}
-    if name not in numbers or isinstance(value, bool) or not isinstance(value, int):
-        return value
-    for word, number in numbers[name].items():
-        if number == value:
-            return word
-    raise UsageError(f"{name}={value} is none of {', '.join(f'{n} ({word})' for word, n in numbers[name].items())}")
-
-
-def load(plan: Plan, kwargs: Mapping[str, Any]) -> llama_cpp.Llama:
-    """Load ``plan``, or what fits now where a device refuses memory that it counts on."""
-    from fitter import api
-
-    output = _output()
-    timeout = plan.asked.get("timeout", api.DEFAULT_TIMEOUT)
+def load(plan: PlanData, kwargs: Mapping[str, Any], fit: Callable[..., PlanData]) -> PlannedLlama:
+    """Load ``plan``, or what ``fit`` makes fit now where a device refuses memory that it counts on."""
+    timeout = plan.asked.get("timeout", DEFAULT_TIMEOUT)
     for again in range(REFITS + 1):
         check_unchanged(plan)
         try:
-            loaded: llama_cpp.Llama = output.load(plan, plan.model.path, kwargs, timeout)
-            return loaded
+            return load_once(plan, plan.model.path, kwargs, timeout)
         except OutOfMemoryError as refused:
             if not plan.asked:
                 raise
             if again == REFITS:
                 message = f"{refused} (fitted again {REFITS} times)"
                 raise OutOfMemoryError(message, refused.device, refused.missing, refused.log) from refused
-            output.warn(f"{refused}. Fitting again with the memory that is free now ({again + 1} of {REFITS})")
-            plan = _refit(plan, refused)
+            native().warn(f"{refused}. Fitting again with the memory that is free now ({again + 1} of {REFITS})")
+            plan = _refit(plan, refused, fit)
     raise AssertionError("every load either succeeds or raises")
 
 
-def _output() -> Any:
+def load_once(plan: PlanData, model_path: str, kwargs: Mapping[str, Any], timeout: float | None = None) -> PlannedLlama:
+    """Load ``model_path`` with all parameters of ``plan``, those included that ``llama_cpp.Llama`` has no name for.
+
+    ``kwargs`` go to ``llama_cpp.Llama``. ``use_mmap`` is its default, true: host weights are mapped from the file
+    rather than allocated; with ``use_mmap=False`` every buffer type takes exactly the predicted bytes. ``timeout``:
+    seconds in which rpc-servers may be silent.
+
+    What shares the memory has its place in the plan, and loading it is the caller's business: a draft model and a chat
+    handler's projector are given to ``Llama``. An adapter of the plan is applied.
+
+    Raises :class:`PlanError` where the plan does not fit or is for devices that are not here, :class:`UsageError` for
+    ``kwargs`` that contradict the plan, :class:`OutOfMemoryError` where a device refuses memory, :class:`RemoteError`
+    where an rpc-server fails, :class:`LlamaCppError` where llama.cpp cannot load the model for another reason. None of
+    these ends the process, whatever llama.cpp does.
+    """
+    check_fits(plan)
+    planned, fixed = native(), keywords(plan)
+    if plan.virtual:
+        raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
+    _check_keywords(plan, fixed, kwargs)
+    loaded: PlannedLlama = planned.load(plan, model_path, fixed, kwargs, timeout)
+    return loaded
+
+
+def _check_keywords(plan: PlanData, fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
+    planned = native()
+    planned.check_names(kwargs)
+    for name, value in kwargs.items():
+        if name in fixed and value != fixed[name]:
+            raise UsageError(f"{name}={value!r} contradicts the plan, which has {fixed[name]!r}: fit again with it")
+        if name in _UNMEASURED and value and name not in fixed:
+            raise UsageError(f"{name}={value!r} takes memory that the plan does not count: {_UNMEASURED[name]}")
+        if name == "model_path":
+            raise UsageError("model_path is the plan's own: fit the other model")
+    projector = getattr(kwargs.get("chat_handler"), "clip_model_path", None)
+    if projector and not _is_shared(plan, "projector", projector):
+        planned.warn(f"the chat handler's {projector} takes memory that the plan does not count: fit with it")
+
+
+def _is_shared(plan: PlanData, kind: str, path: str) -> bool:
+    return any(
+        shared.kind == kind and os.path.realpath(shared.name) == os.path.realpath(path) for shared in plan.shared
+    )
+
+
+def native() -> ModuleType:
     """What needs llama-cpp-python. Raises ``LibraryError`` where that is missing, or another version."""
     from fitter.llama import library
 
     library.load()
-    from fitter.output import llama_cpp
+    from fitter.llama import planned
 
-    return llama_cpp
+    return planned
 
 
-def check_unchanged(plan: Plan) -> None:
+def check_unchanged(plan: PlanData) -> None:
     """Raise ``ModelError`` where the plan's model is gone, or no longer what was fitted."""
     model_files(plan.model.path)
     for stamp in plan.files:
@@ -104,10 +112,8 @@ def check_unchanged(plan: Plan) -> None:
             raise ModelError(f"{show(Path(stamp.path))} has changed since it was fitted: fit it again")
 
 
-def _refit(plan: Plan, refused: OutOfMemoryError) -> Plan:
-    from fitter import api
-
-    fitted = api.fit(plan.model.path, **plan.asked)
+def _refit(plan: PlanData, refused: OutOfMemoryError, fit: Callable[..., PlanData]) -> PlanData:
+    fitted = fit(plan.model.path, **plan.asked)
     if not fitted.fits:
         problem = fitted.problems[0]
         raise OutOfMemoryError(

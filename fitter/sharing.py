@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from fitter.errors import ModelError, UsageError
 from fitter.llama.client import Worker
-from fitter.llama.types import Breakdown, DeviceInfo, FlashAttn, Lora, Params, Row
+from fitter.llama.types import Breakdown, DeviceInfo, FlashAttn, Params, Row
 from fitter.machine.speed import DeviceSpeed
 from fitter.model.header import Model, open_model
 from fitter.model.source import show
-from fitter.planning.limits import MAX_SCALE, layers_on_devices
+from fitter.parameters import DEFAULTS
+from fitter.planning.limits import layers_on_devices
 from fitter.planning.request import DeviceLimit
 from fitter.planning.shared import (
     DRAFT_MAX,
@@ -35,20 +36,23 @@ _HEADS = ("eagle3", "dflash", "gemma4-assistant")
 class Asked:
     """The parameters of ``fit`` that are about what shares the memory, as they were given."""
 
-    reserve: Mapping[str, int | str] | Sequence[str] = ()
-    model_draft: str | os.PathLike[str] | None = None
-    devices_draft: Sequence[str] | None = None
-    n_gpu_layers_draft: int | None = None
-    type_k_draft: str | None = None
-    type_v_draft: str | None = None
-    mtp: bool = False
-    draft_max: int | None = None
-    mmproj: str | os.PathLike[str] | None = None
-    mmproj_device: str | None = None
-    image_min_tokens: int | None = None
-    image_max_tokens: int | None = None
-    lora: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] = ()
-    lora_scaled: Sequence[str] | str = ()
+    reserve: Mapping[str, int] | tuple[str, ...] = DEFAULTS["reserve"]
+    model_draft: str | None = DEFAULTS["model_draft"]
+    devices_draft: tuple[str, ...] | None = DEFAULTS["devices_draft"]
+    n_gpu_layers_draft: int | None = DEFAULTS["n_gpu_layers_draft"]
+    type_k_draft: str | None = DEFAULTS["type_k_draft"]
+    type_v_draft: str | None = DEFAULTS["type_v_draft"]
+    mtp: bool = DEFAULTS["mtp"]
+    draft_max: int | None = DEFAULTS["draft_max"]
+    mmproj: str | None = DEFAULTS["mmproj"]
+    mmproj_device: str | None = DEFAULTS["mmproj_device"]
+    image_min_tokens: int | None = DEFAULTS["image_min_tokens"]
+    image_max_tokens: int | None = DEFAULTS["image_max_tokens"]
+
+    @classmethod
+    def of(cls, checked: Mapping[str, Any]) -> Asked:
+        """What is asked with these keywords; those that are not there are not set."""
+        return cls(**{field.name: checked[field.name] for field in fields(cls) if field.name in checked})
 
     def check(self) -> None:
         """Raise ``UsageError`` for what makes no sense whatever the model and the machine."""
@@ -57,6 +61,7 @@ class Asked:
             raise UsageError(
                 "a draft model and the model's own layers (--mtp) cannot draft both: leave one of them out"
             )
+        value: object
         for option, value in (("-devd", self.devices_draft), ("-ngld", self.n_gpu_layers_draft)):
             if value is not None and self.model_draft is None:
                 raise UsageError(f"{option} is about a draft model: name one with -md, or leave it out")
@@ -67,16 +72,10 @@ class Asked:
                 raise UsageError(f"{option} is about drafting: use it with -md or --mtp, or leave it out")
         if self.draft_max is not None and not self.mtp:
             raise UsageError("--spec-draft-n-max changes the memory with --mtp only: leave it out")
-        if self.draft_max is not None and self.draft_max < 1:
-            raise UsageError(f"--spec-draft-n-max is {self.draft_max}: it must be 1 or more")
         images = (("--image-min-tokens", self.image_min_tokens), ("--image-max-tokens", self.image_max_tokens))
         for option, value in (("-mmdev", self.mmproj_device), *images):
             if value is not None and self.mmproj is None:
                 raise UsageError(f"{option} is about a projector: name one with --mmproj, or leave it out")
-        for option, tokens in images:
-            if tokens is not None and tokens < 1:
-                raise UsageError(f"{option} is {tokens}: it must be 1 or more")
-        _ = self.adapters
 
     @property
     def n_rs_seq(self) -> int:
@@ -88,26 +87,6 @@ class Asked:
         """Devices that are named for something else than the model."""
         of_projector = _devices(None if self.mmproj_device is None else (self.mmproj_device,)) or ()
         return tuple(dict.fromkeys((*(_devices(self.devices_draft) or ()), *of_projector)))
-
-    @property
-    def adapters(self) -> tuple[Lora, ...]:
-        """The LoRA adapters. Raises ``UsageError`` for what ``--lora`` and ``--lora-scaled`` cannot say."""
-        plain = (self.lora,) if isinstance(self.lora, (str, os.PathLike)) else self.lora
-        scaled = (self.lora_scaled,) if isinstance(self.lora_scaled, str) else self.lora_scaled
-        found = [Lora(os.fspath(path)) for path in plain]
-        for text in scaled:
-            path, _, scale = text.rpartition(":")
-            try:
-                found.append(Lora(path, float(scale)))
-            except ValueError:
-                path = ""
-            if not path or not abs(found[-1].scale) <= MAX_SCALE:
-                raise UsageError(f"'{text}' is no scaled adapter: write FILE:SCALE, such as style.gguf:0.5")
-        for lora in found:
-            for char in ",:" if lora.scale != 1 else ",":
-                if char in lora.path:
-                    raise UsageError(f"the adapter '{lora.path}' has '{char}' in its name, where llama.cpp cuts it")
-        return tuple(found)
 
 
 class Drafts:
@@ -205,7 +184,7 @@ def _draft(asked: Asked, model: Model, at: tuple[str, ...] | None, type_k: str, 
 
 def _projector(asked: Asked, worker: Worker, flash_attn: FlashAttn) -> Callable[[str | None], Projector]:
     """The projector in the place that is asked for."""
-    path = os.fspath(asked.mmproj or "")
+    path = asked.mmproj or ""
     least, most = asked.image_min_tokens, asked.image_max_tokens
     words = [] if least is None else ["--image-min-tokens", str(least)]
     words += [] if most is None else ["--image-max-tokens", str(most)]

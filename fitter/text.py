@@ -47,3 +47,13 @@ def _shown(char: str) -> str:
     if char.isprintable() and char not in _UNSEEN:
         return char
     return " " if char.isspace() else char.encode("unicode_escape").decode()
+
+
+def human(size: int) -> str:
+    """``size`` bytes in the unit that reads best: ``0 B``, ``12.3 MiB``, ``4.1 GiB``."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

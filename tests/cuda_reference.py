@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.catalogue import capability
-from tests import shapes
+from tools import shapes
 
 DATA = Path(__file__).parent / "data" / "cuda"
 TABLES = {

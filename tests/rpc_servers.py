@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from tests import upstream
+from tools import upstream
 
 HELLO = 14
 

@@ -17,7 +17,7 @@ from typing import Any
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
-from tests import shapes
+from tools import shapes
 
 TABLE = Path(__file__).parent / "data" / "vulkan" / "bytes.csv.gz"
 COLUMNS = ("model", "driver", "n_devices", "environment", "params", "result")

@@ -26,13 +26,13 @@ def backend(gpus: tuple[str, ...] | None, **_: Any) -> int:
     when they are told -dev or -ot.
     """
     if not gpus:
-        raise UsageError("no GPU to show: describe one with --gpu, such as --gpu rtx-4090")
+        raise UsageError("there is no GPU to show: describe one with --gpu, such as --gpu rtx-4090")
     from fitter.llama import library, types
     from fitter.machine import gpu
 
     cards = gpu.parse_gpus(gpus)
     if not cards:
-        raise UsageError("no GPU to show: leave --gpu none out")
+        raise UsageError("there is no GPU to show: leave --gpu none out")
     description = types.describe(cards)
     path = library.backend_path()
     click.echo(f"export GGML_BACKEND_PATH={shlex.quote(str(path))}\nexport FITTER_DEVICES={shlex.quote(description)}")

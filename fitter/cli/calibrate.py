@@ -17,7 +17,7 @@ written.
 
 
 @click.command(cls=options.Command, epilog=_EPILOG)
-@click.argument("model", type=click.Path(), metavar="[MODEL]", required=False)
+@options.optional_model_argument
 @options.calibration_options
 @options.timeout_option
 @options.json_option
@@ -38,8 +38,8 @@ def calibrate(model: str | None, as_json: bool | None, verbose: int, no_store: b
         found = api.calibrate(model, store=not no_store, on_progress=on_progress, on_log=on_log, **options.given(given))
     for device in found.devices:
         if device.twin is None:
-            why = f"no profile is known for a {device.info.backend} device like it; name one with --twin cuda:8.6"
-            click.echo(f"fitter: warning: {device.info.name} has no virtual twin: {why}", err=True)
+            why = f"there is no profile for this {device.info.backend} device; name one, such as --twin cuda:8.6"
+            click.echo(f"fitter: warning: {device.info.name} cannot be compared: {why}", err=True)
     if as_json:
         click.echo(json.dumps(json.calibration_to_dict(found)))
     else:

@@ -12,11 +12,11 @@ import click
 from fitter.cli import options
 
 _EPILOG = """\
--k takes words, each true of the cases that have it in their names, with and, or, not and parentheses:
+-k takes parts of names, combined with and, or, not and parentheses:
   fitter check -k "chat and not q8_0"
 
-Exit status: 0 within the limits, 2 usage, 3 a case cannot be measured, 4 a case takes more than it may,
-5 the answer cannot be written.
+Exit status: 0 within the limits, 2 usage, or a case is not in the lock or only there, 3 a case cannot be measured,
+4 a case takes more than it may, 5 the answer cannot be written.
 """
 
 
@@ -39,7 +39,7 @@ def check(
     A case fails where a device or the host takes more than max_growth allows, where the plan no longer fits, has a
     shorter context or more weights on the host, where its estimated speed is below what max_slowdown allows (2 %), or
     where it is beyond its budget. What has changed is said as well: settings, devices, the model's header, llama.cpp,
-    fitter.
+    fitter. A case that is not in fitter.lock yet, or only there, is named beside those that were measured.
     """
     from fitter.output.progress import counted
     from fitter.regression import report

@@ -20,11 +20,13 @@ from fitter.errors import EXIT_FITS, UsageError
 def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
     """Show the devices that llama.cpp would use, with their memory, and the host.
 
-    With --catalogue, the GPUs that --gpu knows by name instead, and where each figure about them is from.
+    With --catalogue, list the GPUs that --gpu knows by name instead, with the source of each figure.
     """
     if catalogue:
         if given["gpus"] or given["rpc"]:
-            raise UsageError("--catalogue shows every GPU that --gpu knows, and no device: leave the others out")
+            raise UsageError(
+                "--catalogue lists the GPUs that --gpu knows, and takes neither --gpu nor --rpc: leave them out"
+            )
         return _catalogue(as_json)
     from fitter import api
 

@@ -22,8 +22,8 @@ Exit status: 0 the plans say the same, 2 usage, 4 they do not, 5 the answer cann
 def diff(a: Path, b: Path, as_json: bool | None) -> int:
     """Compare the plans A and B, files that 'fitter --json' wrote.
 
-    Memory of each device and of the host, the estimated speed, parameters, devices and the model count; where the model
-    is, and how long the search took, do not.
+    The comparison is of the memory of each device and of the host, the estimated speed, parameters, devices and the
+    model. Where the model is and how long the search took do not matter.
     """
     from fitter.regression import plans, report
 

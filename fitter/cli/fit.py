@@ -7,14 +7,16 @@ from typing import Any
 
 import click
 
-from fitter.cli import options
+from fitter.cli import llama_options, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, LlamaCppError, UsageError
+from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, SHARED, SPEED
 from fitter.text import printable
 
 _EPILOG = """\
 Examples:
   args=$(fitter model.gguf --format shell) && eval "llama-server -m model.gguf $args"
   fitter model.gguf -c 32768 -ctk q8_0 -ctv q8_0
+  fitter -m model.gguf -t 8 --port 8080    options for llama-server go on into the answer
   fitter model.gguf --gpu rtx-4090 --gpu "2x rtx-3090" --host-memory 64GiB
 
 Exit status: 0 fits, 1 does not fit, 2 usage, 3 the model cannot be read or llama.cpp failed,
@@ -22,14 +24,13 @@ Exit status: 0 fits, 1 does not fit, 2 usage, 3 the model cannot be read or llam
 """
 
 
-@click.command(cls=options.Command, epilog=_EPILOG)
+_WITH_WORDS = ("args", "shell")
+"""Formats that llama.cpp's other options go on into."""
+
+
+@click.command(cls=llama_options.Command, epilog=_EPILOG)
 @options.model_argument
-@options.context_options
-@options.placement_options
-@options.shared_options
-@options.limit_options
-@options.speed_options
-@options.search_options
+@options.sections(CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
 @options.json_option
 @options.format_option
 @options.anyway_option
@@ -44,7 +45,7 @@ def fit(
     allocates nothing. Where MODEL does not fit there is nothing on stdout, except with --json or --anyway.
     """
     if as_json and output_format not in (None, "json"):
-        raise UsageError(f"--json is --format json, and --format {output_format} is given too: leave one out")
+        raise UsageError(f"--json means --format json, but --format {output_format} is given too: leave one out")
     output_format = "json" if as_json else output_format or "args"
     from fitter import api
     from fitter.output import progress
@@ -61,11 +62,18 @@ def fit(
             raise
     from fitter.output import arguments, formats, table
 
+    others = llama_options.found()
     table.print_to(sys.stderr, table.plan_table(plan, verbose=verbose > 0))
     for problem in plan.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
+    has_words = output_format in _WITH_WORDS
+    llama_options.report_ignored(others.ignored)
+    if not has_words:
+        llama_options.report_ignored(others.names, f"--format {output_format} has the plan alone")
+    passed = others.passed if has_words else ()
+    arguments.check_line(passed)
     if output_format in formats.UNQUOTED and (plan.fits or anyway):
-        args = formats.words(plan, output_format)
+        args = [*formats.words(plan, output_format), *passed]
         is_terminal = sys.stdout.isatty()
         for unsafe in [] if is_terminal else arguments.unsafe_arguments(args):
             click.echo(
@@ -73,5 +81,5 @@ def fit(
             )
         click.echo(arguments.command_line(args, quoted=is_terminal))
     elif plan.fits or anyway or output_format == "json":
-        click.echo(plan.format(output_format, anyway=True))
+        click.echo(" ".join([plan.format(output_format, anyway=True), *map(arguments.shell_word, passed)]))
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT

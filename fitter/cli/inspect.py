@@ -13,7 +13,7 @@ from fitter.errors import EXIT_FITS
 
 @click.command(cls=options.Command)
 @options.model_argument
-@options.ctx_size_option("the model's own")
+@options.parameter("n_ctx", help="Context in tokens; 0 is the model's own. [default: the model's own]")
 @options.timeout_option
 @options.json_option
 def inspect(model: str, as_json: bool | None, **given: Any) -> int:

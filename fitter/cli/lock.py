@@ -24,14 +24,21 @@ Exit status: 0 locked, 1 locked although a case does not fit, 2 usage, 3 a case 
     metavar="CASE",
     cls=options.SectionOption,
     section="Cases",
-    help="Only this case; the rest of the lock stays as it is. Repeatable.",
+    help="Measure only this case, and leave the rest of the lock unchanged. Repeatable.",
+)
+@click.option(
+    "--prune",
+    is_flag=True,
+    cls=options.SectionOption,
+    section="Cases",
+    help="Remove the cases from the lock that are no longer in fitter.toml. Nothing is measured, except with --update.",
 )
 @options.regression_options
-def lock(update: tuple[str, ...], cases_file: Path | None, lock_file: Path | None, **given: Any) -> int:
+def lock(update: tuple[str, ...], prune: bool, cases_file: Path | None, lock_file: Path | None, **given: Any) -> int:
     """Fit every case of fitter.toml, and write what it takes into fitter.lock.
 
-    The lock says the same wherever it is made: no path, no time, nothing of the machine is in it. Commit it beside
-    fitter.toml; 'fitter check' compares with it.
+    The lock holds no path, no time and nothing about this machine, so it is the same wherever it is made. Commit it
+    beside fitter.toml; 'fitter check' compares with it.
     """
     from fitter.model.source import show
     from fitter.output.progress import counted
@@ -39,8 +46,15 @@ def lock(update: tuple[str, ...], cases_file: Path | None, lock_file: Path | Non
     from fitter.regression.cases import CASES_FILE
     from fitter.regression.check import lock as write
     from fitter.regression.check import lock_path
+    from fitter.regression.check import prune as remove
 
     path = cases_file or Path(CASES_FILE)
+    if prune:
+        gone = remove(path, lock_file)
+        said = f"removed {', '.join(gone)} from" if gone else "there is no case to remove from"
+        click.echo(f"fitter: {said} {show(lock_path(path, lock_file))}", err=True)
+        if not update:
+            return EXIT_FITS
     with counted(sys.stderr, "fitting") as on_done:
         measured = write(path, lock_file, update=update, on_done=on_done, **options.given(given))
     for line in report.lock_lines(measured):
@@ -48,7 +62,7 @@ def lock(update: tuple[str, ...], cases_file: Path | None, lock_file: Path | Non
     file = show(lock_path(path, lock_file))
     failed = [each.error.exit_code for each in measured if each.error]
     if failed:
-        click.echo(f"fitter: {file} is as it was", err=True)
+        click.echo(f"fitter: {file} was not changed", err=True)
         return max(failed)
     click.echo(f"fitter: wrote {file}", err=True)
     return EXIT_FITS if all(each.snapshot and each.snapshot.fits for each in measured) else EXIT_DOES_NOT_FIT

@@ -5,30 +5,31 @@ An option that is not given is ``None`` and is not passed on, so that defaults a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fitter import kinds, parameters
 from fitter.errors import UsageError
+from fitter.kinds import Kind
 from fitter.llama import process
 from fitter.output.formats import FORMATS
-from fitter.output.units import from_mib
-from fitter.planning.wording import parse_whole, shown
+from fitter.parameters import DEVICES, OUTPUT, Parameter
 from fitter.text import as_log_line
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]
+    _Choice = click.Choice[str]
 else:
     # not generic before click 8.2
     _ParamType = click.ParamType
-
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-"""KV cache types that llama.cpp's own tools accept."""
+    _Choice = click.Choice
 
 
 class SectionOption(click.Option):
@@ -46,10 +47,13 @@ class Command(click.Command):
         """Parse; an option that is not there is named in full, where click takes ``-md`` for ``-m`` and ``-d``."""
         words = list(args)
         try:
-            return super().parse_args(ctx, args)
+            _check_model_option(self, ctx, words)
+            rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name = next((word for word in words if word.startswith(error.option_name)), error.option_name)
             raise click.NoSuchOption(name.partition("=")[0], ctx=ctx) from None
+        _take_model_option(self, ctx)
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections."""
@@ -69,92 +73,31 @@ class Command(click.Command):
             formatter.write(self.epilog)
 
 
-def _whole(kind: _ParamType, text: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-    """The number that ``text`` is for ``param``."""
-    try:
-        return parse_whole(text)
-    except UsageError as error:
-        kind.fail(str(error), param, ctx)
+class _Said(_ParamType):
+    """A word as the kind of a parameter reads it."""
 
+    def __init__(self, kind: Kind) -> None:
+        self.name = kind.metavar or "text"
+        self._kind = kind
 
-class AtLeast(_ParamType):
-    """A whole number from ``minimum`` up."""
-
-    name = "N"
-
-    def __init__(self, minimum: int) -> None:
-        self.minimum = minimum
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number."""
-        number = _whole(self, value, param, ctx)
-        if number < self.minimum:
-            self.fail(f"{shown(number)} is too small; the smallest is {self.minimum}", param, ctx)
-        return number
-
-
-class GpuLayers(_ParamType):
-    """``auto``, ``all`` or a number; llama.cpp also reads -1 as ``auto`` and -2 as ``all``."""
-
-    name = "N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """``None`` for ``auto``, -1 for ``all``."""
-        if value in ("auto", "-1"):
-            return None
-        if value in ("all", "-2"):
-            return -1
-        if not value.isascii() or not value.isdigit():
-            self.fail(f"'{value}' is not a number of layers, 'auto' or 'all'", param, ctx)
-        return _whole(self, value, param, ctx)
-
-
-class Floats(_ParamType):
-    """Numbers with commas (or slashes) between them."""
-
-    name = "N0,N1,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        """The numbers."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value."""
         try:
-            return tuple(float(part) for part in value.replace("/", ",").split(","))
-        except ValueError:
-            self.fail(f"'{value}' is not a list of numbers such as 3,1", param, ctx)
+            return self._kind.parse(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
 
 
-class Mib(_ParamType):
-    """A whole number of MiB, or with ``many`` several with commas between them."""
+class _OneOf(_Choice):
+    """One of the words of a parameter, or another spelling of one."""
 
-    name = "MiB"
+    def __init__(self, kind: kinds.Choice) -> None:
+        super().__init__(tuple(kind.words))
+        self._kind = kind
 
-    def __init__(self, *, many: bool = False) -> None:
-        self.many = many
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | tuple[int, ...] | None:
-        """Bytes: a number, or several where several were given."""
-        parts = value.replace("/", ",").split(",")
-        if not all(part.isascii() and part.isdigit() for part in parts) or (len(parts) > 1 and not self.many):
-            example = "1024 or 1024,512" if self.many else "1024"
-            self.fail(f"'{value}' is not a number of MiB such as {example}", param, ctx)
-        sizes = tuple(from_mib(_whole(self, part, param, ctx)) for part in parts)
-        return sizes if len(sizes) > 1 else sizes[0]
-
-
-class Names(_ParamType):
-    """Names with commas between them."""
-
-    name = "DEV0,DEV1,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """The names; none at all for ``none``."""
-        if value == "none":
-            return ()
-        names = tuple(value.split(","))
-        if not all(names):
-            self.fail(f"'{value}' has an empty name in it", param, ctx)
-        return names
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word."""
+        return super().convert(self._kind.parse(value), param, ctx)
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
@@ -184,8 +127,7 @@ def stacked(*options: Callable[[_Function], _Function]) -> Callable[[_Function],
 
 
 def _option(section: str, *names: str, **settings: Any) -> Callable[[_Function], _Function]:
-    settings.setdefault("default", None)
-    return click.option(*names, cls=SectionOption, section=section, **settings)
+    return click.option(*names, cls=SectionOption, section=section, **{"default": None, **settings})
 
 
 def _flag(section: str, *names: str, **settings: Any) -> Callable[[_Function], _Function]:
@@ -200,494 +142,120 @@ def _split_commas(ctx: click.Context, param: click.Parameter, values: tuple[str,
     return tuple(part for value in values for part in value.split(",")) if values else None
 
 
-_CONTEXT = "Context and batch"
-_PLACEMENT = "Placement (kept as given; the rest is fitted around it)"
-_SHARED = "Beside the model, in the same memory (measured, and kept free)"
-_DEVICES = "Devices and limits"
 _CASES = "Cases"
-_SPEED = "Speed (estimated; it decides between what fits)"
-_OUTPUT = "Output"
-
-model_argument = click.argument("model", type=click.Path(), metavar="MODEL")
+_MODEL = "Model"
 
 
-def ctx_size_option(default: str) -> Callable[[_Function], _Function]:
-    """``-c``; ``default`` says what happens without it."""
-    return _option(
-        _CONTEXT,
-        "n_ctx",
-        "-c",
-        "--ctx-size",
-        type=AtLeast(0),
-        metavar="N",
-        help=f"Context in tokens; 0 is the model's own. [default: {default}]",
-    )
+class _NeededModel(click.Argument):
+    """MODEL where there must be one. It may come with ``-m``, so that click cannot ask for it."""
 
 
-def device_option(section: str, text: str) -> Callable[[_Function], _Function]:
-    """``-dev``; ``text`` says what the command does with them."""
-    return _option(section, "devices", "-dev", "--device", type=Names(), help=text)
-
-
-context_options = stacked(
-    ctx_size_option("the largest that fits"),
-    _option(
-        _CONTEXT,
-        "n_seq_max",
-        "-np",
-        "--parallel",
-        type=AtLeast(1),
-        metavar="N",
-        help="Sequences (slots of llama-server) that share the context. [default: 1]",
-    ),
-    _option(
-        _CONTEXT,
-        "kv_unified",
-        "-kvu/-no-kvu",
-        "--kv-unified/--no-kv-unified",
-        is_flag=True,
-        help="One KV cache for all sequences. [default: each its own]",
-    ),
-    _option(
-        _CONTEXT,
-        "n_batch",
-        "-b",
-        "--batch-size",
-        type=AtLeast(1),
-        metavar="N",
-        help="Logical batch size. [default: 2048]",
-    ),
-    _option(
-        _CONTEXT,
-        "n_ubatch",
-        "-ub",
-        "--ubatch-size",
-        type=AtLeast(1),
-        metavar="N",
-        help="Physical batch size. [default: 512]",
-    ),
-    _option(
-        _CONTEXT,
-        "type_k",
-        "-ctk",
-        "--cache-type-k",
-        type=click.Choice(CACHE_TYPES),
-        metavar="TYPE",
-        help=f"Type of K in the KV cache: {', '.join(CACHE_TYPES)}. [default: f16]",
-    ),
-    _option(
-        _CONTEXT,
-        "type_v",
-        "-ctv",
-        "--cache-type-v",
-        type=click.Choice(CACHE_TYPES),
-        metavar="TYPE",
-        help="Type of V in the KV cache. [default: f16]",
-    ),
-    _option(
-        _CONTEXT,
-        "flash_attn",
-        "-fa",
-        "--flash-attn",
-        type=click.Choice(["on", "off", "auto"]),
-        metavar="on|off|auto",
-        help="Flash attention. [default: auto]",
-    ),
-    _flag(_CONTEXT, "swa_full", "--swa-full", help="KV cache of full size for sliding-window layers."),
+_model_option = _option(
+    _MODEL, "model_option", "-m", "--model", type=click.Path(), metavar="FILE", help="The model, in place of MODEL."
+)
+model_argument = stacked(
+    click.argument("model", cls=_NeededModel, type=click.Path(), metavar="MODEL", required=False), _model_option
+)
+optional_model_argument = stacked(
+    click.argument("model", type=click.Path(), metavar="[MODEL]", required=False), _model_option
 )
 
-placement_options = stacked(
-    _option(
-        _PLACEMENT,
-        "n_gpu_layers",
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        type=GpuLayers(),
-        help="Layers on the devices: a number, auto or all. [default: auto]",
-    ),
-    _option(
-        _PLACEMENT,
-        "tensor_split",
-        "-ts",
-        "--tensor-split",
-        type=Floats(),
-        help="Share of the layers that each device takes, such as 3,1.",
-    ),
-    _option(
-        _PLACEMENT,
-        "override_tensor",
-        "-ot",
-        "--override-tensor",
-        multiple=True,
-        callback=_split_commas,
-        metavar="PATTERN=TYPE,...",
-        help="Tensors matching a regular expression go to a buffer type, such as exps=CPU. Repeatable.",
-    ),
-    _flag(_PLACEMENT, "cpu_moe", "-cmoe", "--cpu-moe", help="All expert weights stay in host memory."),
-    _option(
-        _PLACEMENT,
-        "n_cpu_moe",
-        "-ncmoe",
-        "--n-cpu-moe",
-        type=AtLeast(0),
-        metavar="N",
-        help="Expert weights of the first N layers stay in host memory.",
-    ),
-    device_option(_PLACEMENT, "Devices to use, in this order; none for the CPU alone. [default: all]"),
-    _option(
-        _PLACEMENT,
-        "split_mode",
-        "-sm",
-        "--split-mode",
-        metavar="none|layer",
-        help="One device alone, or layers shared among all of them. [default: layer]",
-    ),
-    _option(
-        _PLACEMENT,
-        "main_gpu",
-        "-mg",
-        "--main-gpu",
-        type=AtLeast(-1),
-        metavar="INDEX",
-        help="The device to use with -sm none. [default: 0]",
-    ),
-    _option(
-        _PLACEMENT,
-        "offload_kqv",
-        "-kvo/-nkvo",
-        "--kv-offload/--no-kv-offload",
-        is_flag=True,
-        help="KV cache beside the layers on the devices, or in host memory. [default: on the devices]",
-    ),
-    _option(
-        _PLACEMENT,
-        "op_offload",
-        "--op-offload/--no-op-offload",
-        is_flag=True,
-        help="Let devices compute with host weights on large batches. [default: let them]",
-    ),
-)
 
-shared_options = stacked(
-    _option(
-        _SHARED,
-        "model_draft",
-        "-md",
-        "--model-draft",
-        "--spec-draft-model",
-        type=click.Path(),
-        metavar="FILE",
-        help="A draft model; it follows the context, and goes to the device with which the plan is best.",
-    ),
-    _option(
-        _SHARED,
-        "n_gpu_layers_draft",
-        "-ngld",
-        "--gpu-layers-draft",
-        "--n-gpu-layers-draft",
-        "--spec-draft-ngl",
-        type=GpuLayers(),
-        help="Layers of the draft model on its devices: a number, auto or all. [default: auto]",
-    ),
-    _option(
-        _SHARED,
-        "devices_draft",
-        "-devd",
-        "--device-draft",
-        "--spec-draft-device",
-        type=Names(),
-        help="Devices of the draft model; none for the host. [default: chosen]",
-    ),
-    _option(
-        _SHARED,
-        "type_k_draft",
-        "-ctkd",
-        "--cache-type-k-draft",
-        "--spec-draft-type-k",
-        type=click.Choice(CACHE_TYPES),
-        metavar="TYPE",
-        help="Type of K in the KV cache that drafting uses. [default: f16]",
-    ),
-    _option(
-        _SHARED,
-        "type_v_draft",
-        "-ctvd",
-        "--cache-type-v-draft",
-        "--spec-draft-type-v",
-        type=click.Choice(CACHE_TYPES),
-        metavar="TYPE",
-        help="Type of V in the KV cache that drafting uses. [default: f16]",
-    ),
-    _flag(_SHARED, "mtp", "--mtp", help="The model's own layers for multi-token prediction draft."),
-    _option(
-        _SHARED,
-        "draft_max",
-        "--spec-draft-n-max",
-        type=AtLeast(1),
-        metavar="N",
-        help="Tokens that --mtp drafts at a time. [default: 3]",
-    ),
-    _option(
-        _SHARED,
-        "mmproj",
-        "-mm",
-        "--mmproj",
-        type=click.Path(),
-        metavar="FILE",
-        help="A multimodal projector.",
-    ),
-    _option(
-        _SHARED,
-        "mmproj_device",
-        "-mmdev",
-        "--mmproj-device",
-        metavar="DEV",
-        help="The device of the projector; none for the host. [default: chosen]",
-    ),
-    _option(
-        _SHARED,
-        "image_min_tokens",
-        "--image-min-tokens",
-        type=AtLeast(1),
-        metavar="N",
-        help="Tokens that an image takes at least. [default: the projector's own]",
-    ),
-    _option(
-        _SHARED,
-        "image_max_tokens",
-        "--image-max-tokens",
-        type=AtLeast(1),
-        metavar="N",
-        help="Tokens that an image takes at most. [default: the projector's own]",
-    ),
-    _option(
-        _SHARED,
-        "lora",
-        "--lora",
-        multiple=True,
-        callback=_split_commas,
-        metavar="FILE,...",
-        help="LoRA adapters. Repeatable.",
-    ),
-    _option(
-        _SHARED,
-        "lora_scaled",
-        "--lora-scaled",
-        multiple=True,
-        callback=_split_commas,
-        metavar="FILE:SCALE,...",
-        help="LoRA adapters, each with its scale. Repeatable.",
-    ),
-    _option(
-        _SHARED,
-        "reserve",
-        "--reserve",
-        multiple=True,
-        callback=_repeated,
-        metavar="DEVICE=SIZE",
-        help="Memory for whatever else, such as CUDA0=2GiB or host=8GiB. Repeatable.",
-    ),
-)
+def words_after(command: click.Command, ctx: click.Context) -> dict[str, int]:
+    """How many words follow each of the options of ``command``, by each of their names."""
+    return {
+        name: 0 if param.is_flag or param.count else param.nargs
+        for param in command.get_params(ctx)
+        if isinstance(param, click.Option)
+        for name in (*param.opts, *param.secondary_opts)
+    }
 
-gpu_option = _option(
-    _DEVICES,
-    "gpus",
-    "--gpu",
-    multiple=True,
-    callback=_repeated,
-    metavar="SPEC",
-    help="A GPU that need not be here, instead of this machine's devices: rtx-4090, 2x rtx-3090, 24GiB, "
-    "rtx-4090:free=20GiB, cuda:8.9:24564MiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB (all of a "
-    "Mac's memory). Repeatable. none: a machine without a GPU.",
-)
 
-profile_option = _option(
-    _DEVICES,
-    "profile",
-    "--profile",
-    metavar="library[:DIR]",
-    help="Who answers for the NVIDIA cards of --gpu: the libggml-cuda.so of llama-cpp-python, or the one in a "
-    "directory, on a CUDA runtime without a GPU. [default: fitter's mirror of it]",
-)
+def _check_model_option(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
+    """Raise ``click.NoSuchOption`` for ``-mx``: click would take it for ``-m x``, llama.cpp never does."""
+    own = words_after(command, ctx)
+    for before, word in pairwise(("", *words)):
+        if word == "--":
+            return
+        if word.startswith("-m") and len(word) > 2 and word.partition("=")[0] not in own and not own.get(before):
+            raise click.NoSuchOption(word, ctx=ctx)
 
-rpc_option = _option(
-    _DEVICES,
-    "rpc",
-    "--rpc",
-    multiple=True,
-    callback=_split_commas,
-    metavar="HOST:PORT,...",
-    help="Devices of rpc-servers as well, in a trusted network; they come first. Repeatable.",
-)
 
-rpc_options = stacked(
-    rpc_option,
-    _option(
-        _DEVICES,
-        "rpc_bandwidth",
-        "--rpc-bandwidth",
-        metavar="SIZE/s[,...]",
-        help="What remote devices read from their memory, such as 900GB/s: one for all, or one for each. "
-        "[default: measured once]",
-    ),
-)
+def _take_model_option(command: click.Command, ctx: click.Context) -> None:
+    """Make one model of MODEL and ``-m``."""
+    if "model_option" not in ctx.params:
+        return
+    option, argument = ctx.params.pop("model_option"), ctx.params["model"]
+    if option is not None and argument not in (None, option):
+        raise click.UsageError(f"two models are given, '{argument}' and -m '{option}': give one", ctx)
+    ctx.params["model"] = argument if option is None else option
+    needed = next((param for param in command.params if isinstance(param, _NeededModel)), None)
+    if ctx.params["model"] is None and needed is not None and not ctx.resilient_parsing:
+        raise click.MissingParameter(ctx=ctx, param=needed)
 
-timeout_option = _option(
-    _DEVICES,
-    "timeout",
-    "--timeout",
-    type=float,
-    metavar="SECONDS",
-    help="What llama.cpp and rpc-servers have for a single answer. [default: 120]",
-)
+
+def parameter(name: str, **settings: Any) -> Callable[[_Function], _Function]:
+    """The option of the parameter ``name``; ``settings`` are those of click, where they are not what the table says."""
+    return _of(parameters.PARAMETERS[name], **settings)
+
+
+def _of(each: Parameter, **settings: Any) -> Callable[[_Function], _Function]:
+    kind = each.kind
+    said: dict[str, Any] = {"help": each.text}
+    if isinstance(kind, kinds.Flag):
+        said["is_flag"] = True
+    else:
+        said["metavar"] = kind.metavar
+        said["type"] = _OneOf(kind) if isinstance(kind, kinds.Choice) else _Said(kind)
+    if kind.is_repeated:
+        said |= {"multiple": True, "callback": _split_commas if kind.has_commas else _repeated, "type": str}
+    if isinstance(kind, kinds.Path):
+        said["type"] = click.Path()
+    said |= settings
+    return _option(said.pop("section", each.section), each.name, *each.options, **said)
+
+
+def sections(*wanted: str) -> Callable[[_Function], _Function]:
+    """The options of all parameters of a fit that stand in the ``wanted`` sections of ``--help``, in this order."""
+    offered = [each for each in parameters.taken_by(parameters.Fitting) if each.options]
+    return stacked(*(_of(each) for section in wanted for each in offered if each.section == section))
+
+
+gpu_option = parameter("gpus")
+rpc_option = parameter("rpc")
+timeout_option = parameter("timeout")
 
 calibration_options = stacked(
-    device_option(_DEVICES, "Devices to calibrate. [default: all]"),
+    parameter("devices", section=DEVICES, help="Devices to calibrate. [default: all]"),
     rpc_option,
     _option(
-        _DEVICES,
+        DEVICES,
         "twin",
         "--twin",
         metavar="PROFILE",
         help="Profile of the virtual twins, such as cuda:8.6. [default: that of each device's backend]",
     ),
-    _flag(_DEVICES, "no_store", "--no-store", help="Do not keep what was measured for the default margin."),
+    _flag(DEVICES, "no_store", "--no-store", help="Do not keep what was measured for the default margin."),
 )
 
 verification_options = stacked(
     _option(
-        _OUTPUT,
+        OUTPUT,
         "plan",
         "--plan",
         metavar="FILE",
-        help="The plan in a file that fitter --json wrote, in place of one that is fitted now.",
+        help="Load the plan in a file that fitter --json wrote, instead of fitting one now.",
     ),
     _option(
-        _OUTPUT,
+        OUTPUT,
         "tolerance",
         "--tolerance",
         metavar="SIZE",
-        help="What a number of bytes may exceed its prediction by, such as 64KiB. [default: 0]",
+        help="How far a number of bytes may exceed its prediction, such as 64KiB. [default: 0]",
     ),
 )
 
-catalogue_option = _flag(_DEVICES, "catalogue", "--catalogue", help="The GPUs that --gpu knows, with sources.")
-
-time_limit_option = _option(
-    _DEVICES,
-    "time_limit",
-    "--time-limit",
-    type=float,
-    metavar="SECONDS",
-    help="What the whole search has; the best plan that fits by then is confirmed, with one load more, and printed. "
-    "[default: as long as it takes]",
-)
-
-limit_options = stacked(
-    gpu_option,
-    profile_option,
-    rpc_options,
-    timeout_option,
-    time_limit_option,
-    _option(
-        _DEVICES,
-        "margin",
-        "-fitt",
-        "--fit-target",
-        type=Mib(many=True),
-        metavar="MiB[,MiB...]",
-        help="Memory that must stay free on each device: one number, or one per device. "
-        "[default: 1024, or what fitter calibrate measured]",
-    ),
-    _option(
-        _DEVICES,
-        "fit_ctx",
-        "-fitc",
-        "--fit-ctx",
-        type=AtLeast(1),
-        metavar="N",
-        help="The smallest context that is worth having. [default: 4096]",
-    ),
-    _option(
-        _DEVICES,
-        "host_memory",
-        "--host-memory",
-        metavar="SIZE",
-        help="Host memory to plan with, such as 64GiB. [default: what is available here; unlimited beside --gpu]",
-    ),
-    _option(
-        _DEVICES,
-        "host_margin",
-        "--host-margin",
-        type=Mib(),
-        metavar="MiB",
-        help="Host memory that must stay free. [default: 1024]",
-    ),
-    _option(
-        _DEVICES,
-        "allow",
-        "--allow",
-        multiple=True,
-        callback=_split_commas,
-        metavar="LEVERS",
-        help="What may be given up to fit, or to be 2 % faster by estimate, such as ubatch,kv-q8_0. "
-        "ubatch: a smaller physical batch. kv-q8_0, kv-q4_0: a KV cache of that type, with flash attention. "
-        "no-op-offload: devices leave host weights to the host. context: less than -c, --fit-ctx at least. "
-        "paging: weights on the host may be read from disk again and again.",
-    ),
-)
-
-search_options = _option(
-    _OUTPUT,
-    "skeleton",
-    "--skeleton/--no-skeleton",
-    default=None,
-    help="Search on a copy of the model's header without its tokenizer, which loads faster; either way the plan is "
-    "measured on the model itself. [default: on]",
-)
-
-speed_options = stacked(
-    _option(
-        _SPEED,
-        "prompt",
-        "--prompt",
-        type=AtLeast(1),
-        metavar="N",
-        help="Tokens of the prompt of a request that the plan is to be fast at. [default: 2048]",
-    ),
-    _option(
-        _SPEED,
-        "generate",
-        "--generate",
-        type=AtLeast(1),
-        metavar="N",
-        help="Tokens that are generated after it. [default: 512]",
-    ),
-    _option(
-        _SPEED,
-        "objective",
-        "--objective",
-        metavar="OBJECTIVE",
-        help="What to be best at: request (the time of that request), generation, prompt, or context (the most of it). "
-        "[default: request]",
-    ),
-    _option(
-        _SPEED,
-        "strategy",
-        "--strategy",
-        metavar="STRATEGY",
-        help="fastest by estimate, or llama.cpp: what its own fit would place. [default: fastest]",
-    ),
-    _option(
-        _SPEED,
-        "host_bandwidth",
-        "--host-bandwidth",
-        metavar="SIZE/s",
-        help="What the host reads from its memory, such as 60GB/s. [default: measured once on this machine; "
-        "40GB/s beside --gpu]",
-    ),
-)
+catalogue_option = _flag(DEVICES, "catalogue", "--catalogue", help="The GPUs that --gpu knows, with sources.")
 
 regression_options = stacked(
     _option(
@@ -696,7 +264,7 @@ regression_options = stacked(
         "--file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="The cases. [default: fitter.toml]",
+        help="The file of cases. [default: fitter.toml]",
     ),
     _option(
         _CASES,
@@ -704,14 +272,14 @@ regression_options = stacked(
         "--lock",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="What was locked of them. [default: fitter.lock beside the cases]",
+        help="The lock: what was recorded of them. [default: fitter.lock beside the cases]",
     ),
     _option(
         _CASES,
         "jobs",
         "-j",
         "--jobs",
-        type=AtLeast(1),
+        type=_Said(kinds.Whole(least=1)),
         metavar="N",
         help="Cases that are measured at the same time. [default: one per processor]",
     ),
@@ -722,47 +290,47 @@ selection_option = _option(
     "expression",
     "-k",
     metavar="EXPRESSION",
-    help="Only the cases that it is true of, such as 'chat or not q8'.",
+    help="Only cases whose names match, such as 'chat or not q8'.",
 )
 
 report_options = stacked(
-    _flag(_OUTPUT, "verbose", "-v", "--verbose", help="The cases that did not change as well."),
-    _flag(_OUTPUT, "as_markdown", "--markdown", help="Markdown on stdout, for a comment on a pull request."),
+    _flag(OUTPUT, "verbose", "-v", "--verbose", help="Also show the cases that did not change."),
+    _flag(OUTPUT, "as_markdown", "--markdown", help="Markdown on stdout, for a comment on a pull request."),
     _option(
-        _OUTPUT,
+        OUTPUT,
         "junit",
         "--junit",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="JUnit's XML into a file as well.",
+        help="Also write JUnit XML to a file.",
     ),
 )
 
-json_option = _flag(_OUTPUT, "as_json", "--json", help="JSON on stdout, sizes in bytes.")
+json_option = _flag(OUTPUT, "as_json", "--json", help="JSON on stdout, sizes in bytes.")
 
 format_option = _option(
-    _OUTPUT,
+    OUTPUT,
     "output_format",
     "--format",
     type=click.Choice(tuple(FORMATS)),
     metavar="FORMAT",
-    help="What stdout carries. [default: args]\n\n\b\n"
+    help="What is written to stdout. [default: args]\n\n\b\n"
     + "\n".join(f"{name}: {text}" for name, text in FORMATS.items()),
 )
 
 anyway_option = _flag(
-    _OUTPUT,
+    OUTPUT,
     "anyway",
     "--anyway",
-    help="Print the arguments of a plan that does not fit as well. The exit status is 1 all the same.",
+    help="Also print the arguments of a plan that does not fit. The exit status stays 1.",
 )
 
 verbose_option = _option(
-    _OUTPUT,
+    OUTPUT,
     "verbose",
     "-v",
     "--verbose",
     count=True,
     default=0,
-    help="Every step, memory per buffer type, and why the plan is so; -vv for llama.cpp's log as well.",
+    help="Show every step, memory per buffer type and the reasons for the plan; -vv: also llama.cpp's log.",
 )

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from fitter.cli import options
+from fitter.cli import llama_options, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, EXIT_REGRESSION, LlamaCppError, UsageError
+from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, SHARED, SPEED
 
 _EPILOG = """\
 Examples:
@@ -22,32 +23,29 @@ be read or llama.cpp failed, 4 it takes more than was predicted, 5 the answer ca
 _WITH_PLAN = ("timeout",)
 
 
-@click.command(cls=options.Command, epilog=_EPILOG)
-@click.argument("model", type=click.Path(), metavar="[MODEL]", required=False)
-@options.context_options
-@options.placement_options
-@options.limit_options
-@options.speed_options
-@options.search_options
+@click.command(cls=llama_options.Command, epilog=_EPILOG)
+@options.optional_model_argument
+@options.sections(CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
 @options.verification_options
 @options.json_option
 @options.verbose_option
 def verify(
     model: str | None, plan: str | None, tolerance: str | None, as_json: bool | None, verbose: int, **given: Any
 ) -> int:
-    """Load MODEL for real as fitted, or as a --plan says, and show predicted beside real bytes.
+    """Load MODEL for real as fitted, or as a --plan says, and compare real bytes with predicted ones.
 
-    The load is in a process of its own, without mmap, with prompts of a whole micro batch and some tokens more. Beside
-    each buffer type's bytes stands what every device has free before and after, and how much of the difference nobody
-    counts: kernels, work spaces of libraries, other programs.
+    The load is in a process of its own, without mmap, and computes prompts of a whole micro batch and some more tokens.
+    The table has the bytes of each buffer type, and the free memory of each device before and after, with the part of
+    the difference that llama.cpp does not count: kernels, work spaces of libraries, other programs.
     """
     words = options.given(given)
+    of_llama = llama_options.found()
+    llama_options.report_ignored((*of_llama.names, *of_llama.ignored))
     if model is None and plan is None:
         raise UsageError("there is nothing to verify: give a model, or a plan with --plan")
     if plan is not None and (others := sorted(words.keys() - _WITH_PLAN)):
-        names = {param.name: param.opts[-1] for param in click.get_current_context().command.params}
-        listed = ", ".join(names[other] for other in others)
-        raise UsageError(f"--plan has all parameters: leave {listed} out, or fit again")
+        listed = ", ".join(f"--{PARAMETERS[other].long}" for other in others)
+        raise UsageError(f"--plan already sets every parameter: leave {listed} out, or fit again with it")
     from fitter import api
     from fitter.output import json, progress, table
 

@@ -89,7 +89,7 @@ class Ahead:
 
 
 def _params(description: str, is_held: bool) -> tuple[Any, list[object], Any]:
-    """What ``binding`` makes of parameters that say no more than the devices, what they point to, and the overrides."""
+    """What ``parameters.apply`` writes for parameters that only name devices; what they point to; the overrides."""
     native.prepare()
     library, backend = native.load(), native.open_backend()
     if not native.register_virtual(description):

@@ -39,6 +39,9 @@ def counted(really: bool = False) -> Iterator[Allocations]:
         backend.fitter_allocations_end()
         rows = library.ffi.new("fitter_row_t[]", _MAX_ROWS)
         count = min(backend.fitter_allocations_rows(rows, _MAX_ROWS), _MAX_ROWS)
+        if count < 0:
+            why = library.text(backend.fitter_virtual_error())
+            raise LlamaCppError(f"what was allocated cannot be counted: {why}")
         found.rows = tuple(
             Row(
                 buffer_type=library.text(row.buffer_type) or "",

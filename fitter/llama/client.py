@@ -32,12 +32,16 @@ from fitter.llama.types import (
     VirtualDevice,
     describe,
 )
+from fitter.parameters import DEFAULTS
 from fitter.text import printable
 
 if TYPE_CHECKING:
     from fitter.llama.cuda_library import CudaLibrary
 
 _T = TypeVar("_T")
+
+DEFAULT_TIMEOUT: float = DEFAULTS["timeout"]
+"""Seconds that llama.cpp has for a single dummy load."""
 
 _STDERR_LINES = 60
 
@@ -55,6 +59,8 @@ class Worker:
     ``TimeLimitError`` from ``deadline`` (on the monotonic clock) on.
     ``on_log`` is called with each line that llama.cpp logged, once a question is answered. ``rpc`` names rpc-servers
     (``host:port``) whose devices stand before the others; one that cannot be used raises ``RemoteError``.
+    ``fit``, ``measure`` and ``estimate`` tell a worker that they are given of devices; ``timeout`` and ``on_log`` stay
+    its own, and other ones in the same call are a ``UsageError``.
     """
 
     def __init__(
@@ -62,7 +68,7 @@ class Worker:
         virtual_devices: Sequence[VirtualDevice] = (),
         *,
         library: CudaLibrary | None = None,
-        timeout: float = 120.0,
+        timeout: float = DEFAULT_TIMEOUT,
         on_log: Callable[[str], None] | None = None,
         rpc: str | Sequence[str] = (),
     ) -> None:
@@ -90,6 +96,16 @@ class Worker:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that llama.cpp has for a single question."""
+        return self._timeout
+
+    @property
+    def on_log(self) -> Callable[[str], None] | None:
+        """What is called with each line of llama.cpp's log."""
+        return self._on_log
 
     @property
     def rpc(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Calls to llama.cpp in a process that must outlive them: on a thread of their own, which fails where ggml would abort.
 
-``bindings/load_guard.cpp`` says how. A thread that cannot go on is left behind, asleep, with what it has allocated.
+``bindings/measuring/load_guard.cpp`` says how. A thread that cannot go on is left behind, asleep, with what it holds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from fitter.llama import binding
 from fitter.llama import library as native
+from fitter.llama.log import LogLine, log_lines
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Outcome(Generic[T]):
     crash: str | None
     is_lost: bool
     stalled: float | None
-    log: tuple[binding.LogLine, ...]
+    log: tuple[LogLine, ...]
 
 
 # One at a time: llama-cpp-python swaps the process's stdout and stderr while it loads, and does not expect company.
@@ -120,7 +120,7 @@ def attempt(
                     if on_lost:
                         on_lost()
             crash = native.load().text(fitter.fitter_guard_crash(guard))
-            log = binding.log_lines(lambda out: fitter.fitter_guard_log(guard, out))
+            log = log_lines(lambda out: fitter.fitter_guard_log(guard, out))
         finally:
             # one that has not even started has no guard to leave
             if thread.ident is not None:

@@ -58,6 +58,13 @@ class Library(NamedTuple):
         """The address that cffi's ``pointer`` holds."""
         return int(self.ffi.cast("uintptr_t", pointer))
 
+    def columns(self, out: Any, n_texts: int, n_numbers: int) -> tuple[list[list[str]], list[list[int]]]:
+        """What a ``fitter_columns_t`` holds, by column: so many texts and so many numbers per record."""
+        joined = bytes(self.ffi.buffer(out.texts, out.texts_size)).decode("utf-8", "replace")
+        texts = joined.split("\0")[:-1]
+        numbers = self.ffi.unpack(out.numbers, out.n_numbers) if out.n_numbers else []
+        return [texts[i::n_texts] for i in range(n_texts)], [numbers[i::n_numbers] for i in range(n_numbers)]
+
 
 class Versions(NamedTuple):
     """What one side of the native libraries is: versions, the llama.cpp commit ('' if unknown), ggml's backend API."""
@@ -173,7 +180,7 @@ _registered = False
 
 
 def register_virtual(description: str) -> bool:
-    """What ``binding.register_virtual`` does; returns whether ggml takes the backend. Raises ``UsageError``."""
+    """What ``devices.register_virtual`` does; returns whether ggml takes the backend. Raises ``UsageError``."""
     global _registered
     library = load()
     backend = open_backend()

@@ -12,8 +12,6 @@ import signal
 import sys
 import time
 
-import fitter
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -239,7 +237,8 @@ def _surroundings(variables: Mapping[str, str]) -> tuple[list[str], dict[str, st
     """The search path and the environment of a child."""
     # Not the empty entry: it is the working directory, which may hold anything.
     path = [os.path.abspath(entry) for entry in sys.path if entry]
-    package = os.path.dirname(os.path.dirname(os.path.realpath(fitter.__file__)))
+    # where the package is: this file is in a folder of it
+    package = os.path.abspath(os.path.join(os.path.realpath(__file__), *[os.pardir] * 3))
     if package not in path:
         path.append(package)
     environment = {name: value for name, value in os.environ.items() if name != "FITTER_DEVICES"}

@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
-from fitter.llama import binding
 from fitter.llama import library as native
 from fitter.llama.allocations import counted
+from fitter.llama.devices import Registry, select
+from fitter.llama.headers import read_header
+from fitter.llama.log import captured_log, reason
 from fitter.llama.types import FlashAttn, Row
+from fitter.parameters import FLASH_ATTN
 
 
 def measure(
     path: str,
     device: str | None,
-    devices: binding.Registry,
+    devices: Registry,
     flash_attn: FlashAttn = "auto",
     image_min_tokens: int = -1,
     image_max_tokens: int = -1,
@@ -47,7 +50,7 @@ def measure(
 
 @contextmanager
 def loaded(
-    path: str, device: str | None, devices: binding.Registry, model: Any = None, flash_attn: FlashAttn = "auto"
+    path: str, device: str | None, devices: Registry, model: Any = None, flash_attn: FlashAttn = "auto"
 ) -> Iterator[Any]:
     """The projector (``mtmd_context *``), really loaded, for ``model`` (llama_cpp's pointer) or for none."""
     library = _load()
@@ -67,7 +70,7 @@ _ENCODERS = ("clip.has_vision_encoder", "clip.has_audio_encoder", "clip.has_gen_
 
 def _check(path: str) -> None:
     """Raise ``ModelError`` unless it is a whole file of a projector: libmtmd's query reads no more than the header."""
-    if not any(binding.read_header(path).metadata.get(encoder) for encoder in _ENCODERS):
+    if not any(read_header(path).metadata.get(encoder) for encoder in _ENCODERS):
         raise ModelError(
             f"{path} is no multimodal projector; convert one with llama.cpp's convert_hf_to_gguf.py --mmproj"
         )
@@ -77,7 +80,7 @@ def _wanted(
     library: native.Library,
     path: str,
     device: str | None,
-    devices: binding.Registry,
+    devices: Registry,
     flash_attn: FlashAttn,
     image_min_tokens: int,
     image_max_tokens: int,
@@ -85,7 +88,7 @@ def _wanted(
     """A ``fitter_projector_t`` and what it points to."""
     address = 0
     if device is not None:
-        found = binding.select((device,), devices)
+        found = select((device,), devices)
         address = found[0].address
     if image_max_tokens != -1 and image_max_tokens < max(image_min_tokens, 1):
         raise UsageError(f"image_max_tokens {image_max_tokens} is less than {max(image_min_tokens, 1)}")
@@ -95,7 +98,7 @@ def _wanted(
         {
             "path": name,
             "device": library.pointer(address),
-            "flash_attn": binding.FLASH_ATTN[flash_attn],
+            "flash_attn": FLASH_ATTN[flash_attn],
             "image_min_tokens": image_min_tokens,
             "image_max_tokens": image_max_tokens,
         },
@@ -117,8 +120,8 @@ _CONSEQUENCES = re.compile(r"error: Failed to load CLIP model from")
 
 
 def _reason() -> str:
-    lines = [line for line in binding.captured_log() if not _CONSEQUENCES.search(line.text)]
-    return _PREFIXES.sub("", binding.reason(lines) or "libmtmd cannot load it")
+    lines = [line for line in captured_log() if not _CONSEQUENCES.search(line.text)]
+    return _PREFIXES.sub("", reason(lines) or "libmtmd cannot load it")
 
 
 @functools.cache

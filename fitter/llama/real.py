@@ -10,8 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from fitter.errors import LibraryError, LlamaCppError, RemoteError
-from fitter.llama import binding
 from fitter.llama import library as native
+from fitter.llama.adapters import Adapters
+from fitter.llama.breakdown import breakdown_of
+from fitter.llama.devices import Device, Registry
+from fitter.llama.log import failure
+from fitter.llama.parameters import apply
 from fitter.llama.types import Breakdown, MeasuredSpeed, Params
 
 N_GENERATED = 4
@@ -26,23 +30,23 @@ class RealLoad:
     Raises ``LlamaCppError`` where llama.cpp cannot load it or compute with it. ``close`` frees it.
     """
 
-    def __init__(self, path: str, params: Params, devices: binding.Registry) -> None:
+    def __init__(self, path: str, params: Params, devices: Registry) -> None:
         self._llama = native.load().llama_cpp
         model_params = self._llama.llama_model_default_params()
         context_params = self._llama.llama_context_default_params()
-        self._keep = binding.apply(params, model_params, context_params, devices)
+        self._keep = apply(params, model_params, context_params, devices)
         model_params.load_mode = self._llama.LLAMA_LOAD_MODE_NONE
         self._context: Any = None
-        self._adapters: binding.Adapters | None = None
+        self._adapters: Adapters | None = None
         self._model = self._llama.llama_model_load_from_file(os.fsencode(path), model_params)
         if not self._model:
-            raise binding.failure(path, "llama.cpp cannot load the model")
+            raise failure(path, "llama.cpp cannot load the model")
         try:
             self._context = self._llama.llama_init_from_model(self._model, context_params)
             if not self._context:
-                raise binding.failure(path, "llama.cpp cannot make a context")
+                raise failure(path, "llama.cpp cannot make a context")
             if params.lora:
-                self._adapters = binding.Adapters(native.load(), params.lora, self._model, really=True)
+                self._adapters = Adapters(native.load(), params.lora, self._model, really=True)
                 self._adapters.apply(params.lora, self._context)
             self._compute(path)
         except BaseException:
@@ -51,7 +55,7 @@ class RealLoad:
 
     def breakdown(self) -> Breakdown:
         """What llama.cpp counts for it."""
-        found = binding.breakdown_of(self._context)
+        found = breakdown_of(self._context)
         return replace(found, lora=self._adapters.rows) if self._adapters else found
 
     def close(self) -> None:
@@ -69,7 +73,7 @@ class RealLoad:
     def _compute(self, path: str) -> None:
         for batch in self._batches():
             if self._refuses(batch):
-                raise binding.failure(path, "llama.cpp cannot compute with the model")
+                raise failure(path, "llama.cpp cannot compute with the model")
         self._llama.llama_synchronize(self._context)
 
     def _batches(self) -> Iterator[tuple[int, int]]:
@@ -109,7 +113,7 @@ def _batch(llama: Any, n_tokens: int, n_seqs: int) -> tuple[Any, list[object]]:
     return llama.llama_batch(count, tokens, None, None, counts, own, None), [tokens, sequences, counts, own]
 
 
-def device_speed(device: binding.Device, memory: int, seconds: float) -> MeasuredSpeed:
+def device_speed(device: Device, memory: int, seconds: float) -> MeasuredSpeed:
     """How fast ``device`` is, by products of zeros in up to ``memory`` bytes of it, in about ``seconds`` at most.
 
     Raises ``LlamaCppError`` where that cannot be measured.
@@ -161,7 +165,7 @@ def reset_connections() -> None:
                 connection.detach()
 
 
-def compute_capabilities(devices: binding.Registry) -> dict[str, int]:
+def compute_capabilities(devices: Registry) -> dict[str, int]:
     """Compute capability (890 for 8.9) by name of the CUDA devices, where the driver tells."""
     known: dict[str, int] = {}
     for device in devices.default:

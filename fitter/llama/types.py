@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple
 
 # Known by this module's name, like all that is here.
 from fitter.llama.virtual import MAX_DEVICES as MAX_DEVICES
 from fitter.llama.virtual import VirtualDevice as VirtualDevice
 from fitter.llama.virtual import describe as describe
+from fitter.parameters import DEFAULTS, Parameter, of_a_load
+from fitter.parameters import FlashAttn as FlashAttn
+from fitter.parameters import SplitMode as SplitMode
+from fitter.values import Lora as Lora
+from fitter.values import TensorBuftOverride as TensorBuftOverride
 
-FlashAttn = Literal["auto", "on", "off"]
-SplitMode = Literal["none", "layer", "row", "tensor"]
 ContextType = Literal["default", "mtp"]
 
 RPC = "RPC"
@@ -20,25 +23,6 @@ RPC = "RPC"
 
 MAX_USED_DEVICES = 15
 """Devices that one model can be on: ggml's scheduler has room for 16 backends, and the CPU's is one of them."""
-
-
-@dataclass(frozen=True)
-class TensorBuftOverride:
-    """Tensors whose name contains a match of ``pattern`` go to the buffer type named ``buffer_type``.
-
-    ``pattern`` is an ECMAScript regular expression (``std::regex``), as in llama.cpp's ``-ot``.
-    """
-
-    pattern: str
-    buffer_type: str
-
-
-@dataclass(frozen=True)
-class Lora:
-    """A LoRA adapter, as llama.cpp's ``--lora-scaled`` takes it. One of scale 0 is loaded and not computed with."""
-
-    path: str
-    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,31 +37,56 @@ class Params:
     ``n_rs_seq`` counts the snapshots of a recurrent state that drafted tokens can be taken back to, ``n_outputs_max``
     the tokens of a batch that have an output (0: all).
     The defaults are those of llama.cpp's own tools (``common_params``), not of the library.
+    ``more`` has the parameters of the table that have no field here, by their names and in the order of the table:
+    those of them that are not what they are by default.
     """
 
-    n_ctx: int = 0
-    n_gpu_layers: int = -1
-    tensor_split: tuple[float, ...] | None = None
-    tensor_buft_overrides: tuple[TensorBuftOverride, ...] = ()
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    n_seq_max: int = 1
-    kv_unified: bool = False
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attn: FlashAttn = "auto"
-    offload_kqv: bool = True
-    op_offload: bool = True
-    swa_full: bool = False
-    embeddings: bool = False
-    split_mode: SplitMode = "layer"
-    main_gpu: int = 0
-    devices: tuple[str, ...] | None = None
-    load_mtp: bool = False
-    ctx_type: ContextType = "default"
-    n_rs_seq: int = 0
-    n_outputs_max: int = 0
-    lora: tuple[Lora, ...] = ()
+    n_ctx: int = DEFAULTS["n_ctx"]
+    n_gpu_layers: int = DEFAULTS["n_gpu_layers"]
+    tensor_split: tuple[float, ...] | None = DEFAULTS["tensor_split"]
+    tensor_buft_overrides: tuple[TensorBuftOverride, ...] = DEFAULTS["override_tensor"]
+    n_batch: int = DEFAULTS["n_batch"]
+    n_ubatch: int = DEFAULTS["n_ubatch"]
+    n_seq_max: int = DEFAULTS["n_seq_max"]
+    kv_unified: bool = DEFAULTS["kv_unified"]
+    type_k: str = DEFAULTS["type_k"]
+    type_v: str = DEFAULTS["type_v"]
+    flash_attn: FlashAttn = DEFAULTS["flash_attn"]
+    offload_kqv: bool = DEFAULTS["offload_kqv"]
+    op_offload: bool = DEFAULTS["op_offload"]
+    swa_full: bool = DEFAULTS["swa_full"]
+    embeddings: bool = DEFAULTS["embedding"]
+    split_mode: SplitMode = DEFAULTS["split_mode"]
+    main_gpu: int = DEFAULTS["main_gpu"]
+    devices: tuple[str, ...] | None = DEFAULTS["devices"]
+    load_mtp: bool = DEFAULTS["load_mtp"]
+    ctx_type: ContextType = DEFAULTS["ctx_type"]
+    n_rs_seq: int = DEFAULTS["n_rs_seq"]
+    n_outputs_max: int = DEFAULTS["n_outputs_max"]
+    lora: tuple[Lora, ...] = DEFAULTS["lora"]
+    more: tuple[tuple[str, bool | int | float | str], ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Params:
+        """The parameters with these ``values`` by their names; every other one has its default."""
+        own = {field.name for field in fields(cls)}
+        more = [
+            (name, values[name])
+            for name, each in of_a_load().items()
+            if name in values and name not in own and values[name] != each.default
+        ]
+        return cls(**{name: value for name, value in values.items() if name in own}, more=tuple(more))
+
+    def of_parameter(self, parameter: Parameter) -> Any:
+        """The value of a parameter of the table."""
+        name = str(parameter.key)
+        return getattr(self, name) if hasattr(self, name) else dict(self.more).get(name, parameter.default)
+
+    def planned(self) -> dict[str, Any]:
+        """The values of all that a plan has, by their names: in the order in which they stand here, then ``more``."""
+        known = {name: each for name, each in of_a_load().items() if each.is_planned}
+        order = [field.name for field in fields(self) if field.name in known]
+        return {name: self.of_parameter(known[name]) for name in dict.fromkeys((*order, *known))}
 
 
 @dataclass(frozen=True)

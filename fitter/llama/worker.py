@@ -19,9 +19,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fitter.errors import FitterError, LibraryError, LlamaCppError
-from fitter.llama import binding, projector, real, wire
 from fitter.llama import library as native
+from fitter.llama import projector, real, wire
 from fitter.llama.ahead import Ahead
+from fitter.llama.devices import cuda_registry, device_named, host_of, load_cuda_backend, register_virtual, registry
+from fitter.llama.headers import Headers
+from fitter.llama.loader import Loader
+from fitter.llama.log import captured_log
+from fitter.llama.patterns import match
 from fitter.llama.types import (
     Breakdown,
     DeviceInfo,
@@ -44,7 +49,7 @@ class Session:
     """What the worker keeps between requests. Every public method is a command."""
 
     def __init__(self) -> None:
-        self._loader: binding.Loader | None = None
+        self._loader: Loader | None = None
         self._virtual = False
         self._description = ""
         self._reported = 0
@@ -52,7 +57,7 @@ class Session:
         self._real: real.RealLoad | None = None
         self._has_servers = False
         # Outlives the loader: a header has nothing to do with devices.
-        self._headers: binding.Headers | None = None
+        self._headers: Headers | None = None
 
     @property
     def loads(self) -> int:
@@ -73,14 +78,14 @@ class Session:
             self._loader.close()
             self._loader = None
         if description:
-            binding.register_virtual(description)
+            register_virtual(description)
         self._virtual = bool(description)
         self._description = description
         self._open().loads = loads
 
     def adopt(self, path: str, plugin: bool, count: int) -> None:
         """Take the cards of a CUDA backend that runs without a GPU: ``count`` of them."""
-        binding.load_cuda_backend(path, plugin)
+        load_cuda_backend(path, plugin)
         self._adopted = True
         found = sum(device.info.virtual for device in self._open().devices.default)
         if found != count:
@@ -93,7 +98,7 @@ class Session:
         return native.llama_cpp_version()
 
     def host(self) -> DeviceInfo:
-        return binding.host(self._open().devices)
+        return host_of(self._open().devices)
 
     def header(self, path: str) -> Header:
         return self._known_headers().read(path)
@@ -124,16 +129,16 @@ class Session:
         real.add_rpc_server(endpoint)
         if self._loader:
             # what is loaded refers to devices by address, and those stay
-            self._loader.devices = binding.registry(self._virtual)
+            self._loader.devices = registry(self._virtual)
 
     def compute_capabilities(self) -> tuple[tuple[str, int], ...]:
         return tuple(real.compute_capabilities(self._open().devices).items())
 
     def memory(self) -> tuple[DeviceInfo, ...]:
-        return tuple(device.info for device in binding.registry(self._virtual).default)
+        return tuple(device.info for device in registry(self._virtual).default)
 
     def speed(self, device: str, memory: int, seconds: float) -> MeasuredSpeed:
-        return real.device_speed(binding.device(device, self._open().devices), memory, seconds)
+        return real.device_speed(device_named(device, self._open().devices), memory, seconds)
 
     def load(self, path: str, params: Params) -> Loaded:
         self.unload()
@@ -146,7 +151,7 @@ class Session:
             loaded.close()
 
     def match(self, patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
-        return binding.match(patterns, names)
+        return match(patterns, names)
 
     def _end(self) -> None:
         """End the process, whatever it is doing."""
@@ -160,14 +165,14 @@ class Session:
         self._virtual, self._description = True, ahead.description
         self._open().keep(ahead)
 
-    def _open(self) -> binding.Loader:
+    def _open(self) -> Loader:
         if self._loader is None:
-            devices = binding.cuda_registry() if self._adopted else binding.registry(self._virtual)
-            self._loader = binding.Loader(devices, self._known_headers())
+            devices = cuda_registry() if self._adopted else registry(self._virtual)
+            self._loader = Loader(devices, self._known_headers())
         return self._loader
 
-    def _known_headers(self) -> binding.Headers:
-        self._headers = self._headers or binding.Headers()
+    def _known_headers(self) -> Headers:
+        self._headers = self._headers or Headers()
         return self._headers
 
 
@@ -201,7 +206,7 @@ _kinds = functools.cache(typing.get_type_hints)
 
 def _log(count: int | None) -> list[str]:
     try:
-        lines = [line.text for line in binding.captured_log()]
+        lines = [line.text for line in captured_log()]
     except FitterError:
         return []
     return lines if count is None else lines[-count:]

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fitter.errors import UsageError
-from fitter.machine.gpu import UNITS
 from fitter.machine.host import host_memory
 from fitter.machine.speed import HostSpeed, default_host
+from fitter.values import UNITS
 
 _SCHEMA = 1
 
@@ -54,10 +54,10 @@ def parse_bandwidth(text: str) -> float:
     match = _BANDWIDTH.fullmatch(text.strip())
     unit = (match[2] or "b").lower() if match else ""
     if not match or unit not in UNITS:
-        raise UsageError(f"{text!r} is no bandwidth: write a number and a unit, such as 60GB/s or 56GiB/s")
+        raise UsageError(f"{text!r} is not a bandwidth: write a number and a unit, such as 60GB/s or 56GiB/s")
     bandwidth = float(match[1]) * UNITS[unit]
     if not _LEAST <= bandwidth <= _MOST:
-        raise UsageError(f"{text!r} is no bandwidth that memory has: write one such as 60GB/s")
+        raise UsageError(f"{text!r} is not a bandwidth that memory can have: write one such as 60GB/s")
     return bandwidth
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fitter.errors import UsageError
 from fitter.llama.virtual import MAX_DEVICES, VirtualDevice
 from fitter.machine import catalogue
+from fitter.values import SIZE, UNITS, parse_size
 
 PROFILES = ("cuda", "rocm", "vulkan", "metal")
 """Profiles that a GPU without a name can have."""
@@ -34,23 +35,6 @@ OLDEST_CUDA = 500
 OLDEST_ROCM = catalogue.AMD_OFFSET + 0x803
 """The oldest architecture that ggml-hip knows: gfx803."""
 
-UNITS = {
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
-"""Bytes of the units that sizes and bandwidths are given in."""
-
-_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
-MOST_BYTES = 2**60
-"""More memory than any machine has."""
-
 _COUNT = re.compile(r"([0-9]{1,6})\s*[x×*]\s*(.*)", re.IGNORECASE | re.DOTALL)
 _FORMS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB or metal:64GiB"
 
@@ -64,26 +48,6 @@ class _Kind:
     compute_capability: int
     total: int
     free: int
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a size such as ``24GiB``, ``24564 MiB`` or ``20GB``; the unit must be there. Fractions round down.
-
-    Raises ``UsageError`` where it is no size, or more than an exbibyte.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
-        raise UsageError(f"{text!r} is no size: write a number and a unit, such as 24GiB or 24564MiB")
-    number, unit = match.groups()
-    if not unit:
-        raise UsageError(f"{text!r} has no unit: write {number}MiB or {number}GiB")
-    if unit.lower() not in UNITS:
-        raise UsageError(f"{text!r} has an unknown unit: use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
-    whole, _, decimals = number.partition(".")
-    size = int(whole + decimals) * UNITS[unit.lower()] // int("1" + "0" * len(decimals))
-    if size > MOST_BYTES:
-        raise UsageError(f"{text!r} is more memory than any machine has")
-    return size
 
 
 def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
@@ -101,7 +65,7 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     """
     if any(spec.strip().lower() == NO_GPU for spec in specs):
         if len(specs) > 1:
-            raise UsageError(f"--gpu {specs[-1]!r}: {NO_GPU} is a machine without a GPU, so name no other beside it")
+            raise UsageError(f"--gpu {specs[-1]!r}: {NO_GPU} means a machine without a GPU: leave the other GPUs out")
         return ()
     kinds: list[_Kind] = []
     for spec in specs:
@@ -150,9 +114,9 @@ def _parse(spec: str) -> tuple[int, _Kind]:
         # The share is a default that a Mac's owner can raise.
         kind = replace(kind, total=free)
     if kind.total == 0 or free == 0:
-        raise UsageError(f"--gpu {spec!r}: a device without memory is none")
+        raise UsageError(f"--gpu {spec!r}: a device must have memory")
     if free > kind.total:
-        raise UsageError(f"--gpu {spec!r}: more memory free than the device has")
+        raise UsageError(f"--gpu {spec!r}: free= is more than all of the device's memory")
     return count, _Kind(kind.description, kind.profile, kind.compute_capability, kind.total, free)
 
 
@@ -167,7 +131,7 @@ def _parse_free(options: list[str]) -> int | None:
     for option in options:
         key, _, value = option.partition("=")
         if key.strip().lower() != "free":
-            raise UsageError(f"unknown option {key.strip()!r}; there is free=SIZE")
+            raise UsageError(f"unknown option {key.strip()!r}; the only one is free=SIZE")
         if free is not None:
             raise UsageError("free= is given twice")
         free = parse_size(value)
@@ -180,7 +144,7 @@ def _parse_kind(body: str) -> _Kind:
         if body.partition(":")[0].strip().lower() in PROFILES or not (gpu := catalogue.find(name)):
             return _parse_profile(body)
         return _parse_unified(gpu, memory)
-    if (match := _SIZE.fullmatch(body)) and match[2].lower() in UNITS:
+    if (match := SIZE.fullmatch(body)) and match[2].lower() in UNITS:
         return _parse_memory(body)
     if gpu := catalogue.find(body):
         return _known(gpu, gpu.total, gpu.free)
@@ -215,7 +179,7 @@ def _parse_unified(gpu: catalogue.CatalogueGpu, text: str) -> _Kind:
 def _parse_profile(body: str) -> _Kind:
     parts = [part.strip() for part in body.split(":")]
     if parts[0].lower() not in PROFILES:
-        raise UsageError(f"unknown profile {parts[0]!r}; there is {', '.join(PROFILES)}")
+        raise UsageError(f"unknown profile {parts[0]!r}; the profiles are {', '.join(PROFILES)}")
     profile = parts[0].lower()
     if profile == "vulkan":
         return _parse_vulkan(parts[1:])
@@ -238,7 +202,7 @@ def _compute_capability(text: str) -> int:
     except ValueError:
         number = catalogue.AMD_OFFSET
     if number >= catalogue.AMD_OFFSET:
-        raise UsageError(f"{text!r} is no compute capability; write one such as 8.9")
+        raise UsageError(f"{text!r} is not a compute capability; write one such as 8.9")
     if number < OLDEST_CUDA:
         raise UsageError(f"compute capability {text} is older than llama.cpp's CUDA backend supports (5.0)")
     return number
@@ -250,7 +214,7 @@ def _architecture(text: str) -> int:
     except ValueError:
         number = 0
     if number < catalogue.AMD_OFFSET:
-        raise UsageError(f"{text!r} is no architecture of AMD's; write one such as gfx1100, as rocminfo shows it")
+        raise UsageError(f"{text!r} is not an AMD architecture; write one such as gfx1100, as rocminfo shows it")
     if number < OLDEST_ROCM:
         raise UsageError(f"{text} is older than llama.cpp's HIP backend supports (gfx803)")
     return number
@@ -265,7 +229,7 @@ def _parse_vulkan(parts: list[str]) -> _Kind:
         return _Kind("virtual Vulkan GPU", "vulkan", 0, size, size)
     driver = drivers[0].lower()
     if driver not in VULKAN_DRIVERS:
-        raise UsageError(f"unknown Vulkan driver {drivers[0]!r}; there is {', '.join(VULKAN_DRIVERS)}")
+        raise UsageError(f"unknown Vulkan driver {drivers[0]!r}; the drivers are {', '.join(VULKAN_DRIVERS)}")
     return _Kind(f"virtual Vulkan GPU ({VULKAN_DRIVERS[driver]})", f"vulkan-{driver}", 0, size, size)
 
 

@@ -64,8 +64,8 @@ def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header
     n_layer = _integer(metadata, f"{architecture}.block_count")
     if n_layer < 1:
         raise ModelError(
-            f"{show(files[0])} has no {printable(architecture, LONGEST_NAME)}.block_count, so it is no language model; "
-            "convert it again"
+            f"{show(files[0])} has no {printable(architecture, LONGEST_NAME)}.block_count, so it is not "
+            "a language model; convert it again"
         )
     return Model(
         files[0],
@@ -102,7 +102,7 @@ def _usable_architecture(file: Path, metadata: Mapping[str, MetadataValue]) -> s
     if kind == "imatrix" or architecture == "imatrix":
         raise ModelError(f"{show(file)} is an importance matrix, used to quantize a model; name the model itself")
     if not isinstance(architecture, str) or not architecture:
-        raise ModelError(f"{show(file)} has no general.architecture, so it is no model; convert it again")
+        raise ModelError(f"{show(file)} has no general.architecture, so it is not a model; convert it again")
     return architecture
 
 
@@ -112,9 +112,9 @@ def _check_split(files: Sequence[Path], headers: Sequence[Header]) -> None:
     if count != len(files):
         if len(files) == 1:
             name = source.split_path("<name>", 1, count)
-            raise ModelError(f"{show(files[0])} is one of {count} split files; give them names such as {name} again")
+            raise ModelError(f"{show(files[0])} is one of {count} split files; rename them to names such as {name}")
         raise ModelError(
-            f"{show(files[0])} says that it is split in {count}, its name in {len(files)}; download it again"
+            f"{show(files[0])} says that it is one of {count} files, and its name says {len(files)}; download it again"
         )
     if count == 1:
         return

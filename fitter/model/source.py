@@ -72,7 +72,7 @@ def _check(path: Path) -> None:
         if stat.S_ISDIR(status.st_mode):
             raise ModelError(f"{show(path)} is a directory; name the GGUF file{_inside(path)}")
         if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"{show(path)} is no regular file; name a GGUF file")
+            raise ModelError(f"{show(path)} is not a regular file; name a GGUF file")
         with path.open("rb") as file:
             head = file.read(8)
     except FileNotFoundError:

@@ -6,18 +6,10 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from fitter.errors import PlanError, UsageError
-from fitter.llama.types import MAX_DEVICES, Params, TensorBuftOverride
+from fitter.errors import PlanError
+from fitter.kinds import Flag
+from fitter.parameters import PARAMETERS, SHARED, Parameter, of_a_load
 from fitter.planning.plan import PlanData, SharedUse
-
-_DEFAULT = Params()
-_WITHOUT_BACKSLASH = {
-    **{f"\\{char}": f"[{char}]" for char in ".$*+?()[{}|/-"},
-    r"\d": "[0-9]",
-    r"\D": "[^0-9]",
-    r"\w": "[A-Za-z0-9_]",
-    r"\W": "[^A-Za-z0-9_]",
-}
 
 
 def arguments(plan: PlanData) -> list[str]:
@@ -26,46 +18,31 @@ def arguments(plan: PlanData) -> list[str]:
     Whatever decides about memory is there, unless it equals a default that all three programs share. Raises
     :class:`PlanError` where llama.cpp has no argument for what the plan needs.
     """
+    args: list[str] = []
+    for name, each in of_a_load().items():
+        if each.is_planned and each.options and each.section != SHARED:
+            args += _words(plan, each)
+        if name == "n_ctx" and plan.rpc:
+            # before -dev, which names their devices
+            args += [PARAMETERS["rpc"].option, ",".join(plan.rpc)]
+    return [*args, *_shared(plan.shared), "-fit", "off"]
+
+
+def _words(plan: PlanData, each: Parameter) -> list[str]:
+    """How one parameter is said, where it has to be."""
     params = plan.params
-    args = ["-c", str(params.n_ctx or plan.breakdown.n_ctx)]
-    if plan.rpc:
-        # before -dev, which names their devices
-        args += ["--rpc", ",".join(plan.rpc)]
-    if plan.params.devices is not None:
-        args += ["-dev", ",".join(params.devices or ()) or "none"]
-    args += ["-ngl", str(params.n_gpu_layers) if params.n_gpu_layers >= 0 else "all"]
-    if params.split_mode != _DEFAULT.split_mode:
-        args += ["-sm", params.split_mode]
-    if params.main_gpu != _DEFAULT.main_gpu:
-        args += ["-mg", str(params.main_gpu)]
-    if params.tensor_split is not None and len(plan.breakdown.devices) > 1:
-        args += ["-ts", _tensor_split(params.tensor_split)]
-    if params.tensor_buft_overrides:
-        args += ["-ot", ",".join(_override(override) for override in params.tensor_buft_overrides)]
-    if params.n_batch != _DEFAULT.n_batch:
-        args += ["-b", str(params.n_batch)]
-    if params.n_ubatch != _DEFAULT.n_ubatch:
-        args += ["-ub", str(params.n_ubatch)]
-    if params.type_k != _DEFAULT.type_k:
-        args += ["-ctk", params.type_k]
-    if params.type_v != _DEFAULT.type_v:
-        args += ["-ctv", params.type_v]
-    if params.flash_attn != _DEFAULT.flash_attn:
-        args += ["-fa", params.flash_attn]
-    if not params.offload_kqv:
-        args += ["-nkvo"]
-    if not params.op_offload:
-        args += ["--no-op-offload"]
-    if params.swa_full:
-        args += ["--swa-full"]
-    if params.embeddings:
-        args += ["--embedding"]
+    value = params.of_parameter(each)
+    if each.key == "n_ctx":
+        value = value or plan.breakdown.n_ctx
+    if each.key == "tensor_split" and len(plan.breakdown.devices) < 2:
+        return []
     # llama-server takes four slots with a unified KV cache unless it is told a number; told one, it keeps the cache
     # split by default. Only llama-server knows -kvu, and one sequence takes the same memory with it and without.
-    args += ["-np", str(params.n_seq_max)]
-    if params.kv_unified and params.n_seq_max > 1:
-        args += ["-kvu"]
-    return [*args, *_shared(plan.shared), "-fit", "off"]
+    if each.key == "kv_unified" and params.n_seq_max == 1:
+        return []
+    if value == each.default and not each.is_always:
+        return []
+    return [each.option] if isinstance(each.kind, Flag) else [each.option, each.kind.word(value)]
 
 
 def _shared(shared: Sequence[SharedUse]) -> list[str]:
@@ -99,7 +76,7 @@ def check_line(args: Sequence[str]) -> None:
     for arg in args:
         if not arg.isprintable():
             raise PlanError(
-                f"'{arg}' has control characters, which no line of arguments has: rename it, or take --json"
+                f"'{arg}' has control characters, which cannot be part of a command line: rename it, or use --json"
             )
 
 
@@ -112,43 +89,3 @@ def shell_word(arg: str) -> str:
         return arg
     parts = re.findall(r"[^'\\]+|['\\]", arg)
     return "".join(f"\\{part}" if part in ("'", "\\") else f"'{part}'" for part in parts) or "''"
-
-
-def plain_pattern(pattern: str) -> str:
-    """``pattern`` without backslashes where the same regular expression can be said without them.
-
-    ``blk\\.1\\.`` becomes ``blk[.]1[.]``: a backslash does not survive ``xargs``.
-    """
-    out: list[str] = []
-    in_class = False
-    for token in re.findall(r"\\.|.", pattern, re.DOTALL):
-        if token == "[":
-            in_class = True
-        elif token == "]":
-            in_class = False
-        out.append(token if in_class else _WITHOUT_BACKSLASH.get(token, token))
-    return "".join(out)
-
-
-def _override(override: TensorBuftOverride) -> str:
-    """One ``pattern=buffer type``. llama.cpp cuts at every comma and at the first equals sign."""
-    for char in ",=":
-        if char in override.pattern:
-            raise UsageError(
-                f"tensor pattern '{override.pattern}' has '{char}' in it, which llama.cpp's -ot cannot take: "
-                "write '.' in its place"
-            )
-    return f"{plain_pattern(override.pattern)}={override.buffer_type}"
-
-
-def _tensor_split(split: tuple[float, ...]) -> str:
-    """Proportions, without trailing zeros: llama.cpp fills up with zeros, and takes one entry less than devices."""
-    length = len(split)
-    while length > 1 and split[length - 1] == 0:
-        length -= 1
-    if length >= MAX_DEVICES:
-        raise PlanError(
-            f"llama.cpp's -ts takes at most {MAX_DEVICES - 1} devices, this plan splits over {length}: "
-            "leave one out with -dev"
-        )
-    return ",".join(f"{value:.9g}" for value in split[:length])

@@ -17,7 +17,7 @@ _NAMED_PARTS = 3
 def explanation(plan: PlanData) -> str:
     """What ``plan`` spends its time on, what each choice was made over, and how much faster another one could be."""
     if plan.estimate is None:
-        return "nothing is estimated" if plan.fits else "nothing is estimated of a plan that does not fit"
+        return "nothing is estimated" if plan.fits else "a plan that does not fit has no estimate"
     return "\n".join(explain_lines(plan.estimate, plan.choices, plan.bound))
 
 
@@ -43,7 +43,9 @@ def far_lines(bound: Bound | None) -> list[str]:
     """Of a plan that is far from the best that there may be: by how much, and what keeps it there."""
     if bound is None or bound.reached is None or not bound.is_far:
         return []
-    times = f"{bound.reached / bound.seconds:.1f} times the {duration(bound.seconds)} that no placement goes below"
+    times = (
+        f"{bound.reached / bound.seconds:.1f} times the {duration(bound.seconds)} that every placement takes at least"
+    )
     return [f"{times}: {'; '.join(map(_reason, bound.reasons))}" if bound.reasons else times]
 
 
@@ -55,8 +57,8 @@ def _reason(reason: Reason) -> str:
         if reason.devices:
             said += f", for which {' and '.join(reason.devices)} {'have' if len(reason.devices) > 1 else 'has'} no room"
     else:
-        return "the rest, for layers and tensors are placed whole, and each device has a row of layers"
-    return f"{said}, with which it is {duration(reason.seconds)}"
+        return "the rest, because layers and tensors are placed whole, and each device takes consecutive layers"
+    return f"{said}, which makes it {duration(reason.seconds)}"
 
 
 def default_speeds(price: Price) -> list[str]:

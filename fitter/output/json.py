@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fitter.llama.types import Array, DeviceInfo, MetadataValue, Params, Row
 from fitter.machine.catalogue import capability_text
 from fitter.output.arguments import arguments
+from fitter.parameters import of_a_load
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, SharedUse, resolved
 from fitter.planning.pricing import Price
 
@@ -227,32 +228,11 @@ def _model(model: ModelSummary) -> dict[str, Any]:
 
 
 def _params(params: Params) -> dict[str, Any]:
-    return {
-        "n_ctx": params.n_ctx,
-        "n_gpu_layers": params.n_gpu_layers,
-        "tensor_split": None if params.tensor_split is None else list(params.tensor_split),
-        "tensor_buft_overrides": [
-            {"pattern": override.pattern, "buffer_type": override.buffer_type}
-            for override in params.tensor_buft_overrides
-        ],
-        "n_batch": params.n_batch,
-        "n_ubatch": params.n_ubatch,
-        "n_seq_max": params.n_seq_max,
-        "type_k": params.type_k,
-        "type_v": params.type_v,
-        "flash_attn": params.flash_attn,
-        "offload_kqv": params.offload_kqv,
-        "op_offload": params.op_offload,
-        "kv_unified": params.kv_unified,
-        "swa_full": params.swa_full,
-        "embeddings": params.embeddings,
-        "split_mode": params.split_mode,
-        "main_gpu": params.main_gpu,
-        "devices": list(params.devices or ()),
-        "load_mtp": params.load_mtp,
-        "n_rs_seq": params.n_rs_seq,
-        "lora": [{"path": lora.path, "scale": lora.scale} for lora in params.lora],
-    }
+    known = of_a_load()
+    document = {name: known[name].kind.to_json(value) for name, value in params.planned().items()}
+    # schema 1 has it here
+    before = list(document)[: list(document).index("op_offload") + 1]
+    return {name: document[name] for name in (*(name for name in before if name != "kv_unified"), *document)}
 
 
 def _device(device: DeviceUse) -> dict[str, Any]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from fitter.errors import UsageError
-from fitter.llama.types import FlashAttn, Lora, Params, Row, SplitMode, TensorBuftOverride
+from fitter.llama.types import Params, Row
 from fitter.output.json import SCHEMA
+from fitter.parameters import of_a_load
 from fitter.planning.limits import check_params
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
 from fitter.text import LONGEST_TEXT, printable
@@ -60,7 +61,7 @@ def read_plan(path: str | os.PathLike[str]) -> PlanDocument:
     except OSError as error:
         raise UsageError(f"{path}: the plan cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise UsageError(f"{path}: this is no JSON: give a file that fitter --json wrote") from None
+        raise UsageError(f"{path}: this is not JSON: give a file that fitter --json wrote") from None
     try:
         return _plan(_Entry("", document))
     except _Wrong as wrong:
@@ -93,6 +94,9 @@ class _Entry:
         if key not in self._value:
             raise _Wrong(f"'{where}' is missing: give a plan that this version's fitter --json wrote")
         return _Entry(where, self._value[key])
+
+    def __contains__(self, key: str) -> bool:
+        return isinstance(self._value, dict) and key in self._value
 
     def text(self) -> str:
         return self._plain(str, "a text")
@@ -173,36 +177,12 @@ def _model(entry: _Entry) -> ModelSummary:
     return ModelSummary(entry["path"].text(), name, architecture, entry["bytes"].size())
 
 
-_PARAMS: Mapping[str, Callable[[_Entry], Any]] = {
-    "n_ctx": _Entry.whole,
-    "n_gpu_layers": _Entry.whole,
-    "tensor_split": lambda entry: entry.maybe(lambda split: split.each(_Entry.number)),
-    "tensor_buft_overrides": lambda entry: entry.each(
-        lambda override: TensorBuftOverride(override["pattern"].text(), override["buffer_type"].text())
-    ),
-    "n_batch": _Entry.whole,
-    "n_ubatch": _Entry.whole,
-    "n_seq_max": _Entry.whole,
-    "kv_unified": _Entry.flag,
-    "type_k": _Entry.text,
-    "type_v": _Entry.text,
-    "flash_attn": lambda entry: entry.one_of(*get_args(FlashAttn)),
-    "offload_kqv": _Entry.flag,
-    "op_offload": _Entry.flag,
-    "swa_full": _Entry.flag,
-    "embeddings": _Entry.flag,
-    "split_mode": lambda entry: entry.one_of(*get_args(SplitMode)),
-    "main_gpu": _Entry.whole,
-    "devices": lambda entry: entry.each(_Entry.text),
-    "load_mtp": _Entry.flag,
-    "n_rs_seq": _Entry.whole,
-    "lora": lambda entry: entry.each(lambda lora: Lora(lora["path"].text(), lora["scale"].number())),
-}
-"""How each parameter of a model is read; what only a draft has is in no plan."""
-
-
 def _params(entry: _Entry) -> Params:
-    params = Params(**{name: read(entry[name]) for name, read in _PARAMS.items()})
+    known = {name: each.kind for name, each in of_a_load().items() if each.is_planned}
+    values = {name: kind.from_json(entry[name]) for name, kind in known.items() if hasattr(Params, name)}
+    # what came later than the first plans is not in all of them
+    more = [name for name in known if name not in values and name in entry]
+    params = Params.of({**values, **{name: entry[name].maybe(known[name].from_json) for name in more}})
     try:
         check_params(params)
     except UsageError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import IO, TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from fitter.llama.types import Array, DeviceInfo, MetadataValue, Row
 from fitter.machine.catalogue import capability_text
 from fitter.model.source import show
 from fitter.output.explanation import default_speeds, explain_lines, far_lines
+from fitter.output.narrow import NarrowTable, too_narrow
 from fitter.output.units import dummy_loads, human, mib, scaled, speed
 from fitter.planning.plan import DeviceUse, HostUse, PlanData, SharedUse
 from fitter.planning.pricing import Price
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _FILE_WIDTH = 120
 _LONGEST_KEY = 80
+_NAMES = "description"
 _KINDS = {
     "draft": "draft model",
     "mtp": "multi-token prediction of",
@@ -41,10 +43,16 @@ _FOR_SERVER = ("draft", "mtp", "projector")
 def print_to(stream: IO[str], renderable: RenderableType) -> None:
     """Write ``renderable`` to ``stream``: as wide as the terminal, or 120 columns where it is none.
 
+    On a terminal below 40 columns one line says so instead.
+
     A text is what it is, no markup. What is folded may begin with whatever stands in a name.
     """
     if stream.isatty():
-        Console(file=stream, highlight=False, markup=False, emoji=False).print(renderable)
+        terminal = Console(file=stream, highlight=False, markup=False, emoji=False)
+        if instead := too_narrow(terminal.width):
+            stream.write(instead + "\n")
+        else:
+            terminal.print(renderable)
         return
     console = Console(
         file=io.StringIO(),
@@ -60,6 +68,13 @@ def print_to(stream: IO[str], renderable: RenderableType) -> None:
     stream.write("".join(f"{as_log_line(line.rstrip())}\n" for line in capture.get().splitlines()))
 
 
+def plan_text(plan: PlanData) -> str:
+    """The table of ``plan`` as text, as a file gets it, without the last newline."""
+    out = io.StringIO()
+    print_to(out, plan_table(plan))
+    return out.getvalue().removesuffix("\n")
+
+
 def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
     """What ``plan`` takes of every device and of the host, its parameters, and its time; ``verbose``: also why."""
     parts: list[RenderableType] = [_title(plan), _use_table(plan)]
@@ -68,7 +83,7 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
     if plan.shared:
         lines = [_shared(shared) for shared in plan.shared]
         if any(shared.kind in _FOR_SERVER for shared in plan.shared):
-            lines.append("the arguments for what drafts and for a projector are for llama-server and llama-cli")
+            lines.append("the arguments for a draft model and a projector are for llama-server and llama-cli")
         parts.append(Text("\n".join(lines), overflow="fold"))
     if plan.left_out:
         parts.append(Text("\n".join(left.message for left in plan.left_out), overflow="fold"))
@@ -77,7 +92,7 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
         parts.append(Text(need))
     parts.append(Text("\n".join(_parameters(plan))))
     if plan.levers:
-        parts.append(Text(f"given up, as --allow lets it: {', '.join(plan.levers)}", overflow="fold"))
+        parts.append(Text(f"given up, as --allow permits: {', '.join(plan.levers)}", overflow="fold"))
     if plan.estimate is not None:
         lines = [_estimate(plan.estimate), *far_lines(plan.bound)]
         lines += explain_lines(plan.estimate, plan.choices, plan.bound) if verbose else default_speeds(plan.estimate)
@@ -93,7 +108,8 @@ def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
 
 def rows_table(rows: Iterable[Row]) -> Table:
     """Memory per buffer type."""
-    table = _table("buffer type", "MiB: model", "context", "compute", "used")
+    spare = (("MiB: model", "context", "compute"),)
+    table = _table("buffer type", "MiB: model", "context", "compute", "used", spare=spare)
     for row in rows:
         table.add_row(row.buffer_type, mib(row.model), mib(row.context), mib(row.compute), mib(row.used))
     return table
@@ -101,10 +117,10 @@ def rows_table(rows: Iterable[Row]) -> Table:
 
 def devices_table(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> RenderableType:
     """The devices that llama.cpp would use, and the host."""
-    table = _table("device", "MiB: total", "free")
+    table = _table("device", "MiB: total", "free", spare=("backend", "type", _NAMES), names=_NAMES)
     table.add_column("type")
     table.add_column("backend")
-    table.add_column("description", overflow="fold")
+    table.add_column(_NAMES, overflow="fold")
     for device in devices:
         kind = f"{device.type}, virtual" if device.virtual else device.type
         table.add_row(device.name, mib(device.total), mib(device.free), kind, device.backend, device.description)
@@ -116,7 +132,8 @@ def catalogue_table(gpus: Iterable[CatalogueGpu]) -> RenderableType:
     """The GPUs that ``--gpu`` knows by name, and below them where each figure is from."""
     gpus = tuple(gpus)
     sources: dict[str, int] = {}
-    table = _table("GPU", "arch", "MiB: total", "usable", "free", "GB/s", "PCIe", "TFLOPS")
+    spare = ("PCIe", "usable", "arch", "TFLOPS", "profile", "free", "GB/s", "sources")
+    table = _table("GPU", "arch", "MiB: total", "usable", "free", "GB/s", "PCIe", "TFLOPS", spare=spare)
     table.add_column("profile", no_wrap=True)
     table.add_column("sources", no_wrap=True)
     for gpu in gpus:
@@ -146,9 +163,11 @@ def catalogue_table(gpus: Iterable[CatalogueGpu]) -> RenderableType:
 
 def calibration_table(calibration: Calibration) -> RenderableType:
     """What ``fitter calibrate`` found: the devices, the comparisons, every number that differs."""
-    devices = _table("device", "MiB: total", "free", "context", "outside", "margin")
+    spare = ("free", "MiB: total", _NAMES, "twin")
+    columns = ("MiB: total", "free", "context", "outside", "margin")
+    devices = _table("device", *columns, spare=spare, names=_NAMES)
     devices.add_column("twin")
-    devices.add_column("description", overflow="fold")
+    devices.add_column(_NAMES, overflow="fold")
     for device in calibration.devices:
         info, twin = device.info, device.twin
         sizes = (info.total, info.free, device.context, device.outside, device.margin)
@@ -185,7 +204,7 @@ def _comparison(comparison: Comparison) -> str:
 
 
 def _differences(calibration: Calibration) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = NarrowTable(spare=("against", "devices", "other", "model", "configuration"), fold=16)
     for column in ("devices", "against", "model", "configuration", "what"):
         table.add_column(column, overflow="fold")
     for column in ("bytes: real", "other", "difference"):
@@ -204,7 +223,7 @@ def verification_table(verification: Verification) -> RenderableType:
     """What ``fitter verify`` found: each number of bytes beside its prediction, the devices' memory, the verdict."""
     model = verification.model
     title = Text.assemble((model.name, "bold"), f" ({model.architecture}, {human(model.bytes)} of weights), loaded")
-    sizes = _table("buffer type", "bytes: predicted", "real", "difference")
+    sizes = _table("buffer type", "bytes: predicted", "real", "difference", spare=("bytes: predicted",))
     exceeding = set(verification.exceeding)
     for row in verification.rows:
         differing = {difference.kind: difference for difference in row.differences}
@@ -215,14 +234,14 @@ def verification_table(verification: Verification) -> RenderableType:
             if predicted or real:
                 more = Text(f"{found.more:+,}" if found else "", style=style)
                 sizes.add_row(f"{row.real.buffer_type} {kind}", f"{predicted:,}", f"{real:,}", more)
-    memory = _table("MiB", "free before", "after", "counted", "unaccounted")
+    memory = _table("MiB", "free before", "after", "counted", "unaccounted", spare=("after", "free before"))
     for use in verification.memory:
         memory.add_row(use.name, mib(use.before), mib(use.after), mib(use.counted), mib(use.unaccounted))
     parts: list[RenderableType] = [title, sizes, Text(), memory]
     parts.append(
         Text(
-            "unaccounted: what went beyond llama.cpp's count; below zero where others freed memory, or counted memory\n"
-            "was not touched yet; - where the report stands still"
+            "unaccounted: memory taken beyond llama.cpp's count; below zero where other programs freed memory, or\n"
+            "counted memory is not in use yet; - where the reported free memory never changes"
         )
     )
     for shared in verification.shared:
@@ -264,7 +283,7 @@ def inspection_table(inspection: Inspection) -> RenderableType:
     parts += [roles, Text()]
 
     columns = list(dict.fromkeys(role.role for layer in inspection.layers for role in layer.weights))
-    layers = _table("layer", "MiB: weights", *columns, "KV cache")
+    layers = _table("layer", "MiB: weights", *columns, "KV cache", spare=columns[::-1])
     for layer in inspection.layers:
         weights = {role.role: mib(role.bytes) for role in layer.weights}
         name = "none" if layer.index is None else str(layer.index)
@@ -274,8 +293,11 @@ def inspection_table(inspection: Inspection) -> RenderableType:
     return Group(*parts)
 
 
-def _table(first: str, *numbers: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+def _table(
+    first: str, *numbers: str, spare: Sequence[str | tuple[str, ...]] = (), names: str | None = None, fold: int = 10_000
+) -> NarrowTable:
+    """A column of names and columns of numbers; for the rest see ``NarrowTable``."""
+    table = NarrowTable(spare=spare, names=names, fold=fold)
     table.add_column(first, no_wrap=True)
     for number in numbers:
         table.add_column(number, justify="right", no_wrap=True)
@@ -292,7 +314,8 @@ def _title(plan: PlanData) -> Text:
 
 def _use_table(plan: PlanData) -> Table:
     shares = ("shared",) if plan.shared else ()
-    table = _table("MiB", "total", "free", "model", "context", "compute", *shares, "used", "left", "margin")
+    columns = ("total", "free", "model", "context", "compute", *shares, "used", "left", "margin")
+    table = _table("MiB", *columns, spare=("", "total", ("model", "context", "compute", "shared"), "free"), names="")
     table.add_column("", overflow="fold", style="dim")
     for device in plan.devices:
         _add_use(table, device.name, device, device.description, bool(plan.shared))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fitter.text import human as human
+
 MIB = 1024 * 1024
 
 
@@ -23,16 +25,6 @@ def scaled(figure: float | None, unit: int) -> str:
 def dummy_loads(count: int) -> str:
     """``1 dummy load``, ``2 dummy loads``."""
     return "1 dummy load" if count == 1 else f"{count} dummy loads"
-
-
-def human(size: int) -> str:
-    """``size`` bytes in the unit that reads best: ``0 B``, ``12.3 MiB``, ``4.1 GiB``."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"
 
 
 def duration(seconds: float) -> str:

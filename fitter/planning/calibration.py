@@ -18,7 +18,8 @@ from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDev
 from fitter.machine import catalogue
 from fitter.machine.calibrated import Calibrated
 from fitter.model.zeros import Value, ZeroTensor, write_zeros
-from fitter.planning.constraints import default_margin, parse_overrides
+from fitter.planning.constraints import default_margin
+from fitter.values import parse_overrides
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -5,15 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import TypedDict
+from typing import TYPE_CHECKING, Any
 
 from fitter.errors import UsageError
-from fitter.llama.types import DeviceInfo, FlashAttn, Params, SplitMode, TensorBuftOverride
+from fitter.llama.types import DeviceInfo, Lora, Params, TensorBuftOverride
 from fitter.model.header import Model
 from fitter.model.tensors import layer_of
+from fitter.parameters import MAX_SEQUENCES, PARAMETERS, Measuring, of_a_load, taken_by
 from fitter.planning import limits
 from fitter.planning.cost import Workload
-from fitter.planning.limits import MAX_SEQUENCES
 from fitter.planning.plan import Problem
 from fitter.planning.request import (
     DEFAULT_MARGIN,
@@ -24,7 +24,10 @@ from fitter.planning.request import (
     DeviceLimit,
 )
 from fitter.planning.shared import HOST_NAME
-from fitter.planning.wording import shown
+from fitter.values import MAX_SCALE
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _EXPERTS = ".ffn_(up|down|gate|gate_up)_(ch|)exps"
 """What ``--cpu-moe`` moves (``LLM_FFN_EXPS_REGEX`` upstream); the dot stands for itself."""
@@ -38,99 +41,53 @@ def default_margin(outside: int | None) -> int:
     return max(DEFAULT_MARGIN, 0 if outside is None else outside + SLACK)
 
 
-class Parameters(TypedDict, total=False):
-    """What ``params_of`` takes: llama.cpp's parameters for one load, as people give them."""
-
-    n_ctx: int
-    n_gpu_layers: int
-    tensor_split: Sequence[float] | None
-    override_tensor: Sequence[str]
-    cpu_moe: bool
-    n_cpu_moe: int | None
-    split_mode: SplitMode
-    main_gpu: int
-    n_batch: int | None
-    n_ubatch: int
-    n_seq_max: int
-    kv_unified: bool
-    type_k: str
-    type_v: str
-    flash_attn: FlashAttn
-    offload_kqv: bool
-    op_offload: bool
-    swa_full: bool
-    load_mtp: bool
-    n_rs_seq: int
-    n_outputs_max: int
-    embedding: bool
-
-
-def params_of(
-    devices: Sequence[str] | None,
-    *,
-    n_ctx: int = 0,
-    n_gpu_layers: int = -1,
-    tensor_split: Sequence[float] | None = None,
-    override_tensor: Sequence[str] = (),
-    cpu_moe: bool = False,
-    n_cpu_moe: int | None = None,
-    split_mode: SplitMode = "layer",
-    main_gpu: int = 0,
-    n_batch: int | None = None,
-    n_ubatch: int = 512,
-    n_seq_max: int = 1,
-    kv_unified: bool = False,
-    type_k: str = "f16",
-    type_v: str = "f16",
-    flash_attn: FlashAttn = "auto",
-    offload_kqv: bool = True,
-    op_offload: bool = True,
-    swa_full: bool = False,
-    load_mtp: bool = False,
-    n_rs_seq: int = 0,
-    n_outputs_max: int = 0,
-    embedding: bool = False,
-) -> Params:
+def params_of(devices: Sequence[str] | None, /, **given: Unpack[Measuring]) -> Params:
     """Parameters of one load, as far as they are known without the model; ``for_model`` says the rest.
 
-    What ``cpu_moe`` and ``n_cpu_moe`` stand for is such a rest, and here they are only held against their limits.
+    What ``cpu_moe`` and ``n_cpu_moe`` stand for is such a rest, and here they are only checked. ``None`` is not set.
     Raises ``UsageError`` where one makes no sense.
     """
-    n_ctx = limits.count("n_ctx", n_ctx)
-    n_gpu_layers = limits.count("n_gpu_layers", n_gpu_layers)
-    n_seq_max = limits.count("n_seq_max", n_seq_max)
-    n_ubatch = limits.count("n_ubatch", n_ubatch)
-    n_batch = None if n_batch is None else limits.count("n_batch", n_batch)
-    n_rs_seq = limits.count("n_rs_seq", n_rs_seq)
-    n_outputs_max = limits.count("n_outputs_max", n_outputs_max)
-    main_gpu = limits.count("main_gpu", main_gpu)
-    if n_cpu_moe is not None:
-        limits.count("n_cpu_moe", n_cpu_moe)
+    checked: dict[str, Any] = {
+        each.name: each.check(given[each.name])  # type: ignore[literal-required]
+        for each in taken_by(Measuring)
+        if given.get(each.name) is not None
+    }
+    values = {key: each.kind.planned(checked[each.name]) for key, each in of_a_load().items() if each.name in checked}
     # llama.cpp cuts n_ubatch to n_batch; a larger micro batch alone means a larger batch too
-    batch = max(Params.n_batch, n_ubatch) if n_batch is None else n_batch
-    return Params(
-        n_ctx=n_ctx,
-        n_gpu_layers=n_gpu_layers,
-        tensor_split=(limits.shares("tensor_split", tensor_split) or None) if tensor_split is not None else None,
-        tensor_buft_overrides=parse_overrides(override_tensor),
-        n_batch=batch,
-        n_ubatch=n_ubatch,
-        n_seq_max=n_seq_max,
-        kv_unified=kv_unified,
-        type_k=type_k,
-        type_v=type_v,
-        flash_attn=flash_attn,
-        offload_kqv=offload_kqv,
-        op_offload=op_offload,
-        swa_full=swa_full,
-        embeddings=embedding,
-        split_mode=split_mode,
-        main_gpu=main_gpu,
-        devices=None if devices is None else tuple(devices),
-        load_mtp=load_mtp,
-        n_rs_seq=n_rs_seq,
-        n_outputs_max=n_outputs_max,
-    )
+    values.setdefault("n_batch", max(Params.n_batch, values.get("n_ubatch", Params.n_ubatch)))
+    # as llama-server does, where it is not told -c
+    if (each_slot := checked.get("kv_unified_per_slot")) and "n_ctx" not in checked:
+        values["n_ctx"] = PARAMETERS["n_ctx"].check(each_slot * values.get("n_seq_max", Params.n_seq_max))
+    values["lora"] = adapters(checked.get("lora", ()), checked.get("lora_scaled", ()))
+    if devices is not None:
+        values["devices"] = tuple(devices)
+    return Params.of(values)
+
+
+def context_of_a_sequence(params: Params, n_ctx_train: int) -> int:
+    """Tokens that one sequence may have, in a context that the model's own takes the place of where it is 0."""
+    streams = 1 if params.kv_unified else params.n_seq_max
+    context = params.n_ctx // streams or n_ctx_train
+    each_slot = params.of_parameter(PARAMETERS["kv_unified_per_slot"])
+    return context if each_slot is None else min(context, int(each_slot))
+
+
+def adapters(plain: Iterable[str], scaled: Iterable[str]) -> tuple[Lora, ...]:
+    """The LoRA adapters of ``--lora`` and of ``--lora-scaled``. Raises ``UsageError`` for what those cannot say."""
+    found = [Lora(path) for path in plain]
+    for text in scaled:
+        path, _, scale = text.rpartition(":")
+        try:
+            found.append(Lora(path, float(scale)))
+        except ValueError:
+            path = ""
+        if not path or not abs(found[-1].scale) <= MAX_SCALE:
+            raise UsageError(f"'{text}' is no scaled adapter: write FILE:SCALE, such as style.gguf:0.5")
+    for lora in found:
+        for char in ",:" if lora.scale != 1 else ",":
+            if char in lora.path:
+                raise UsageError(f"the adapter '{lora.path}' has '{char}' in its name, where llama.cpp cuts it")
+    return tuple(found)
 
 
 def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None) -> Params:
@@ -223,29 +180,13 @@ def check_pins(n_gpu_layers: int | None, tensor_split: Sequence[float] | None) -
         )
 
 
-def parse_overrides(texts: Sequence[str]) -> tuple[TensorBuftOverride, ...]:
-    """Overrides from ``pattern=buffer type`` texts, several in one after commas, as ``-ot`` takes them.
-
-    Raises ``UsageError`` where a part is not of that form.
-    """
-    overrides = []
-    for text in texts:
-        for part in text.split(","):
-            pattern, equals, buffer_type = part.partition("=")
-            if not equals or not pattern or not buffer_type:
-                raise UsageError(f"tensor override {shown(part)} is not of the form <name pattern>=<buffer type>")
-            overrides.append(TensorBuftOverride(pattern, buffer_type))
-    limits.check_overrides([override.pattern for override in overrides])
-    return tuple(overrides)
-
-
 def expert_overrides(cpu_moe: bool, n_cpu_moe: int | None, names: Iterable[str]) -> tuple[TensorBuftOverride, ...]:
     """What ``--cpu-moe`` and ``--n-cpu-moe`` stand for in a model with tensors of these ``names``.
 
     Layers that it does not have are left out, however many are asked for. Raises ``UsageError`` for a negative number.
     """
     if n_cpu_moe is not None:
-        n_cpu_moe = limits.count("n_cpu_moe", n_cpu_moe)
+        n_cpu_moe = PARAMETERS["n_cpu_moe"].check(n_cpu_moe)
     if cpu_moe:
         return (TensorBuftOverride(_EXPERTS, "CPU"),)
     if n_cpu_moe:

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params, Row
+from fitter.parameters import of_a_struct
 from fitter.planning import context_limit
 from fitter.planning.context_limit import Excess
 from fitter.planning.explain import Choice
@@ -384,15 +385,7 @@ class _Fit:
 
 def placement_of(params: Params) -> Params:
     """What of ``params`` decides how the model is loaded; the rest is the context's."""
-    return Params(
-        devices=params.devices,
-        n_gpu_layers=params.n_gpu_layers,
-        tensor_split=params.tensor_split,
-        tensor_buft_overrides=params.tensor_buft_overrides,
-        split_mode=params.split_mode,
-        main_gpu=params.main_gpu,
-        load_mtp=params.load_mtp,
-    )
+    return Params.of({str(each.key): params.of_parameter(each) for each in of_a_struct("model")})
 
 
 def _joined(choice: _Choice, own: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from fitter.errors import UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row
-from fitter.machine.gpu import parse_size
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning import limits
 from fitter.planning.plan import SharedUse
 from fitter.planning.request import MIB, SHARED_ROW, DeviceLimit, HostLimit, Measure, Request
+from fitter.values import parse_size
+from fitter.values import size as whole_size
 
 HOST_NAME = "host"
 """The host's name where devices have theirs."""
@@ -49,7 +49,7 @@ def parse_reserve(given: Mapping[str, int | str] | Sequence[str]) -> dict[str, i
             pairs.append((name, amount))
     sizes: dict[str, int] = {}
     for name, value in pairs:
-        size = parse_size(value) if isinstance(value, str) else limits.size(f"the reservation on {name}", value)
+        size = parse_size(value) if isinstance(value, str) else whole_size(f"the reservation on {name}", value)
         sizes[name] = sizes.get(name, 0) + size
     return sizes
 
@@ -110,24 +110,21 @@ class Draft:
                     f"-ts has no share for the devices of the draft model ({', '.join(devices)}), which llama-server "
                     "takes from it by position: name one device with -devd"
                 )
-        return Params(
-            n_ctx=main.n_ctx,
+        return replace(
+            main,
             n_gpu_layers=self.n_gpu_layers,
             tensor_split=split,
-            n_batch=main.n_batch,
-            n_ubatch=main.n_ubatch,
-            n_seq_max=main.n_seq_max,
-            kv_unified=main.kv_unified,
+            tensor_buft_overrides=(),
             type_k=self.type_k,
             type_v=self.type_v,
-            flash_attn=main.flash_attn,
-            offload_kqv=main.offload_kqv,
-            op_offload=main.op_offload,
-            swa_full=main.swa_full,
+            embeddings=False,
             split_mode="layer" if is_alone else main.split_mode,
             main_gpu=0 if is_alone else main.main_gpu,
             devices=devices,
+            load_mtp=False,
+            n_rs_seq=0,
             n_outputs_max=main.n_seq_max,
+            lora=(),
         )
 
     def on(self, main: Params) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Difference:
+class VerifiedDifference:
     """Bytes of one kind in one buffer type that are not those predicted."""
 
     buffer_type: str
@@ -55,12 +55,12 @@ class VerifiedRow:
     real: Row
 
     @property
-    def differences(self) -> Iterator[Difference]:
+    def differences(self) -> Iterator[VerifiedDifference]:
         """Those of its bytes that differ."""
         for kind in KINDS:
             predicted, real = getattr(self.predicted, kind), getattr(self.real, kind)
             if predicted != real:
-                yield Difference(self.real.buffer_type, kind, predicted, real)
+                yield VerifiedDifference(self.real.buffer_type, kind, predicted, real)
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,12 @@ class Verification:
         return not self.problems
 
     @property
-    def differences(self) -> tuple[Difference, ...]:
+    def differences(self) -> tuple[VerifiedDifference, ...]:
         """Every number that is not the predicted one, in either direction."""
         return tuple(difference for row in self.rows for difference in row.differences)
 
     @property
-    def exceeding(self) -> tuple[Difference, ...]:
+    def exceeding(self) -> tuple[VerifiedDifference, ...]:
         """Those that exceed their prediction by more than the tolerance."""
         return tuple(difference for difference in self.differences if difference.more > self.tolerance)
 

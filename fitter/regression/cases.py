@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import UsageError
-from fitter.machine.gpu import NO_GPU, parse_gpus, parse_size
+from fitter.kinds import Kind
+from fitter.machine.gpu import NO_GPU, parse_gpus
 from fitter.model.source import show, split_name
-from fitter.planning.limits import COUNTS, MOST_SPEED, shares, size
-from fitter.planning.wording import shown
+from fitter.parameters import PARAMETERS, of_a_case
+from fitter.planning.limits import MOST_SPEED
 from fitter.regression.toml import read_toml
 from fitter.text import printable
+from fitter.values import read_size, shown_in_file
 
 CASES_FILE = "fitter.toml"
 
@@ -85,11 +87,12 @@ class Case:
 
     def keywords(self) -> dict[str, Any]:
         """Keyword arguments of ``fitter.fit``."""
-        found = {name: self._resolved(name, value) for name, value in self.settings.items() if name != "gpu"}
+        known = of_a_case()
+        found = {known[key].name: self._resolved(known[key].kind, value) for key, value in self.settings.items()}
         return found | {"gpus": self.gpus}
 
-    def _resolved(self, name: str, value: Setting) -> Any:
-        if name not in _FILES:
+    def _resolved(self, kind: Kind, value: Setting) -> Any:
+        if not kind.is_file:
             return value
         return [self._file(text) for text in map(str, value)] if isinstance(value, tuple) else self._file(str(value))
 
@@ -103,7 +106,7 @@ def read_cases(path: Path) -> tuple[Case, ...]:
     try:
         _check_keys(document, ("cases", "defaults"), "")
         defaults = _table(document.get("defaults", {}), "defaults")
-        _check_keys(defaults, (*SETTINGS, *_LIMITS), "defaults")
+        _check_keys(defaults, (*of_a_case(), *_LIMITS), "defaults")
         tables = _table(document.get("cases", {}), "cases")
         if not tables:
             raise UsageError(f"there are no cases: add {_EXAMPLE}")
@@ -128,11 +131,13 @@ def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Ca
         raise UsageError(f"a case cannot be called {name!r}: use no spaces, parentheses, brackets or hidden characters")
     if is_test(name):
         raise UsageError(f"a case cannot be called {name!r}: '::' is for the names of pytest's tests")
-    _check_keys(table, ("model", *SETTINGS, *_LIMITS, "budget"), where)
+    known = of_a_case()
+    _check_keys(table, ("model", *known, *_LIMITS, "budget"), where)
     model = table.get("model")
     if not isinstance(model, str) or not model:
         raise UsageError(f'{where} has no model: add model = "model.gguf", a path or a pattern such as models/*.gguf')
-    settings = {key: read(table[key], f"{where}.{key}") for key, read in SETTINGS.items() if key in table}
+    settings = {key: each.kind.read(f"{where}.{key}", table[key]) for key, each in known.items() if key in table}
+    _check_gpus(settings.get("gpu", ()), f"{where}.gpu")
     limits = {key: read(table[key], f"{where}.{key}") for key, read in _LIMITS.items() if key in table}
     budget = _budget(_table(table.get("budget", {}), f"{where}.budget"), settings, f"{where}.budget")
     models = _models(model, directory, where)
@@ -158,7 +163,7 @@ def select(cases: Iterable[Case], expression: str) -> tuple[Case, ...]:
 def suggest(word: str, known: Collection[str]) -> str:
     """``did you mean n_ctx?``, or where nothing is similar all that there is."""
     close = difflib.get_close_matches(word.lower(), known, n=1)
-    return f"did you mean {close[0]}?" if close else f"there is {', '.join(known)}"
+    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
 
 
 def _check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
@@ -170,7 +175,7 @@ def _check_keys(table: Mapping[str, Any], known: Collection[str], where: str) ->
 
 def _table(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UsageError(f"{where} is no table: write [{where}] above its keys")
+        raise UsageError(f"{where} must be a table: write [{where}] above its keys")
     return value
 
 
@@ -206,69 +211,10 @@ def _without_suffix(path: Path) -> str:
 # --- values
 
 
-def _whole(name: str) -> Callable[[Any, str], int]:
-    """Reads the number of that name in the table of limits."""
-    limit = COUNTS[name]
-
-    def read(value: Any, where: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not limit.holds(value):
-            raise UsageError(f"{where} is {_shown(value)}: give a whole number, {limit.range}")
-        return value
-
-    return read
-
-
-def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{where} is {_shown(value)}: give true or false")
-    return value
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{where} is {_shown(value)}: give a text in quotes")
-    return value
-
-
-def _flash_attn(value: Any, where: str) -> str:
-    if value not in ("on", "off", "auto"):
-        raise UsageError(f'{where} is {_shown(value)}: give "on", "off" or "auto"')
-    return str(value)
-
-
-def _texts(value: Any, where: str) -> tuple[str, ...]:
-    if isinstance(value, str) and value:
-        return (value,)
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise UsageError(f"{where} is {_shown(value)}: give a list of texts in quotes")
-    return tuple(value)
-
-
-def _numbers(value: Any, where: str) -> tuple[float, ...]:
-    if not isinstance(value, list) or any(type(item) not in (int, float) for item in value):
-        raise UsageError(f"{where} is {_shown(value)}: give a list of numbers such as [3, 1]")
-    return shares(where, value)
-
-
-def _size(value: Any, where: str) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return size(where, value)
-    if not isinstance(value, str):
-        raise UsageError(f'{where} is {_shown(value)}: give a size such as "24GiB", or a number of bytes')
-    try:
-        return parse_size(value)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
-
-
-def _sizes(value: Any, where: str) -> int | tuple[int, ...]:
-    return tuple(_size(item, where) for item in value) if isinstance(value, list) else _size(value, where)
-
-
 def _part(value: Any, where: str) -> float:
     match = _PERCENT.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None and (isinstance(value, bool) or value != 0):
-        raise UsageError(f'{where} is {_shown(value)}: give a percentage such as "2%"')
+        raise UsageError(f'{where} is {shown_in_file(value)}: give a percentage such as "2%"')
     return float(match[1]) / 100 if match else 0.0
 
 
@@ -276,28 +222,25 @@ def _growth(value: Any, where: str) -> Growth:
     if isinstance(value, str) and value.strip().endswith("%"):
         return Growth(part=_part(value, where))
     try:
-        return Growth(bytes=_size(value, where))
+        return Growth(bytes=read_size(where, value))
     except UsageError:
-        raise UsageError(f'{where} is {_shown(value)}: give a percentage or a size, such as "1%" or "64MiB"') from None
+        raise UsageError(
+            f'{where} is {shown_in_file(value)}: give a percentage or a size, such as "1%" or "64MiB"'
+        ) from None
 
 
 def _speed(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST_SPEED:
-        raise UsageError(f"{where} is {_shown(value)}: give a number of tokens per second")
+        raise UsageError(f"{where} is {shown_in_file(value)}: give a number of tokens per second")
     return float(value)
 
 
-def _gpus(value: Any, where: str) -> tuple[str, ...]:
-    specs = _texts(value, where)
+def _check_gpus(specs: Setting, where: str) -> None:
+    assert isinstance(specs, tuple)
     try:
-        parse_gpus(specs)
+        parse_gpus(list(map(str, specs)))
     except UsageError as error:
         raise UsageError(f"{where}: {str(error).removeprefix('--gpu ')}") from None
-    return specs
-
-
-def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else shown(value)
 
 
 def _budget(table: Mapping[str, Any], settings: Mapping[str, Setting], where: str) -> Budget:
@@ -308,64 +251,11 @@ def _budget(table: Mapping[str, Any], settings: Mapping[str, Setting], where: st
     given = {key.lower(): value for key, value in table.items()}
     _check_keys(given, (*names, "host", "n_ctx", *speeds), where)
     return Budget(
-        {name: _size(given[name], f"{where}.{name}") for name in (*names, "host") if name in given},
-        _whole("fit_ctx")(given["n_ctx"], f"{where}.n_ctx") if "n_ctx" in given else None,
+        {name: read_size(f"{where}.{name}", given[name]) for name in (*names, "host") if name in given},
+        PARAMETERS["fit_ctx"].kind.read(f"{where}.n_ctx", given["n_ctx"]) if "n_ctx" in given else None,
         **{name: _speed(given[name], f"{where}.{name}") for name in speeds if name in given},
     )
 
-
-SETTINGS: Mapping[str, Callable[[Any, str], Setting]] = {
-    "gpu": _gpus,
-    "profile": _text,
-    "devices": _texts,
-    "host_memory": _size,
-    "host_margin": _size,
-    "margin": _sizes,
-    "n_ctx": _whole("n_ctx"),
-    "fit_ctx": _whole("fit_ctx"),
-    "n_gpu_layers": _whole("n_gpu_layers"),
-    "tensor_split": _numbers,
-    "override_tensor": _texts,
-    "cpu_moe": _flag,
-    "n_cpu_moe": _whole("n_cpu_moe"),
-    "split_mode": _text,
-    "main_gpu": _whole("main_gpu"),
-    "n_batch": _whole("n_batch"),
-    "n_ubatch": _whole("n_ubatch"),
-    "n_seq_max": _whole("n_seq_max"),
-    "kv_unified": _flag,
-    "type_k": _text,
-    "type_v": _text,
-    "flash_attn": _flash_attn,
-    "offload_kqv": _flag,
-    "op_offload": _flag,
-    "swa_full": _flag,
-    "embedding": _flag,
-    "reserve": _texts,
-    "model_draft": _text,
-    "devices_draft": _texts,
-    "n_gpu_layers_draft": _whole("n_gpu_layers_draft"),
-    "type_k_draft": _text,
-    "type_v_draft": _text,
-    "mtp": _flag,
-    "draft_max": _whole("draft_max"),
-    "mmproj": _text,
-    "mmproj_device": _text,
-    "image_min_tokens": _whole("image_min_tokens"),
-    "image_max_tokens": _whole("image_max_tokens"),
-    "lora": _texts,
-    "lora_scaled": _texts,
-    "allow": _texts,
-    "prompt": _whole("prompt"),
-    "generate": _whole("generate"),
-    "objective": _text,
-    "strategy": _text,
-    "host_bandwidth": _text,
-}
-"""Keys of a case that say what is fitted, named as the keywords of ``fitter.fit`` (``gpu`` is ``gpus`` there)."""
-
-_FILES = ("model_draft", "mmproj", "lora", "lora_scaled")
-"""Those of them that name files, as the text's beginning at least."""
 
 _LIMITS: Mapping[str, Callable[[Any, str], Any]] = {"max_growth": _growth, "max_slowdown": _part}
 """Keys of a case that say how much it may change."""
@@ -420,7 +310,9 @@ class _Expression:
         return False
 
     def _error(self) -> UsageError:
-        return UsageError(f"-k {self._text!r} is no expression: write words, and, or, not, such as 'a or not b'")
+        return UsageError(
+            f"-k {self._text!r} is not an expression: combine words with and, or, not, such as 'a or not b'"
+        )
 
 
 def _either(left: Callable[[str], bool], right: Callable[[str], bool]) -> Callable[[str], bool]:

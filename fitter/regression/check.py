@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from fitter.errors import FitterError, UsageError
+from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.model.source import show
 from fitter.regression.cases import Case, is_test, read_cases, select, suggest
 from fitter.regression.compare import Comparison, compare
-from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, write_lock
-from fitter.regression.measuring import DEFAULT_TIMEOUT, Measured, OnDone, measure_cases
-
-_NAMED = 3
-"""How many cases a message names before it only counts them."""
+from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, check_can_be_written, read_lock, write_lock
+from fitter.regression.measuring import Measured, OnDone, measure_cases
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case of a check: a comparison, or the error that there is none for."""
+    """One case of a check: a comparison, or the error that there is none for.
+
+    ``unmatched``: ``added``, of one that is not in the lock yet, or ``removed``, of one that is only there.
+    """
 
     name: str
     comparison: Comparison | None
     error: FitterError | None = None
+    unmatched: Literal["added", "removed"] | None = None
 
     @property
     def status(self) -> str:
-        """``same``, ``changed`` (within the limits), ``failed`` or ``error``."""
+        """``same``, ``changed`` (within the limits), ``failed``, ``added``, ``removed`` or ``error``."""
+        if self.unmatched is not None:
+            return self.unmatched
         return "error" if self.comparison is None else self.comparison.status
 
 
@@ -53,6 +58,8 @@ def lock(
     """
     path = lock_path(cases_file, lock_file)
     _check_is_another(path, cases_file)
+    # before minutes of measuring
+    check_can_be_written(path)
     cases = read_cases(cases_file)
     kept = _of_tests(path)
     if update:
@@ -67,6 +74,22 @@ def lock(
     return measured
 
 
+def prune(cases_file: Path, lock_file: Path | None = None) -> tuple[str, ...]:
+    """Take the cases out of the lock that are no longer in ``cases_file``, measure nothing, and return their names.
+
+    What pytest has stored stays. Raises ``UsageError`` for cases and locks that make no sense, ``AnswerError`` where
+    the lock cannot be written.
+    """
+    path = lock_path(cases_file, lock_file)
+    _check_is_another(path, cases_file)
+    names = {case.name for case in read_cases(cases_file)}
+    locked = read_lock(path).cases
+    gone = tuple(name for name in sorted(locked) if name not in names and not is_test(name))
+    if gone:
+        write_lock(path, Lock({name: snapshot for name, snapshot in locked.items() if name not in gone}))
+    return gone
+
+
 def check(
     cases_file: Path,
     lock_file: Path | None = None,
@@ -78,8 +101,9 @@ def check(
 ) -> tuple[Outcome, ...]:
     """Measure all cases, or those that ``expression`` selects, and compare them with the lock and their budgets.
 
-    Where there is no lock, all of them must have budgets. Raises ``UsageError`` for cases and locks that make no sense
-    or do not belong together.
+    A case that the lock lacks, and without an ``expression`` one that is only in the lock, has an outcome of its own
+    after those that were measured. Where there is no lock, all cases must have budgets. Raises ``UsageError`` for cases
+    and locks that make no sense.
     """
     path = lock_path(cases_file, lock_file)
     cases = read_cases(cases_file)
@@ -87,15 +111,31 @@ def check(
     if expression is not None:
         cases = select(cases, expression)
         if not cases:
-            raise UsageError(f"-k '{expression}' selects no case: there is {', '.join(names)}")
+            raise UsageError(f"-k '{expression}' selects no case; the cases are {', '.join(names)}")
     locked: Mapping[str, Snapshot] = {}
     needs_lock = not all(case.budget for case in cases)
     if path.exists() or needs_lock:
         locked = {name: snapshot for name, snapshot in read_lock(path).cases.items() if not is_test(name)}
+    unmatched: tuple[Outcome, ...] = ()
     if locked or needs_lock:
-        _check_names(cases, names, locked, path, cases_file, is_whole=expression is None)
-    measured = measure_cases(cases, locked, jobs=jobs, timeout=timeout, on_done=on_done)
-    return tuple(_outcome(each, locked.get(each.case.name)) for each in measured)
+        removed = sorted(locked.keys() - set(names)) if expression is None else []
+        added = [case.name for case in cases if case.name not in locked]
+        cases = tuple(case for case in cases if case.name in locked)
+        unmatched = (*_added(added, path, cases_file), *_removed(removed, path, cases_file))
+    measured = measure_cases(cases, locked, jobs=jobs, timeout=timeout, on_done=on_done) if cases else ()
+    return (*(_outcome(each, locked.get(each.case.name)) for each in measured), *unmatched)
+
+
+def _added(names: Iterable[str], path: Path, cases_file: Path) -> Iterator[Outcome]:
+    where = f"the case is in {show(cases_file)}, but not in {show(path)}"
+    for name in names:
+        yield Outcome(name, None, UsageError(f"{where}: run 'fitter lock --update {name}'"), "added")
+
+
+def _removed(names: Iterable[str], path: Path, cases_file: Path) -> Iterator[Outcome]:
+    where = f"the case is in {show(path)}, but not in {show(cases_file)}"
+    for name in names:
+        yield Outcome(name, None, UsageError(f"{where}: run 'fitter lock --prune'"), "removed")
 
 
 def _of_tests(path: Path) -> dict[str, Snapshot]:
@@ -115,33 +155,7 @@ def _outcome(measured: Measured, locked: Snapshot | None) -> Outcome:
 
 def _check_is_another(path: Path, cases_file: Path) -> None:
     if path.exists() and cases_file.exists() and path.samefile(cases_file):
-        raise UsageError(f"{show(path)} has the cases: give the lock another name")
-
-
-def _check_names(
-    cases: Iterable[Case],
-    names: Sequence[str],
-    locked: Iterable[str],
-    path: Path,
-    cases_file: Path,
-    *,
-    is_whole: bool,
-) -> None:
-    """Raise ``UsageError`` where the lock lacks one of ``cases``, or as a whole has one that is not in the file."""
-    known = frozenset(locked)
-    if unlocked := [case.name for case in cases if case.name not in known]:
-        options = " ".join(f"--update {name}" for name in unlocked[:_NAMED])
-        more = f"'fitter lock {options}'" if len(unlocked) <= _NAMED else "'fitter lock'"
-        raise UsageError(f"{_count(unlocked)} in {show(cases_file)}, but not in {show(path)}: run {more}")
-    if is_whole and (gone := sorted(known - frozenset(names))):
-        raise UsageError(f"{_count(gone)} in {show(path)}, but not in {show(cases_file)}: run 'fitter lock'")
-
-
-def _count(names: Sequence[str]) -> str:
-    """``the case 'a' is``, ``the cases 'a', 'b' and 7 more are``."""
-    quoted = ", ".join(f"'{name}'" for name in names[:_NAMED])
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"the cases {quoted}{more} are" if len(names) > 1 else f"the case {quoted} is"
+        raise UsageError(f"{show(path)} is the file of the cases: give the lock another name")
 
 
 def _named(cases: Sequence[Case], wanted: Sequence[str], cases_file: Path) -> tuple[Case, ...]:

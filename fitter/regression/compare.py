@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
-from fitter.llama.types import Params, TensorBuftOverride
+from fitter.llama.types import TensorBuftOverride
 from fitter.output.units import human, speed
 from fitter.regression.cases import Budget, Case
 from fitter.regression.headers import expand
@@ -299,10 +299,10 @@ def _names(names: list[str]) -> str:
 def _choices(locked: Snapshot, measured: Snapshot) -> Iterable[Cause]:
     """Parameters that were fitted otherwise; those that are set are among the settings."""
     given = {"gpu", *locked.settings, *measured.settings}
-    for each in fields(Params):
-        old, new = getattr(locked.params, each.name), getattr(measured.params, each.name)
-        if old != new and each.name not in given:
-            yield Cause("fitted", each.name, _parameter(old), _parameter(new))
+    before, after = locked.params.planned(), measured.params.planned()
+    for name, old in before.items():
+        if old != after[name] and name not in given:
+            yield Cause("fitted", name, _parameter(old), _parameter(after[name]))
 
 
 def _parameter(value: object) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fitter.errors import AnswerError, UsageError
+from fitter.errors import AnswerError, FitterError, UsageError
 from fitter.llama import wire
 from fitter.llama.types import Params
 from fitter.model.source import show
@@ -146,10 +147,11 @@ class Lock:
 
 def read_lock(path: Path) -> Lock:
     """The lock in ``path``. Raises ``UsageError`` where it is missing, damaged, or written by a later fitter."""
+    check_is_file(path)
     document = read_toml(path, "run 'fitter lock' to make it")
     schema = document.get("schema")
     if isinstance(schema, bool) or not isinstance(schema, int):
-        raise UsageError(f"{show(path)} is no lock of fitter's: run 'fitter lock' to make one")
+        raise UsageError(f"{show(path)} is not a lock that fitter wrote: run 'fitter lock' to make one")
     if schema > SCHEMA:
         raise UsageError(f"{show(path)} is of schema {schema}, and this fitter reads {SCHEMA}: install a newer fitter")
     cases = document.get("cases", {})
@@ -158,8 +160,34 @@ def read_lock(path: Path) -> Lock:
     return Lock({name: _snapshot(path, name, table) for name, table in sorted(cases.items())})
 
 
+def check_is_file(path: Path, error: type[FitterError] = UsageError, what: str = "is") -> None:
+    """Raise ``error`` where a directory, a device or a pipe is in the place of a lock: reading one may wait forever."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "something else")
+        raise error(f"{show(path)} {what} {kind}, and a lock is a file: give it another name with --lock")
+
+
+def check_can_be_written(path: Path) -> None:
+    """Raise ``AnswerError`` where no lock can stand."""
+    check_is_file(path, AnswerError, "cannot be written: it is")
+
+
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
 def write_lock(path: Path, lock: Lock) -> None:
     """Put ``lock`` in the place of ``path``, all of it or nothing. Raises ``AnswerError`` where that is impossible."""
+    check_can_be_written(path)
     text = dumps(lock)
     try:
         replace_file(path, text.encode())
@@ -252,8 +280,9 @@ def _document(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _without_nothing(value: Any) -> Any:
-    """TOML has no word for ``None``; memory that nothing shares needs none."""
+    """TOML has no word for ``None``; memory that nothing shares needs none, nor what no parameter is in."""
     if isinstance(value, dict):
-        left = {key: item for key, item in value.items() if item is not None and (key, item) != ("shared", 0)}
+        nothing: tuple[tuple[str, Any], ...] = (("shared", 0), ("more", []))
+        left = {key: item for key, item in value.items() if item is not None and (key, item) not in nothing}
         return {key: _without_nothing(item) for key, item in left.items()}
     return [_without_nothing(item) for item in value] if isinstance(value, list) else value

@@ -15,20 +15,21 @@ import pytest
 from fitter import api
 from fitter.errors import FitterError, UsageError
 from fitter.llama import wire
-from fitter.llama.client import Worker
-from fitter.machine.gpu import parse_gpus, parse_size
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
+from fitter.machine.gpu import parse_gpus
 from fitter.model.source import model_files, show
 from fitter.output import table
-from fitter.planning.limits import MOST_SPEED, check_timeout
+from fitter.parameters import of_a_case
+from fitter.planning.limits import MOST_SPEED
 from fitter.planning.plan import PlanData
-from fitter.planning.wording import shown
-from fitter.regression.cases import SETTINGS, Budget, Case, make_cases, suggest
+from fitter.regression import MARKER
+from fitter.regression.cases import Budget, Case, make_cases, suggest
 from fitter.regression.check import Outcome
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, write_lock
 from fitter.regression.measuring import snapshot_of
-from fitter.regression.pytest_plugin import MARKER
 from fitter.regression.report import causes
+from fitter.values import check_timeout, parse_size, shown
 
 _CHANGES = ("max_growth", "max_slowdown")
 """Keywords for a marker that is compared with what is stored."""
@@ -40,7 +41,11 @@ _SPEEDS = {
 _LIMITS = ("limit", "host_limit", "min_ctx", *_SPEEDS)
 """Keywords for limits of its own; with one of them nothing stored is needed."""
 
-_KEYWORDS = ("model", "gpu", "gpus", *(name for name in SETTINGS if name != "gpu"), *_LIMITS, *_CHANGES)
+
+def keywords() -> tuple[str, ...]:
+    """What a marker takes."""
+    settings = (name for name in of_a_case() if name != "gpu")
+    return ("model", "gpu", "gpus", *settings, *_LIMITS, *_CHANGES)
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,7 @@ class Checks:
         return directory / os.path.expanduser(given) if given else None
 
     def _timeout(self) -> float:
-        given = self._given("fitter_timeout") or str(api.DEFAULT_TIMEOUT)
+        given = self._given("fitter_timeout") or str(DEFAULT_TIMEOUT)
         try:
             timeout = float(given)
             check_timeout(timeout)
@@ -169,11 +174,14 @@ class Checks:
     def _asked(self, mark: pytest.Mark, model: Any) -> _Asked:
         """What ``mark`` asks for. Raises ``UsageError``."""
         if mark.args:
-            raise UsageError(f'it takes keywords only, and {mark.args[0]!r} is none: write gpu="rtx-4090", n_ctx=32768')
+            raise UsageError(
+                f'it takes keywords only, and {mark.args[0]!r} is not one: write gpu="rtx-4090", n_ctx=32768'
+            )
         given = {key: value for key, value in mark.kwargs.items() if value is not None}
+        known = keywords()
         for key in given:
-            if key not in _KEYWORDS:
-                raise UsageError(f"unknown keyword '{key}': {suggest(key, _KEYWORDS)}")
+            if key not in known:
+                raise UsageError(f"unknown keyword '{key}': {suggest(key, known)}")
         if "gpus" in given:
             if "gpu" in given:
                 raise UsageError("gpu and gpus are the same: give one of them")
@@ -188,7 +196,9 @@ class Checks:
         limits = {key: given.pop(key) for key in _LIMITS if key in given}
         changes = [key for key in _CHANGES if key in given]
         if limits and changes:
-            raise UsageError(f"{changes[0]} is for comparing with {LOCK_FILE}, and {next(iter(limits))} does without")
+            raise UsageError(
+                f"{changes[0]} applies to a comparison with {LOCK_FILE}, and {next(iter(limits))} makes none: give one"
+            )
         if not limits:
             given.setdefault("max_growth", self._max_growth)
         values = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
@@ -202,7 +212,7 @@ class Checks:
         except UsageError as error:
             raise UsageError(str(error).replace(f"{where}.", "").replace(where, "it")) from None
         if len(cases) > 1:
-            raise UsageError(f"model {table['model']!r} is {len(cases)} files: name one, or parametrize the test")
+            raise UsageError(f"model {table['model']!r} matches {len(cases)} files: name one, or parametrize the test")
         return cases[0]
 
     # --- measurements
@@ -299,11 +309,11 @@ def _budget(limits: Mapping[str, Any], case: Case) -> Budget:
         for key, value in limit.items():
             if str(key).lower() not in names:
                 there = ", ".join(names.values()) or "none"
-                raise UsageError(f"limit is for an unknown device {key!r}; there are: {there}")
+                raise UsageError(f"limit names an unknown device {key!r}; the devices are: {there}")
             memory[str(key).lower()] = _size(value, f"limit of {key}")
     elif limit is not None:
         if not names:
-            raise UsageError("limit is for devices, and there are none: give gpu=, or host_limit= for the host")
+            raise UsageError("limit applies to devices, and there are none: give gpu=, or host_limit= for the host")
         memory = dict.fromkeys(names, _size(limit, "limit"))
     if "host_limit" in limits:
         memory["host"] = _size(limits["host_limit"], "host_limit")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import fitter
 from fitter.errors import FitterError, LlamaCppError, UsageError
-from fitter.llama.client import Worker
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.process import processors
 from fitter.llama.types import Row, Skeleton, VirtualDevice
 from fitter.machine.gpu import parse_gpus
@@ -28,10 +28,6 @@ from fitter.text import printable
 
 if TYPE_CHECKING:
     from fitter.planning.plan import PlanData
-
-DEFAULT_TIMEOUT = 120.0
-"""Seconds that llama.cpp has for a single dummy load."""
-
 
 _MOST_HEADER = 2**30
 """Bytes that no header has: a lock that says more is damaged."""

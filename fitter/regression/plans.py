@@ -56,7 +56,7 @@ def read_plan(path: Path) -> PlanFile:
     except OSError as error:
         raise UsageError(f"{show(path)} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise UsageError(f"{show(path)} is no JSON: give what 'fitter model.gguf --json' wrote") from None
+        raise UsageError(f"{show(path)} is not JSON: give a file that 'fitter model.gguf --json' wrote") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
         raise UsageError(f"{show(path)} is of schema {schema}, and this fitter reads {SCHEMA}: install a newer fitter")
@@ -65,7 +65,7 @@ def read_plan(path: Path) -> PlanFile:
             raise ValueError("schema")
         return _plan(document)
     except ValueError as error:
-        raise UsageError(f"{show(path)} is no plan of fitter's: its '{error}' is not as it should be") from None
+        raise UsageError(f"{show(path)} is not a plan that fitter wrote: its '{error}' is missing or damaged") from None
 
 
 def diff(a: PlanFile, b: PlanFile) -> PlanDiff:

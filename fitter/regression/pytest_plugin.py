@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fitter.errors import FitterError
+from fitter.regression import MARKER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from fitter.api import Plan
     from fitter.regression.marks import Checks, Verdict
 
-MARKER = "fits_memory"
 _MODEL = "fitter_model"
 _MARKER_HELP = (
     f"{MARKER}(gpu, n_ctx, model, limit, ...): fail the test where the model does not fit with these keywords of "
@@ -129,7 +129,7 @@ def fitter_plan(request: pytest.FixtureRequest) -> Plan:
     item = request.node
     if not item.get_closest_marker(MARKER):
         pytest.fail(
-            f"fitter_plan is the plan of a marker, and {item.name} has none: add @pytest.mark.{MARKER}(gpu=...)",
+            f"fitter_plan needs a marker, and {item.name} has none: add @pytest.mark.{MARKER}(gpu=...)",
             pytrace=False,
         )
     return _checks(request.config).plan(item, request.getfixturevalue(_MODEL))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from fitter.errors import EXIT_FITS, EXIT_REGRESSION, AnswerError
+from fitter.errors import EXIT_FITS, EXIT_REGRESSION, EXIT_USAGE, AnswerError
 from fitter.model.source import show
 from fitter.output.units import human, speed
 from fitter.regression.check import Outcome
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-_UNKNOWN_CAUSE = "nothing that the lock records: another build of llama.cpp, or other environment variables"
+_UNKNOWN_CAUSE = "nothing that the lock records; perhaps another build of llama.cpp, or other environment variables"
 # Without what GitHub links by itself: www. and GH-1.
 _PLAIN = re.compile(r"(?!.*(?:www\.|gh-))[a-z0-9 ,.%()+±→❌-]*", re.IGNORECASE)
 # What XML 1.0 has no way to write.
@@ -41,12 +42,16 @@ def causes(outcome: Outcome) -> tuple[str, ...]:
 
 
 def exit_status(outcomes: Iterable[Outcome]) -> int:
-    """4 where a case failed; where one could not be measured, the status of its error."""
+    """4 where a case failed; where one could not be measured, the status of its error.
+
+    2 where nothing is wrong but that a case is not in the lock, or only there.
+    """
     found = tuple(outcomes)
-    errors = [outcome.error.exit_code for outcome in found if outcome.error]
-    if errors:
+    if errors := [outcome.error.exit_code for outcome in found if outcome.error and not outcome.unmatched]:
         return max(errors)
-    return EXIT_REGRESSION if any(outcome.status == "failed" for outcome in found) else EXIT_FITS
+    if any(outcome.status == "failed" for outcome in found):
+        return EXIT_REGRESSION
+    return EXIT_USAGE if any(outcome.unmatched for outcome in found) else EXIT_FITS
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -59,6 +64,8 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 _WORDS = {
     "failed": "failed",
     "error": "could not be measured",
+    "added": "not in the lock",
+    "removed": "only in the lock",
     "changed": "changed within the limits",
     "same": "unchanged",
 }
@@ -105,9 +112,9 @@ def print_diff(stream: IO[str], diff: PlanDiff) -> None:
 
 def _moves_table(moves: Sequence[Move], before: str = "locked", after: str = "now") -> RenderableType:
     """The rows that fail the case begin with ``!``."""
-    from rich.table import Table
+    from fitter.output.narrow import NarrowTable
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = NarrowTable(spare=(before, "", "change"), names="", shorten=str, fold=24)
     table.add_column("  what", no_wrap=True)
     for column in (before, after, "change"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -149,7 +156,7 @@ def _chosen(choices: Sequence[Cause]) -> str:
 
 def print_check(stream: IO[str], outcomes: Sequence[Outcome], *, verbose: bool = False) -> None:
     """Write the table; one line where there is nothing else to say, for which nothing need be imported."""
-    if not verbose and all(outcome.status in ("same", "error") for outcome in outcomes):
+    if not verbose and all(outcome.status == "same" or outcome.error is not None for outcome in outcomes):
         stream.write(summary(outcomes) + "\n")
         return
     from fitter.output.table import print_to
@@ -158,7 +165,7 @@ def print_check(stream: IO[str], outcomes: Sequence[Outcome], *, verbose: bool =
 
 
 def error_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
-    """A line for each case that could not be measured."""
+    """A line for each case that could not be measured, or that is on one side only."""
     return tuple(f"error: {printable(outcome.name)}: {outcome.error}" for outcome in outcomes if outcome.error)
 
 
@@ -267,7 +274,7 @@ def junit(outcomes: Sequence[Outcome]) -> bytes:
         name="fitter check",
         tests=str(len(outcomes)),
         failures=str(sum(outcome.status == "failed" for outcome in outcomes)),
-        errors=str(sum(outcome.status == "error" for outcome in outcomes)),
+        errors=str(sum(outcome.error is not None for outcome in outcomes)),
         skipped="0",
     )
     for outcome in outcomes:
@@ -307,16 +314,32 @@ def github_annotations(outcomes: Sequence[Outcome], cases_file: Path) -> tuple[s
 
 
 def _place(cases_file: Path, name: str) -> str:
-    """Where the case stands in ``fitter.toml``, where that is below the working directory."""
+    """Where the case stands in ``fitter.toml``, by its path in the repository; nothing where that is none of its."""
+    file = cases_file.resolve()
+    root = _repository(file)
     try:
-        path = cases_file.resolve().relative_to(Path.cwd())
         text = cases_file.read_text(encoding="utf-8")
     except (ValueError, OSError):
+        return ""
+    if root is None:
         return ""
     table = re.escape(name.partition("/")[0])
     found = re.search(rf"^\s*\[\s*cases\s*\.\s*[\"']?{table}[\"']?\s*\]", text, re.MULTILINE)
     line = f"line={text.count(chr(10), 0, found.end()) + 1}," if found else ""
-    return f"file={_escaped(path.as_posix(), is_property=True)},{line}"
+    return f"file={_escaped(file.relative_to(root).as_posix(), is_property=True)},{line}"
+
+
+def _repository(file: Path) -> Path | None:
+    """The directory that GitHub's paths begin at: git's top level, or that of the job, whichever is nearer to a file.
+
+    Without both it is the working directory; ``None`` where the file is not below it either.
+    """
+    tops = [parent for parent in file.parents if (parent / ".git").exists()]
+    if workspace := os.environ.get("GITHUB_WORKSPACE"):
+        tops.append(Path(workspace).resolve())
+    around = [top for top in tops if file.is_relative_to(top)]
+    here = Path.cwd().resolve()
+    return max(around, key=lambda top: len(top.parts), default=here if file.is_relative_to(here) else None)
 
 
 def _sentence(outcome: Outcome) -> str:

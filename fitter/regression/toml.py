@@ -29,7 +29,7 @@ def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
     except FileNotFoundError:
         raise UsageError(f"{show(path)} is not there: {remedy}") from None
     except ValueError:
-        raise UsageError(f"{show(path)} is no UTF-8 text, so it is no TOML file") from None
+        raise UsageError(f"{show(path)} is not UTF-8 text, so it is not a TOML file") from None
     except OSError as error:
         raise UsageError(f"{show(path)} cannot be read: {error.strerror}") from None
     try:
@@ -37,12 +37,12 @@ def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
     except tomllib.TOMLDecodeError as error:
         if line := _conflict(text):
             raise UsageError(
-                f"{show(path)} has the marks of a merge conflict in line {line}: settle fitter.toml, then run "
+                f"{show(path)} has the marks of a merge conflict in line {line}: resolve it in fitter.toml, then run "
                 "'fitter lock'"
             ) from None
-        raise UsageError(f"{show(path)} is no TOML: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{show(path)} is not valid TOML: {' '.join(str(error).split())}") from None
     except ValueError:
-        raise UsageError(f"{show(path)} cannot be read: it has a number of thousands of digits") from None
+        raise UsageError(f"{show(path)} cannot be read: it has a number with thousands of digits") from None
 
 
 def read_text(path: Path) -> str:

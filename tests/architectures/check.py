@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from tests import shapes
 from tests.architectures.compare import (
     Checked,
     check,
@@ -27,6 +26,7 @@ from tests.architectures.compare import (
     machines_for_size,
     with_context,
 )
+from tools import shapes
 
 N_CTX = 2048
 """A second copy of each tiny model has eight times that, and a machine for it: their own leaves nothing to fit."""
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tests.architectures.check", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", type=Path, help="a directory of GGUF files, such as test-llama-archs -o writes")
     parser.add_argument(
-        "--shapes", action="store_true", help="the shapes of tests/shapes.py, on tests/cases.py's machines"
+        "--shapes", action="store_true", help="the shapes of tools/shapes.py, on tools/cases.py's machines"
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="only what has TEXT in its name")
     parser.add_argument("--jobs", type=int, default=2, help="models at a time (2)")

@@ -19,7 +19,7 @@ from pathlib import Path
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import Header, ModelInfo, Params, TensorBuftOverride
-from fitter.planning.verification import Difference, compare
+from fitter.planning.verification import VerifiedDifference, compare
 from tests.architectures.compare import with_context
 from tests.servers import RpcServer
 
@@ -60,7 +60,7 @@ class Result:
     name: str
     how: str
     loads: int
-    differences: tuple[tuple[str, Difference], ...]
+    differences: tuple[tuple[str, VerifiedDifference], ...]
     errors: tuple[tuple[str, str], ...]
 
     @property
@@ -74,14 +74,14 @@ class Result:
         return found + [f"{where}: {error}" for where, error in self.errors]
 
     @property
-    def over(self) -> list[tuple[str, Difference]]:
+    def over(self) -> list[tuple[str, VerifiedDifference]]:
         """Where compute is less than was said."""
         return [(where, each) for where, each in self.differences if each.kind == "compute" and each.more < 0]
 
 
 def check(worker: Worker, path: Path, configurations: dict[str, Params]) -> Result:
     """Load ``path`` both ways under each of ``configurations``."""
-    differences: list[tuple[str, Difference]] = []
+    differences: list[tuple[str, VerifiedDifference]] = []
     errors: list[tuple[str, str]] = []
     how, loads = "", 0
     for name, params in configurations.items():

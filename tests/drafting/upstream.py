@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fitter.llama.types import VirtualDevice
-from tests import upstream
+from tools import upstream
 
 _SOURCE = Path(__file__).with_name("server.cpp")
 

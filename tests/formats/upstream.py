@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
-from tests import upstream
+from tools import upstream
 
 _SOURCE = Path(__file__).with_name("reader.cpp")
 _FLASH_ATTN = {"auto": "auto", "enabled": "on", "disabled": "off"}

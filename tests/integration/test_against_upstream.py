@@ -13,8 +13,8 @@ import pytest
 
 import fitter
 from fitter.machine.gpu import parse_gpus
-from tests import shapes, upstream
-from tests.cases import CASES, Case
+from tools import shapes, upstream
+from tools.cases import CASES, Case
 
 MIB = 1024 * 1024
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import shapes
 from tests.tiny import write_tiny
+from tools import shapes
 
 DENSE = shapes.SHAPES["llama-3.1-8b"]
 
@@ -98,7 +98,7 @@ def missing_tensors(path: Path) -> None:
         (empty, "is empty"),
         (text, "is not a GGUF file"),
         (directory, "is a directory"),
-        (fifo, "is no regular file"),
+        (fifo, "is not a regular file"),
         (loop, "cannot be read"),
         (cut_magic, "truncated"),
         (cut_header, "truncated"),
@@ -146,7 +146,7 @@ def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
         (["--gpu", "24GiB", "-sm", "row"], "'row'"),
         (["--gpu", "24GiB", "-sm", "none", "-mg", "1"], "main GPU 1"),
         (["--gpu", "24GiB", "-ts", "-1,1"], "below 0"),
-        (["--host-memory", "many"], "'many' is no size"),
+        (["--host-memory", "many"], "'many' is not a size"),
         (["--host-memory", "0GiB"], "host memory"),
         (["--allow", "everything"], "paging"),
         (["--allow", "ubatch,kv-q8"], "unknown lever 'kv-q8': did you mean kv-q8_0"),
@@ -191,7 +191,7 @@ ENDLESS = "9" * 5000
         (["--timeout", "inf"], ["timeout of inf seconds is too long"]),
         (["--lora-scaled", "a.gguf:1e308"], ["'a.gguf:1e308' is no scaled adapter"]),
         (["-ot", "a" * 10000 + "=CPU"], ["-ot", "10000 characters", "8192 at most"]),
-        (["--gpu", "99999999x 24GiB"], ["--gpu", "is no size"]),
+        (["--gpu", "99999999x 24GiB"], ["--gpu", "is not a size"]),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )

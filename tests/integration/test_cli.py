@@ -18,11 +18,11 @@ import pytest
 
 from fitter import api
 from fitter.errors import LlamaCppError
-from fitter.llama import binding
+from fitter.llama.breakdown import breakdown_of
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from tests import shapes, upstream
 from tests.tiny import write_tiny
+from tools import shapes, upstream
 
 MIB = 1024 * 1024
 SMALL_GPUS = ("--gpu", "cuda:8.9:1200MiB", "--gpu", "cuda:8.6:1100MiB", "-fitt", "1024")
@@ -276,7 +276,7 @@ def _plan(path: Path, params: Params) -> api.Plan:
 
 
 def _taken(llama: Any) -> Any:
-    return binding.breakdown_of(llama._ctx.ctx).rows
+    return breakdown_of(llama._ctx.ctx).rows
 
 
 def test_as_many_devices_as_llama_cpp_takes(directory: Path) -> None:

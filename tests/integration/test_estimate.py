@@ -16,7 +16,7 @@ import fitter
 from fitter import Price
 from fitter.errors import UsageError
 from fitter.llama.client import Worker
-from tests import shapes
+from tools import shapes
 
 HOST = "60GB/s"
 
@@ -128,7 +128,7 @@ def test_bad_input(price: Ask, given: dict[str, object], says: str) -> None:
 
 
 def test_a_parameter_that_there_is_not(models: dict[str, Path]) -> None:
-    with pytest.raises(TypeError, match="n_layers"):
+    with pytest.raises(UsageError, match="estimate has no keyword n_layers: did you mean n_gpu_layers"):
         fitter.estimate(models["llama-3.1-8b"], gpus=["rtx-4090"], n_layers=3)  # type: ignore[call-arg]
 
 
@@ -223,8 +223,8 @@ def test_what_does_not_fit_has_no_estimate(models: dict[str, Path]) -> None:
         (["--prompt", "200000"], "the model's own context of 131072"),
         (["--prompt", "0"], "--prompt"),
         (["--generate", "-1"], "--generate"),
-        (["--host-bandwidth", "0GB/s"], "'0GB/s' is no bandwidth"),
-        (["--host-bandwidth", "-60GB/s"], "'-60GB/s' is no bandwidth"),
+        (["--host-bandwidth", "0GB/s"], "'0GB/s' is not a bandwidth"),
+        (["--host-bandwidth", "-60GB/s"], "'-60GB/s' is not a bandwidth"),
         (["--objective", "best"], "unknown objective 'best'"),
         (["--strategy", "best"], "unknown strategy 'best'"),
         (["-ngl", "0", "-ts", "1,1"], "-ngl 0"),

@@ -127,8 +127,14 @@ def test_a_pipe_that_does_not_wait(place: Path) -> None:
     ("words", "says"),
     [
         (("lock", "--lock", "nowhere/a.lock"), "nowhere/a.lock cannot be written: No such file or directory"),
-        (("lock", "--lock", "."), ". cannot be written: Is a directory"),
-        (("lock", "--lock", "/dev/full"), "/dev/full cannot be written: No space left on device"),
+        (
+            ("lock", "--lock", "."),
+            ". cannot be written: it is a directory, and a lock is a file: give it another name with --lock",
+        ),
+        (
+            ("lock", "--lock", "/dev/full"),
+            "/dev/full cannot be written: it is a device, and a lock is a file: give it another name with --lock",
+        ),
         (("check", "--junit", "/dev/full"), "/dev/full cannot be written: No space left on device"),
         (("check", "--junit", "a.gguf/b.xml"), "a.gguf/b.xml cannot be written: Not a directory"),
     ],

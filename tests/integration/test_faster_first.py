@@ -12,7 +12,7 @@ import pytest
 
 import fitter
 from fitter import Plan
-from tests import shapes
+from tools import shapes
 
 HOST = "60GB/s"
 

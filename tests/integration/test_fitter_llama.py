@@ -18,8 +18,10 @@ import pytest
 
 import fitter
 from fitter.errors import ModelError, PlanError, PlanWarning, UsageError
-from fitter.llama import binding
+from fitter.llama.breakdown import breakdown_of
+from fitter.llama.parameters import apply
 from fitter.llama.types import TensorBuftOverride
+from fitter.parameters import of_a_struct
 from tests.tiny import write_tiny
 
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "verbose": False, "n_threads": 1}
@@ -50,6 +52,8 @@ def rows(breakdown: fitter.Breakdown) -> dict[str, tuple[int, int, int]]:
 
 def test_it_is_a_llama_with_its_plan(llm: llama_cpp.Llama, model: Path) -> None:
     assert isinstance(llm, llama_cpp.Llama)
+    assert isinstance(llm, fitter.Llama)
+    assert not issubclass(llama_cpp.Llama, fitter.Llama)
     plan = llm.plan
     assert isinstance(plan, fitter.Plan)
     assert plan.fits
@@ -90,21 +94,21 @@ def test_all_that_a_plan_has_is_in_the_structs() -> None:
         # what no parameter is
         ctypes.memset(ctypes.addressof(struct), 0x5A, ctypes.sizeof(struct))
     before = [bytes(struct) for struct in structs]
-    kept = binding.apply(params, *structs)
+    kept = apply(params, *structs)
     written = []
     for struct, old in zip(structs, before, strict=True):
         places = [(name, getattr(type(struct), name)) for name, *_ in struct._fields_]
         ends = {name: slice(place.offset, place.offset + place.size) for name, place in places}
         written.append({name for name, where in ends.items() if bytes(struct)[where] != old[where]})
     assert kept
-    assert written == [set(binding.MODEL_FIELDS), set(binding.CONTEXT_FIELDS)]
+    assert written == [{each.field for each in of_a_struct(struct)} for struct in ("model", "context")]
 
 
 @pytest.mark.parametrize("n_ubatch", [None, 128])
 def test_embeddings_take_the_predicted_bytes(model: Path, n_ubatch: int | None) -> None:
     plan = fitter.fit(model, n_ctx=512, embedding=True, n_ubatch=n_ubatch)
     llm = plan.load(verbose=False, use_mmap=False)
-    assert rows(binding.breakdown_of(llm.ctx)) == rows(plan.breakdown)
+    assert rows(breakdown_of(llm.ctx)) == rows(plan.breakdown)
     assert plan.params.n_batch == plan.params.n_ubatch == (n_ubatch or 512)
     texts = [f"ba lu {'mi ' * (i % 3)}" for i in range(300)]
     found: Any = llm.create_embedding(texts)
@@ -122,7 +126,7 @@ def test_embeddings_take_the_predicted_bytes(model: Path, n_ubatch: int | None) 
 def test_llama_itself_embeds_what_was_planned(model: Path) -> None:
     plan = fitter.fit(model, n_ctx=512, embedding=True)
     llm = llama_cpp.Llama(str(model), verbose=False, use_mmap=False, **plan.llama_kwargs())
-    assert rows(binding.breakdown_of(llm.ctx)) == rows(plan.breakdown)
+    assert rows(breakdown_of(llm.ctx)) == rows(plan.breakdown)
     assert llm.context_params.n_seq_max == plan.params.n_seq_max == 256
     assert len(llm.embed(["ba", "lu"])) == 2
     llm.close()
@@ -169,7 +173,8 @@ def test_what_logits_of_all_tokens_take_is_told(model: Path, host_memory: str, i
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"n_thread": 3}, UsageError, "llama_cpp.Llama has no parameter 'n_thread'; did you mean 'n_threads'?"),
+        ({"n_thread": 3}, UsageError, "fitter.Llama has no keyword 'n_thread'; did you mean 'n_threads'?"),
+        ({"marginn": 3}, UsageError, "fitter.Llama has no keyword 'marginn'; did you mean 'margin'?"),
         ({"lora_path": "adapter.gguf"}, UsageError, "lora_path='adapter.gguf' takes memory"),
         ({"vocab_only": True}, UsageError, "vocab_only=True"),
         ({"type_k": 9999}, UsageError, "type_k=9999 is none of 0"),
@@ -190,6 +195,88 @@ def test_words_that_make_no_sense(model: Path, options: Mapping[str, Any], kind:
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such file"):
         fitter.Llama(tmp_path / "nothing.gguf")
+
+
+HUB = """
+from pathlib import Path
+
+import huggingface_hub.utils
+
+FILES = Path(__file__).parents[1] / "files"
+
+
+class HfFileSystem:
+    def ls(self, repo_id, recursive):
+        return [f"{repo_id}/{path.name}" for path in FILES.iterdir()]
+
+
+def hf_hub_download(repo_id, filename, **_):
+    if repo_id == "a/offline":
+        raise OSError("no network")
+    return str(FILES / filename)
+"""
+
+
+@pytest.fixture
+def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package in the place of ``huggingface_hub`` that has a directory for a hub."""
+    package = tmp_path / "huggingface_hub"
+    package.mkdir()
+    (package / "__init__.py").write_text(HUB)
+    (package / "utils.py").write_text("def validate_repo_id(repo_id): pass\n")
+    (tmp_path / "files").mkdir()
+    for name in ("one.gguf", "two.gguf"):
+        (tmp_path / "files" / name).symlink_to(model)
+    saved = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("huggingface_hub")}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.startswith("huggingface_hub")]:
+        del sys.modules[name]
+    sys.modules.update(saved)
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_model_of_the_hub(model: Path, tmp_path: Path) -> None:
+    llm = fitter.Llama.from_pretrained("a/b", "one*", margin=0, local_dir=str(tmp_path / "files"), **OPTIONS)
+    assert isinstance(llm, fitter.Llama)
+    assert Path(llm.plan.model.path).resolve() == model
+    assert (llm.plan.params.n_ctx, llm.n_threads) == (512, 1)
+    llm.close()
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("repository", "pattern", "options", "kind", "message"),
+    [
+        ("a/b", "*.gguf", {}, UsageError, "a/b: Multiple files found in a/b matching"),
+        ("a/b", "x.gguf", {}, UsageError, "a/b: No file found in a/b that match x.gguf"),
+        ("a/offline", "one.gguf", {}, ModelError, "a/offline cannot be downloaded: no network"),
+        (
+            "a/offline",
+            "one.gguf",
+            {"n_ctxx": 1},
+            UsageError,
+            "fitter.Llama has no keyword 'n_ctxx'; did you mean 'n_ctx'",
+        ),
+    ],
+)
+def test_what_goes_wrong_with_the_hub(
+    repository: str, pattern: str, options: Mapping[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message.replace("*", r"\*")) as caught:
+        fitter.Llama.from_pretrained(repository, pattern, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_the_package_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(fitter.LibraryError, match="from_pretrained needs huggingface-hub: pip install huggingface-hub"):
+        fitter.Llama.from_pretrained("a/b", "c")
+
+
+def test_it_cannot_be_subclassed() -> None:
+    with pytest.raises(TypeError, match="cannot be subclassed"):
+        type("Mine", (fitter.Llama,), {})
 
 
 def test_a_plan_keeps_what_was_asked(model: Path) -> None:

@@ -27,15 +27,15 @@ from fitter.llama import wire
 from fitter.llama.types import Breakdown, Lora, Params, Row, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.output import formats
-from fitter.output.arguments import plain_pattern
 from fitter.output.formats import FORMATS
 from fitter.output.formats import settings as options
 from fitter.planning.constraints import params_of
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Search
-from tests import shapes
+from fitter.values import plain_pattern
 from tests.formats import ik_llama
 from tests.formats import upstream as server
 from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools import shapes
 
 MIB = 1024 * 1024
 GPUS = parse_gpus(["3x 24GiB"])
@@ -167,7 +167,7 @@ def test_the_plans_here_have_every_parameter() -> None:
         field.name for field in fields(Params) if getattr(SPILLED.params, field.name) == getattr(default, field.name)
     }
     # what shares the memory has tests of its own
-    assert same == {"op_offload", "load_mtp", "ctx_type", "n_rs_seq", "n_outputs_max", "lora"}
+    assert same == {"op_offload", "load_mtp", "ctx_type", "n_rs_seq", "n_outputs_max", "lora", "more"}
 
 
 @QUICK
@@ -218,12 +218,8 @@ def test_json_has_every_parameter(plan: Plan) -> None:
     split = document.pop("tensor_split")
     devices = tuple(document.pop("devices"))
     document["lora"] = tuple(Lora(**each) for each in document["lora"])
-    read = Params(
-        tensor_buft_overrides=overrides,
-        tensor_split=None if split is None else tuple(split),
-        devices=devices,
-        **document,
-    )
+    document |= {"tensor_buft_overrides": overrides, "devices": devices}
+    read = Params.of({**document, "tensor_split": None if split is None else tuple(split)})
     params = replace(plan.params, n_ctx=plan.breakdown.n_ctx, devices=plan.breakdown.devices)
     assert read == params
 
@@ -270,7 +266,7 @@ def called(script: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 @example(plan=replace(SPILLED, params=replace(SPILLED.params, swa_full=False, op_offload=False)))
 def test_ik_llama_has_an_option_for_every_parameter(plan: Plan) -> None:
     if plan.params.swa_full:
-        with pytest.raises(PlanError, match=r"nothing that is llama\.cpp's --swa-full"):
+        with pytest.raises(PlanError, match=r"no option like llama\.cpp's --swa-full"):
             plan.format("ik_llama")
         return
     found = ik_llama.parse(formats.words(plan, "ik_llama"))
@@ -310,7 +306,7 @@ def test_upstream_has_every_option_by_every_name(reader: Path, tmp_path: Path) -
     values |= {"cache-type-k": "q8_0", "cache-type-v": "q8_0", "flash-attn": "off", "spec-type": "draft-mtp"}
     values |= {"rpc": "127.0.0.1:1", "device-draft": "none", "mmproj-device": "none", "cache-type-k-draft": "q8_0"}
     values |= {"cache-type-v-draft": "q8_0", "lora-scaled": "a.gguf:2"}
-    for option in options.OPTIONS:
+    for option in options.options().values():
         value = option.value or values.get(option.key, "7")
         for key in filter(None, (option.key, option.env)):
             file = tmp_path / "one.ini"
@@ -375,8 +371,9 @@ REAL = {
 
 CHECK = """
 import json
-from fitter.llama import binding, wire
-real = binding.breakdown_of(llm._ctx.ctx)
+from fitter.llama import wire
+from fitter.llama.breakdown import breakdown_of
+real = breakdown_of(llm._ctx.ctx)
 text = llm.create_completion("ba lu mi", max_tokens=4, temperature=0)
 print(json.dumps({"rows": wire.encode(real), "tokens": text["usage"]["completion_tokens"],
                   "kind": type(llm).__name__, "n_seq_max": llm.context_params.n_seq_max, "n_ctx": llm.n_ctx()}))
@@ -443,7 +440,7 @@ def test_json_and_another_format_are_one_too_many(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny.gguf")
     done = command_line(str(model), "--json", "--format", "ini")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "fitter: error: --json is --format json, and --format ini is given too: leave one out\n"
+    assert done.stderr == "fitter: error: --json means --format json, but --format ini is given too: leave one out\n"
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "json"])

@@ -12,7 +12,7 @@ from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
-from tests.shapes import write
+from tools.shapes import write
 
 GPUS = ["4GiB", "cuda:8.6:6GiB", "3GiB"]
 HOST = (TensorBuftOverride("^blk.(1|7|30).ffn_(up|down)_exps.weight$", "CPU"),)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import shapes
+from tools import shapes
 
 INTERRUPTED = 130
 COMMANDS = {

@@ -13,7 +13,7 @@ import pytest
 import fitter
 from fitter import Plan
 from fitter.planning.request import LEVERS, Progress
-from tests import shapes
+from tools import shapes
 
 HOST = "60GB/s"
 SHAPES = ("llama-3.1-8b", "gemma3-12b", "deepseek-v3.1")
@@ -146,7 +146,7 @@ def test_the_command_line(models: dict[str, Path]) -> None:
     document = json.loads(done.stdout)
     assert document["levers"] == ["KV cache q8_0/q8_0 instead of f16/f16"]
     assert "-ctk" in document["arguments"]
-    assert "given up, as --allow lets it: KV cache q8_0/q8_0 instead of f16/f16" in done.stderr
+    assert "given up, as --allow permits: KV cache q8_0/q8_0 instead of f16/f16" in done.stderr
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and json.loads(done.stdout)["levers"] == []
     assert "given up" not in done.stderr

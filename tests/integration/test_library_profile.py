@@ -22,10 +22,10 @@ from fitter.llama.client import Worker
 from fitter.llama.cuda_library import CudaLibrary, find_cuda_library
 from fitter.llama.library import cudart_path
 from fitter.llama.types import Params, VirtualDevice, describe
-from tests import shapes
 from tests.cuda_reference import Load, bytes_of, loads, spread, write_model
 from tests.oracle import build as oracle
 from tests.oracle import operations
+from tools import shapes
 
 ROOT = Path(__file__).parents[2]
 ORACLE = ROOT / "build" / "oracle"

@@ -14,12 +14,12 @@ import fitter
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, describe
 from fitter.machine.gpu import parse_gpus
-from tests import shapes
 from tests.metal import check, loads
 from tests.metal.build import build
 from tests.oracle import operations
 from tests.tiny import write_tiny
 from tests.vulkan_reference import MODELS
+from tools import shapes
 
 SAMPLE = 5
 """One row of so many is compared in the quick test."""
@@ -92,14 +92,17 @@ def test_a_mapped_file_is_in_a_macs_memory(tmp_path: Path) -> None:
     # A real load, which maps the file: llama.cpp asks a device for that where it says that it can.
     code = (
         "import os, sys, llama_cpp\n"
-        "from fitter.llama import binding, library\n"
+        "from fitter.llama import library\n"
+        "from fitter.llama.breakdown import breakdown_of\n"
+        "from fitter.llama.devices import register_virtual, registry\n"
+        "from fitter.llama.parameters import apply\n"
         "from fitter.llama.types import Params\n"
-        "library.load(); binding.register_virtual(sys.argv[2])\n"
+        "library.load(); register_virtual(sys.argv[2])\n"
         "model, context = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()\n"
-        "keep = binding.apply(Params(n_ctx=64), model, context, binding.registry(True))\n"
+        "keep = apply(Params(n_ctx=64), model, context, registry(True))\n"
         "model = llama_cpp.llama_model_load_from_file(os.fsencode(sys.argv[1]), model)\n"
         "context = llama_cpp.llama_init_from_model(model, context)\n"
-        "print({row.buffer_type: row.model for row in binding.breakdown_of(context).rows})\n"
+        "print({row.buffer_type: row.model for row in breakdown_of(context).rows})\n"
         "llama_cpp.llama_free(context); llama_cpp.llama_model_free(model)\n"
     )
     path = write_tiny(tmp_path / "tiny.gguf")

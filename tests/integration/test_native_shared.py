@@ -20,10 +20,10 @@ import pytest
 from fitter.errors import FitterError, LibraryError, ModelError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Lora, Params, Row, Skeleton, VirtualDevice
-from tests import upstream
 from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tests.tiny_lora import write_lora
 from tests.tiny_projector import TinyProjector, write_projector
+from tools import upstream
 
 GIB = 2**30
 CARDS = tuple(VirtualDevice(f"CUDA{i}", "Card", "cuda", 890, 24 * GIB, 24 * GIB) for i in range(2))
@@ -164,14 +164,15 @@ def test_flash_attention_of_a_projector(worker: Worker, tmp_path: Path) -> None:
 
 LOAD = """
 import json, sys
-from fitter.llama import binding, library, projector, real, wire
+from fitter.llama import library, projector, real, wire
+from fitter.llama.devices import registry
 from fitter.llama.allocations import counted
 
 library.prepare()
 if sys.argv[2]:
     real.add_rpc_server(sys.argv[2])
 with counted(really=True) as allocations:
-    with projector.loaded(sys.argv[1], "RPC0" if sys.argv[2] else None, binding.registry()):
+    with projector.loaded(sys.argv[1], "RPC0" if sys.argv[2] else None, registry()):
         pass
 print(json.dumps(wire.encode(allocations.rows)))
 """
@@ -203,7 +204,8 @@ ENCODE = """
 import ctypes, sys
 import llama_cpp
 from llama_cpp import mtmd_cpp
-from fitter.llama import binding, library, projector, real
+from fitter.llama import library, projector, real
+from fitter.llama.devices import registry
 
 path, model_path, endpoint, side = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 native = library.load()
@@ -211,7 +213,7 @@ real.add_rpc_server(endpoint)
 params = llama_cpp.llama_model_default_params()
 params.n_gpu_layers = 0
 model = llama_cpp.llama_model_load_from_file(model_path.encode(), params)
-with projector.loaded(path, "RPC0", binding.registry(), model) as pointer:
+with projector.loaded(path, "RPC0", registry(), model) as pointer:
     context = native.address(pointer)
     images = (mtmd_cpp.mtmd_bitmap_p_ctypes * 1)(
         mtmd_cpp.mtmd_bitmap_init(side, side, (ctypes.c_uint8 * (side * side * 3))())

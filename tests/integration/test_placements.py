@@ -12,8 +12,8 @@ from benchmarks.placement_tables import CONSISTENT, FILLED, NEVER_SLOWER, TENTH,
 from fitter.llama.client import Worker
 from fitter.llama.types import Params
 from fitter.model.header import open_model
-from fitter.planning.constraints import parse_overrides
-from tests import shapes
+from fitter.values import parse_overrides
+from tools import shapes
 
 # those that upstream is quick with, and what each has to show
 QUICK = {

@@ -14,7 +14,7 @@ import fitter
 from fitter.errors import LlamaCppCrashError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, VirtualDevice
-from tests import shapes
+from tools import shapes
 
 GIB, MIB = 2**30, 2**20
 MOST = 250 * MIB

@@ -264,24 +264,24 @@ def test_markers_that_others_add(pytester: pytest.Pytester, root: Path) -> None:
 
 WRONG = {
     "unknown keyword": (f"gpu={GPU!r}, n_ctxx=1", "unknown keyword 'n_ctxx': did you mean n_ctx?"),
-    "no size": (f"gpu={GPU!r}, limit='many'", "limit: 'many' is no size: write a number and a unit"),
+    "no size": (f"gpu={GPU!r}, limit='many'", "limit: 'many' is not a size: write a number and a unit"),
     "no unit": (f"gpu={GPU!r}, limit='20'", "limit: '20' has no unit: write 20MiB or 20GiB"),
     "no limit": (f"gpu={GPU!r}, limit=[1]", "limit is [1]: give a size"),
     "below zero": (f"gpu={GPU!r}, host_limit=-1", "host_limit is -1: give a size"),
-    "no device": (f"gpu={GPU!r}, limit={{'CUDA1': '1GiB'}}", "unknown device 'CUDA1'; there are: CUDA0"),
-    "nothing to limit": ("limit='1GiB'", "limit is for devices, and there are none"),
+    "no device": (f"gpu={GPU!r}, limit={{'CUDA1': '1GiB'}}", "unknown device 'CUDA1'; the devices are: CUDA0"),
+    "nothing to limit": ("limit='1GiB'", "limit applies to devices, and there are none"),
     "unknown GPU": ("gpu='rtx-4091'", "gpu: 'rtx-4091': unknown GPU; did you mean rtx-4090"),
     "no text": ("gpu=4090", "gpu is 4090: give a list of texts"),
     "two names of one": (f"gpu={GPU!r}, gpus=['24GiB']", "gpu and gpus are the same"),
     "no number": (f"gpu={GPU!r}, n_ctx='32k'", "n_ctx is '32k': give a whole number"),
     "no context": (f"gpu={GPU!r}, min_ctx=0", "min_ctx is 0: give a number of tokens, 1 or more"),
     "no speed": (f"gpu={GPU!r}, min_tokens_per_second=True", "min_tokens_per_second is True: give a number"),
-    "growth beside a limit": (f"gpu={GPU!r}, limit='1GiB', max_growth='1%'", "limit does without"),
+    "growth beside a limit": (f"gpu={GPU!r}, limit='1GiB', max_growth='1%'", "limit makes none"),
     "no growth": (f"gpu={GPU!r}, max_growth='much'", "max_growth is 'much': give a percentage or a size"),
     "no keyword": (repr(GPU), "it takes keywords only"),
     "no such model": (f"gpu={GPU!r}, model='missing.gguf'", "missing.gguf: no such file"),
     "no model": (f"gpu={GPU!r}, model=7", "model is 7: give a path"),
-    "several models": (f"gpu={GPU!r}, model='*.gguf'", "model '*.gguf' is 2 files: name one, or parametrize"),
+    "several models": (f"gpu={GPU!r}, model='*.gguf'", "model '*.gguf' matches 2 files: name one, or parametrize"),
     "what llama.cpp refuses": (f"gpu={GPU!r}, type_v='q8_0', flash_attn='off'", ""),
     "another machine's devices": (f"gpu={GPU!r}, devices='CUDA7'", "unknown device 'CUDA7'; there are: CUDA0"),
 }
@@ -441,9 +441,9 @@ def test_a_plan_that_does_not_fit_is_not_stored(pytester: pytest.Pytester, root:
 
 DAMAGED = {
     "merge conflict": ("<<<<<<< ours\n", "", "fitter.lock has the marks of a merge conflict in line 1"),
-    "no TOML": ("[cases\n", "", "fitter.lock is no TOML"),
+    "no TOML": ("[cases\n", "", "fitter.lock is not valid TOML"),
     "newer": ("", "schema = 2\n", "fitter.lock is of schema 2, and this fitter reads 1: install a newer fitter"),
-    "none of fitter's": ("", "version = 1\n", "fitter.lock is no lock of fitter's"),
+    "none of fitter's": ("", "version = 1\n", "fitter.lock is not a lock that fitter wrote"),
     "damaged": ("", 'schema = 1\n[cases."test_it.py::test_it"]\nfits = 7\n', "fitter.lock: the case"),
 }
 
@@ -617,7 +617,7 @@ def test_the_plan(pytester: pytest.Pytester, root: Path, plan: Plan, options: tu
     more = ("--dist", "loadgroup") if options else ()
     result = run(pytester, *options, *more)
     result.assert_outcomes(passed=4, errors=2)
-    assert "fitter_plan is the plan of a marker, and test_none has none" in result.stdout.str()
+    assert "fitter_plan needs a marker, and test_none has none" in result.stdout.str()
     assert "Traceback" not in result.stdout.str()
     assert "During handling" not in result.stdout.str()
 

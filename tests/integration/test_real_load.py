@@ -29,7 +29,8 @@ LOAD = """
 import json, sys
 import llama_cpp
 import fitter
-from fitter.llama import binding, wire
+from fitter.llama import wire
+from fitter.llama.breakdown import breakdown_of
 
 path, how, options, load_options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
 plan = fitter.fit(path, **options)
@@ -37,12 +38,12 @@ if how == "plan.load":
     llm = plan.load(**load_options)
 else:
     llm = llama_cpp.Llama(path, **load_options, **plan.llama_kwargs())
-real = binding.breakdown_of(llm._ctx.ctx)
+real = breakdown_of(llm._ctx.ctx)
 answer = llm.create_completion("ba lu mi", max_tokens=4, temperature=0)
 print(json.dumps({
     "predicted": wire.encode(plan.breakdown),
     "real": wire.encode(real),
-    "after": wire.encode(binding.breakdown_of(llm._ctx.ctx)),
+    "after": wire.encode(breakdown_of(llm._ctx.ctx)),
     "tokens": answer["usage"]["completion_tokens"],
     "text": answer["choices"][0]["text"],
 }))

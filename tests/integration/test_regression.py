@@ -28,10 +28,10 @@ from fitter.machine.speed import HostSpeed
 from fitter.regression import check
 from fitter.regression.cases import read_cases
 from fitter.regression.compare import compare
-from fitter.regression.lockfile import read_lock
+from fitter.regression.lockfile import Lock, read_lock, write_lock
 from fitter.regression.measuring import measure_case
-from tests import shapes, upstream
-from tests.shapes import Q4_K, Q8_0, Shape, write_shape, write_split
+from tools import shapes, upstream
+from tools.shapes import Q4_K, Q8_0, Shape, write_shape, write_split
 
 N_LAYER, N_VOCAB = 4, 4000
 
@@ -433,7 +433,7 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         lambda repository: repository.edit("n_ubatch = 512", 'type_k = "maybe"'),
         ("check",),
         2,
-        "chat: type_k 'maybe' is none of f32, f16",
+        "chat: type_k (-ctk) is 'maybe': give f32, f16",
     ),
     "a lock from later": (
         lambda repository: repository.lock.write_text(repository.lock.read_text().replace("schema = 1", "schema = 2")),
@@ -451,19 +451,49 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         append("fitter.toml", '[cases.more]\nmodel = "models/moe.gguf"\n'),
         ("check",),
         2,
-        "the case 'more' is in fitter.toml, but not in fitter.lock: run 'fitter lock --update more'",
+        "more: the case is in fitter.toml, but not in fitter.lock: run 'fitter lock --update more'",
     ),
     "a case that is only locked": (
         lambda repository: repository.cases.write_text(toml({name: CASES[name] for name in ("chat", "host")})),
         ("check",),
         2,
-        "the case 'fitted' is in fitter.lock, but not in fitter.toml: run 'fitter lock'",
+        "fitted: the case is in fitter.lock, but not in fitter.toml: run 'fitter lock --prune'",
     ),
     "a lock in the place of the cases": (
         lambda repository: None,
         ("lock", "--lock", "fitter.toml"),
         2,
-        "fitter.toml has the cases: give the lock another name",
+        "fitter.toml is the file of the cases: give the lock another name",
+    ),
+    "a directory in the place of the lock": (
+        lambda repository: (repository.path / "dir").mkdir(),
+        ("lock", "--lock", "dir"),
+        5,
+        "dir cannot be written: it is a directory, and a lock is a file: give it another name with --lock",
+    ),
+    "a pipe in the place of the lock": (
+        lambda repository: os.mkfifo(repository.path / "pipe"),
+        ("lock", "--lock", "pipe"),
+        5,
+        "pipe cannot be written: it is a pipe, and a lock is a file: give it another name with --lock",
+    ),
+    "a check against a pipe": (
+        lambda repository: os.mkfifo(repository.path / "pipe"),
+        ("check", "--lock", "pipe"),
+        2,
+        "pipe is a pipe, and a lock is a file",
+    ),
+    "a check against a device": (
+        lambda repository: None,
+        ("check", "--lock", "/dev/zero"),
+        2,
+        "/dev/zero is a device, and a lock is a file",
+    ),
+    "pruning a pipe": (
+        lambda repository: os.mkfifo(repository.path / "pipe"),
+        ("lock", "--prune", "--lock", "pipe"),
+        2,
+        "pipe is a pipe, and a lock is a file",
     ),
     "an update of no case": (
         lambda repository: None,
@@ -475,9 +505,9 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         lambda repository: None,
         ("check", "-k", "x"),
         2,
-        "-k 'x' selects no case: there is chat",
+        "-k 'x' selects no case; the cases are chat",
     ),
-    "no expression": (lambda repository: None, ("check", "-k", "a b"), 2, "-k 'a b' is no expression"),
+    "no expression": (lambda repository: None, ("check", "-k", "a b"), 2, "-k 'a b' is not an expression"),
     "no workers": (lambda repository: None, ("check", "-j", "0"), 2, "0 is too small"),
     "a report that cannot be written": (
         lambda repository: None,
@@ -513,6 +543,53 @@ def test_the_other_cases_are_still_checked(repository: Repository) -> None:
     assert "3 cases: 1 failed, 1 could not be measured, 1 unchanged" in done.stdout
     assert repository.fitter("check", "-k", "not fitted").returncode == 4, "what is not selected does not matter"
     assert repository.fitter("check", "-k", "host").returncode == 0
+
+
+def test_known_cases_are_checked_beside_added_and_removed_ones(repository: Repository) -> None:
+    repository.cases.write_text(toml({"chat": CASES["chat"], "host": CASES["host"], "more": CASES["fitted"]}))
+    repository.edit("n_ctx = 2048", "n_ctx = 1024")
+    done = repository.fitter("check", "--junit", "report.xml", GITHUB_ACTIONS="true")
+    assert done.returncode == 4
+    assert done.stdout.splitlines()[-1] == "4 cases: 1 failed, 1 not in the lock, 1 only in the lock, 1 unchanged"
+    assert "host failed" in done.stdout
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if line.startswith("fitter: ")] == [
+        "fitter: error: more: the case is in fitter.toml, but not in fitter.lock: run 'fitter lock --update more'",
+        "fitter: error: fitted: the case is in fitter.lock, but not in fitter.toml: run 'fitter lock --prune'",
+    ]
+    assert sum(line.startswith("::error ") for line in lines) == 3
+    document = json.loads(repository.fitter("check", "--json").stdout)
+    assert {case["name"]: case["status"] for case in document["cases"]} == {
+        "chat": "same",
+        "host": "failed",
+        "more": "added",
+        "fitted": "removed",
+    }
+    assert (repository.fitter("check", "-k", "chat").returncode, document["passed"]) == (0, False)
+    repository.edit("n_ctx = 1024", "n_ctx = 2048")
+    assert repository.fitter("check").returncode == 2
+
+
+def test_pruning(repository: Repository) -> None:
+    before = read_lock(repository.lock).cases
+    repository.cases.write_text(toml({"chat": CASES["chat"], "host": CASES["host"]}))
+    (repository.path / "models" / "dense.gguf").unlink()
+    done = repository.fitter("lock", "--prune")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "fitter: removed fitted from fitter.lock\n")
+    assert read_lock(repository.lock).cases == {name: before[name] for name in ("chat", "host")}
+    text = repository.lock.read_bytes()
+    done = repository.fitter("lock", "--prune")
+    assert (done.returncode, done.stderr) == (0, "fitter: there is no case to remove from fitter.lock\n")
+    assert repository.lock.read_bytes() == text
+
+
+def test_pruning_keeps_what_pytest_has_stored(repository: Repository) -> None:
+    lock = read_lock(repository.lock)
+    write_lock(
+        repository.lock, Lock({**lock.cases, "test_a.py::test_b": lock.cases["host"], "old": lock.cases["host"]})
+    )
+    assert repository.fitter("lock", "--prune", "--update", "chat").returncode == 0
+    assert read_lock(repository.lock).cases.keys() == {*CASES, "test_a.py::test_b"}
 
 
 # --- one case alone
@@ -618,4 +695,4 @@ def test_two_plans(repository: Repository, tmp_path: Path) -> None:
     assert "parameter: n_ctx 4096 → 8192" in other.stdout
     wrong = repository.fitter("diff", "a.json", "fitter.toml")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "fitter: error: fitter.toml is no JSON: give what 'fitter model.gguf --json' wrote\n"
+    assert wrong.stderr == "fitter: error: fitter.toml is not JSON: give a file that 'fitter model.gguf --json' wrote\n"

@@ -26,8 +26,9 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine import remote
 from fitter.machine.gpu import parse_gpus
-from tests import rpc_servers, shapes, upstream
+from tests import rpc_servers
 from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools import shapes, upstream
 
 MIB = 2**20
 SLOW = "0.1GB/s"
@@ -507,9 +508,9 @@ def test_words_that_are_no_server(dense: Path, text: str, message: str) -> None:
 
 
 BANDWIDTHS = {
-    "zero": (["--rpc-bandwidth", "0GB/s"], "no bandwidth that memory has"),
-    "negative": (["--rpc-bandwidth", "-1GB/s"], "is no bandwidth"),
-    "none": (["--rpc-bandwidth", "fast"], "is no bandwidth"),
+    "zero": (["--rpc-bandwidth", "0GB/s"], "not a bandwidth that memory can have"),
+    "negative": (["--rpc-bandwidth", "-1GB/s"], "is not a bandwidth"),
+    "none": (["--rpc-bandwidth", "fast"], "is not a bandwidth"),
     "three for two": (["--rpc-bandwidth", "1GB/s,2GB/s,3GB/s"], "has 3 values, and there are 2 remote devices"),
 }
 

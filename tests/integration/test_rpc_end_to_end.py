@@ -29,7 +29,8 @@ HOST = 80 * MIB
 LOAD = """
 import json, sys
 import fitter
-from fitter.llama import binding, wire
+from fitter.llama import wire
+from fitter.llama.breakdown import breakdown_of
 
 path, options = sys.argv[1], json.loads(sys.argv[2])
 llm = fitter.Llama(path, **options)
@@ -38,7 +39,7 @@ print(json.dumps({
     "plan": llm.plan.to_dict(),
     "rpc": llm.plan.rpc,
     "predicted": wire.encode(llm.plan.breakdown),
-    "real": wire.encode(binding.breakdown_of(llm.ctx)),
+    "real": wire.encode(breakdown_of(llm.ctx)),
     "usage": said["usage"],
     "text": said["choices"][0]["text"],
 }), flush=True)
@@ -168,8 +169,8 @@ with_both = fitter.Llama(path, rpc=[first, second], **options)
 with_both.close()
 # the second one's device is RPC1 here, and RPC0 where the plan is made
 alone = fitter.Llama(path, rpc=second, override_tensor=["blk.0.ffn_.*_exps=CPU"], **options)
-from fitter.llama import binding
-rows = {row.buffer_type: row.model for row in binding.breakdown_of(alone.ctx).rows}
+from fitter.llama.breakdown import breakdown_of
+rows = {row.buffer_type: row.model for row in breakdown_of(alone.ctx).rows}
 said = alone("ba lu mi", max_tokens=2)["usage"]["completion_tokens"]
 again = alone.plan.load(verbose=False)
 both = again("ba lu mi", max_tokens=2)["usage"]["completion_tokens"]
@@ -177,7 +178,7 @@ again.close()
 alone.close()
 import llama_cpp
 plain = llama_cpp.Llama(path, n_ctx=256, n_gpu_layers=-1, verbose=False)
-here = [row.buffer_type for row in binding.breakdown_of(plain.ctx).rows]
+here = [row.buffer_type for row in breakdown_of(plain.ctx).rows]
 print(json.dumps([alone.plan.params.devices, rows, [said, both], here]))
 """
 

@@ -17,12 +17,12 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.gpu import parse_gpus
 from fitter.output.formats.python import fit_kwargs
-from tests import shapes, upstream
 from tests.drafting import upstream as drafting
-from tests.shapes import F32, Q4_K, Shape, Tensor
 from tests.tiny import TINY_DENSE, write_tiny
 from tests.tiny_lora import write_lora
 from tests.tiny_projector import TinyProjector, write_projector
+from tools import shapes, upstream
+from tools.shapes import F32, Q4_K, Shape, Tensor
 
 GPUS = ("1GiB", "1GiB")
 MIB = 1024 * 1024
@@ -527,9 +527,9 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "unknown device": (["--reserve", "CUDA7=1GiB"], "unknown device 'CUDA7'; there are: CUDA0, host"),
     "no size": (["--reserve", "CUDA0"], "'CUDA0' is no reservation"),
     "no device": (["--reserve", "=1GiB"], "'=1GiB' is no reservation"),
-    "garbage": (["--reserve", "CUDA0=much"], "'much' is no size"),
+    "garbage": (["--reserve", "CUDA0=much"], "'much' is not a size"),
     "no unit": (["--reserve", "CUDA0=7"], "has no unit"),
-    "negative": (["--reserve", "CUDA0=-1GiB"], "'-1GiB' is no size"),
+    "negative": (["--reserve", "CUDA0=-1GiB"], "'-1GiB' is not a size"),
     "more than the device": (["--reserve", "CUDA0=2GiB"], "2048 MiB are more than the 1024 MiB"),
     "more than the device in all": (["--reserve", "CUDA0=1GiB", "--reserve", "CUDA0=1MiB"], "1025 MiB are more than"),
     "more than the host": (["--host-memory", "4GiB", "--reserve", "host=5GiB"], "more than the 4096 MiB"),

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 from fitter.errors import LlamaCppCrashError, LlamaCppError
-from fitter.llama import binding
 from fitter.llama.client import Worker
+from fitter.llama.headers import Headers, _read_header
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
 from fitter.model import source
-from tests.shapes import SHAPES, write, write_split
+from tools.shapes import SHAPES, write, write_split
 
 CARDS = [VirtualDevice(f"CUDA{i}", "Card", "cuda", 890, 400 * 2**30, 400 * 2**30) for i in range(2)]
 
@@ -126,8 +126,8 @@ def test_a_file_that_changes_has_another_skeleton(worker: Worker, tmp_path: Path
 
 
 @pytest.fixture
-def headers() -> Iterator[binding.Headers]:
-    made = binding.Headers()
+def headers() -> Iterator[Headers]:
+    made = Headers()
     yield made
     made.close()
 
@@ -179,7 +179,7 @@ def contents(path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("read_first", [False, True], ids=["not read before", "read before"])
-def test_all_but_the_tokenizer_and_the_split_stays(headers: binding.Headers, tmp_path: Path, read_first: bool) -> None:
+def test_all_but_the_tokenizer_and_the_split_stays(headers: Headers, tmp_path: Path, read_first: bool) -> None:
     files = (
         write_every_kind(tmp_path / "a-00001-of-00002.gguf", n_files=2),
         write_every_kind(tmp_path / "a-00002-of-00002.gguf", first=False, n_files=2),
@@ -210,7 +210,7 @@ def test_all_but_the_tokenizer_and_the_split_stays(headers: binding.Headers, tmp
     assert os.stat(made).st_size >= found[-1].data_offset + found[-1].n_bytes
 
 
-def test_a_vocabulary_that_is_none_keeps_its_size(headers: binding.Headers, directory: Path) -> None:
+def test_a_vocabulary_that_is_none_keeps_its_size(headers: Headers, directory: Path) -> None:
     path = write("qwen3-32b", directory, vocab=False)
     size = headers.read(str(path)).metadata["qwen3.vocab_size"]
     made = headers.skeleton(Skeleton((str(path),)))
@@ -218,7 +218,7 @@ def test_a_vocabulary_that_is_none_keeps_its_size(headers: binding.Headers, dire
     assert headers.read(made).metadata["qwen3.vocab_size"] == size
 
 
-def test_no_file_is_read_twice(headers: binding.Headers, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_is_read_twice(headers: Headers, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     really_open = headers._open
 
@@ -241,11 +241,11 @@ def test_no_file_is_read_twice(headers: binding.Headers, directory: Path, monkey
     assert list(headers._parsed) == [other]
 
 
-def test_tokens_are_not_kept(headers: binding.Headers, directory: Path) -> None:
+def test_tokens_are_not_kept(headers: Headers, directory: Path) -> None:
     path = str(write("llama-3.1-8b", directory))
     found = headers.read(path)
     ((_, parsed),) = headers._parsed.values()
-    kept = binding._read_header(headers._library, parsed)
+    kept = _read_header(headers._library, parsed)
     tokens = "tokenizer.ggml.tokens"
     assert tokens in found.metadata
     assert tokens not in kept.metadata
@@ -254,7 +254,7 @@ def test_tokens_are_not_kept(headers: binding.Headers, directory: Path) -> None:
 # --- nobody sees it
 
 
-def test_it_is_private_and_small(headers: binding.Headers, directory: Path) -> None:
+def test_it_is_private_and_small(headers: Headers, directory: Path) -> None:
     made = headers.skeleton(skeleton_of(write("kimi-k2", directory)))
     status = os.stat(made)
     assert stat.S_IMODE(status.st_mode) == 0o600
@@ -309,15 +309,17 @@ class Filter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
 assert libc.prctl(38, 1, 0, 0, 0) == 0
 assert libc.prctl(22, 2, ctypes.byref(Filter(4, ctypes.addressof(code))), 0, 0) == 0, ctypes.get_errno()
-from fitter.llama import binding
+from fitter.llama.devices import register_virtual, registry
+from fitter.llama.headers import Headers
+from fitter.llama.loader import Loader
 from fitter.llama.types import Params, Skeleton
-headers = binding.Headers()
+headers = Headers()
 skeleton = Skeleton((sys.argv[2],))
 made = headers.skeleton(skeleton)
 status = os.stat(made)
 print(os.readlink(made), oct(status.st_mode), os.listdir(os.environ["TMPDIR"]), status.st_blocks * 512 < 10**6)
-binding.register_virtual("CUDA0,cuda,890,99000000000,99000000000,x")
-loader = binding.Loader(binding.registry(True), headers)
+register_virtual("CUDA0,cuda,890,99000000000,99000000000,x")
+loader = Loader(registry(True), headers)
 print(loader.measure(skeleton, Params(n_ctx=512)) == loader.measure(sys.argv[2], Params(n_ctx=512)))
 """
 
@@ -396,7 +398,7 @@ def test_no_skeleton_is_an_error_and_no_crash(
     assert worker._child is child
 
 
-def test_a_limit_on_the_length_of_files_is_an_error(headers: binding.Headers, directory: Path) -> None:
+def test_a_limit_on_the_length_of_files_is_an_error(headers: Headers, directory: Path) -> None:
     skeleton = skeleton_of(write("llama-3.1-8b", directory))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**30, hard))

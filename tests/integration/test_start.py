@@ -231,13 +231,15 @@ def test_a_load_that_begins_early_is_not_repeated(model: Path, word: str, path: 
 
 def test_a_load_that_begins_early_has_the_parameters_of_any_other() -> None:
     code = (
-        "from fitter.llama import ahead, binding, library\n"
+        "from fitter.llama import ahead, library\n"
+        "from fitter.llama.devices import registry\n"
+        "from fitter.llama.parameters import apply\n"
         "from fitter.llama.types import Params\n"
         f"ours, pointers, _ = ahead._params({DEVICE!r}, False)\n"
         "llama = library.load().llama_cpp\n"
         "other = llama.llama_model_default_params()\n"
-        "known = binding.registry(virtual=True)\n"
-        "keep = binding.apply(Params(devices=('CUDA0',)), other, llama.llama_context_default_params(), known)\n"
+        "known = registry(virtual=True)\n"
+        "keep = apply(Params(devices=('CUDA0',)), other, llama.llama_context_default_params(), known)\n"
         "other.no_alloc, other.load_mode = True, llama.LLAMA_LOAD_MODE_NONE\n"
         "assert list(pointers[0]) == list(keep[0]) == [known.default[0].address, None]\n"
         "ours.devices = other.devices = None\n"

@@ -16,8 +16,8 @@ import fitter
 from fitter.errors import ModelError
 from fitter.planning.plan import Search
 from fitter.planning.request import Progress
-from tests import shapes
 from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools import shapes
 
 FITS: dict[str, tuple[str, dict[str, Any]]] = {
     "large MoE, three unequal": ("qwen3-30b-a3b", {"gpus": ["8GiB", "6GiB", "4GiB"]}),

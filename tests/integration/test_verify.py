@@ -248,7 +248,7 @@ def test_wrong_input(models: Mapping[str, Path], plan_file: Path, tmp_path: Path
         "options beside a plan": (
             ["--plan", plan_file, "-c", 5, "-ngl", 1],
             2,
-            "--plan has all parameters: leave --ctx-size, --n-gpu-layers out, or fit again",
+            "--plan already sets every parameter: leave --ctx-size, --n-gpu-layers out, or fit again",
         ),
         "another model": (
             ["--plan", plan_file, models["dense"]],
@@ -260,7 +260,7 @@ def test_wrong_input(models: Mapping[str, Path], plan_file: Path, tmp_path: Path
             2,
             "another model than .*other.gguf: its name is tiny moe, not tiny dense",
         ),
-        "no plan": (["--plan", models["moe"]], 2, "moe.gguf: this is no JSON"),
+        "no plan": (["--plan", models["moe"]], 2, "moe.gguf: this is not JSON"),
         "virtual devices": ([models["moe"], "--gpu", "rtx-4090"], 2, "virtual devices cannot run a model"),
         "a plan for virtual devices": (
             ["--plan", virtual],
@@ -269,7 +269,7 @@ def test_wrong_input(models: Mapping[str, Path], plan_file: Path, tmp_path: Path
         ),
         "a model that is gone": (["--plan", lost], 3, "gone.gguf"),
         "tolerance": ([models["moe"], "--tolerance", "5"], 2, "'5' has no unit"),
-        "less than no tolerance": ([models["moe"], "--tolerance", "-1B"], 2, "'-1B' is no size"),
+        "less than no tolerance": ([models["moe"], "--tolerance", "-1B"], 2, "'-1B' is not a size"),
         "no server": ([models["moe"], "--rpc", "127.0.0.1:1"], 3, "the RPC server 127.0.0.1:1 cannot be reached"),
     }
     for name, (words, status, message) in cases.items():

@@ -9,7 +9,7 @@ import pytest
 import fitter
 from fitter.errors import UsageError
 from fitter.llama.types import Params
-from tests import shapes
+from tools import shapes
 
 
 @pytest.fixture(scope="module")

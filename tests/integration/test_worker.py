@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
 
+import fitter
 from fitter.errors import LibraryError, LlamaCppError, ModelError, TimeLimitError, UsageError
 from fitter.llama import process
 from fitter.llama.client import Worker
@@ -412,14 +414,15 @@ def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_the_breakdown_of_a_live_model(model: Path, worker: Worker) -> None:
     script = (
-        "import json, llama_cpp; from fitter.llama import binding, wire; from fitter.llama.types import Params\n"
+        "import json, llama_cpp; from fitter.llama import wire; from fitter.llama.breakdown import breakdown_of; "
+        "from fitter.llama.parameters import apply; from fitter.llama.types import Params\n"
         "model_params = llama_cpp.llama_model_default_params()\n"
         "context_params = llama_cpp.llama_context_default_params()\n"
-        "keep = binding.apply(Params(n_ctx=768), model_params, context_params)\n"
+        "keep = apply(Params(n_ctx=768), model_params, context_params)\n"
         "model_params.no_alloc, model_params.load_mode = True, 0\n"
         f"model = llama_cpp.llama_model_load_from_file({str(model)!r}.encode(), model_params)\n"
         "context = llama_cpp.llama_init_from_model(model, context_params)\n"
-        "print(json.dumps(wire.encode(binding.breakdown_of(context))))\n"
+        "print(json.dumps(wire.encode(breakdown_of(context))))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -433,3 +436,32 @@ def test_the_breakdown_of_a_live_model(model: Path, worker: Worker) -> None:
     worker.configure(())
     measured = worker.measure(model, Params(n_ctx=768))
     assert [row["model"] for row in found["rows"]] == [row.model for row in measured.rows]
+
+
+def _quiet(line: str) -> None:
+    assert line
+
+
+OWN: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
+    "nothing said": ({"timeout": 90.0}, {}, None),
+    "not set": ({"timeout": 90.0, "on_log": _quiet}, {"timeout": None, "on_log": None}, None),
+    "the same": ({"timeout": 90.0, "on_log": _quiet}, {"timeout": 90, "on_log": _quiet}, None),
+    "another timeout": ({"timeout": 90.0}, {"timeout": 60.0}, "timeout"),
+    "the timeout of a call without a worker": ({"timeout": 90.0}, {"timeout": 120.0}, "timeout"),
+    "a log where the worker has none": ({}, {"on_log": _quiet}, "on_log"),
+    "another log": ({"on_log": _quiet}, {"on_log": print}, "on_log"),
+}
+
+
+@pytest.mark.parametrize("call", [fitter.fit, fitter.measure, fitter.estimate])
+@pytest.mark.parametrize(("own", "given", "refused"), OWN.values(), ids=OWN.keys())
+def test_a_worker_that_is_given_keeps_its_timeout_and_log(
+    model: Path, call: Callable[..., object], own: dict[str, Any], given: dict[str, Any], refused: str | None
+) -> None:
+    with Worker(**own) as worker:
+        if refused is None:
+            assert call(model, gpus=["24GiB"], n_ctx=512, worker=worker, **given)
+        else:
+            with pytest.raises(UsageError, match=f"has its own {refused}: leave {refused} out of this call"):
+                call(model, gpus=["24GiB"], n_ctx=512, worker=worker, **given)
+        assert (worker.timeout, worker.on_log) == (own.get("timeout", 120.0), own.get("on_log"))

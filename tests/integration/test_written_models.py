@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from examples.tiny_moe import main, write
-from tests import shapes
 from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools import shapes
 
 DUMMY_LOAD = """
 import json, sys

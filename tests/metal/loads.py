@@ -14,8 +14,8 @@ from pathlib import Path
 
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice, describe
-from tests import shapes
 from tests.vulkan_reference import MODELS, answer, draw_params, params_of, params_text
+from tools import shapes
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "metal" / "bytes.csv.gz"
 COLUMNS = ("model", "n_devices", "environment", "params", "result")

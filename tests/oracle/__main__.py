@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fitter.llama.library import backend_path
-from tests import cuda_reference, shapes
+from tests import cuda_reference
 from tests.oracle import build as build_cuda
 from tests.oracle import build_hip, operations
 from tests.oracle.build import MissingError
 from tests.oracle.draw import ARCHITECTURES, CAPABILITIES, draw
 from tests.oracle.measure import Row, fill
 from tests.oracle.upstream_fit import ROCM_SETS, SETS, compare
+from tools import shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 

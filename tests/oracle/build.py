@@ -1,4 +1,4 @@
-"""Build the oracle: ggml-cuda's own host code on a CUDA runtime without a GPU (bindings/cudart.cpp).
+"""Build the oracle: ggml-cuda's own host code on a CUDA runtime without a GPU (bindings/cuda_runtime/cudart.cpp).
 
 Needs a CUDA toolkit's ``cudafe++`` and headers, and a C++ compiler; no GPU, no driver, no cuBLAS. ``cudafe++``
 splits each source, and only the host's side is compiled.
@@ -123,7 +123,7 @@ def _build_runtime(directory: Path, major: int) -> Path:
     """The runtime under the name that a libggml-cuda.so of this toolkit asks for."""
     name = f"libcudart.so.{'11.0' if major == 11 else major}"
     version = f"-DFITTER_CUDART_DEFAULT_VERSION={major}"
-    source = ROOT / "bindings" / "cudart.cpp"
+    source = ROOT / "bindings" / "cuda_runtime" / "cudart.cpp"
     run(compiler(), *_OPTIONS, version, "-shared", f"-Wl,-soname,{name}", source, "-o", directory / name)
     return directory / name
 

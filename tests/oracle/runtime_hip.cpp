@@ -1,4 +1,4 @@
-// A HIP runtime without a GPU: what bindings/cudart.cpp is to CUDA, for ggml-cuda compiled for AMD's cards.
+// A HIP runtime without a GPU: what bindings/cuda_runtime/cudart.cpp is to CUDA, for ggml-cuda compiled for AMD's cards.
 //
 // FITTER_CUDART_DEVICES describes the devices as FITTER_DEVICES does; a compute capability is ggml's number of the architecture.
 

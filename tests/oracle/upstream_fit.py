@@ -10,9 +10,9 @@ from pathlib import Path
 
 from fitter.llama.types import VirtualDevice, describe
 from fitter.machine.catalogue import capability
-from tests import shapes
 from tests.cuda_reference import write_model
-from tests.upstream import environment, fit_command
+from tools import shapes
+from tools.upstream import environment, fit_command
 
 MIB = 2**20
 # Free MiB of each device, by compute capability: one small card to more than the largest shape needs.

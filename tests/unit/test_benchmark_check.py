@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.check_speed import write_cases, write_models
 from benchmarks.measuring import n_params, with_layers
 from fitter.regression.cases import read_cases
-from tests.shapes import SHAPES
+from tools.shapes import SHAPES
 
 
 def test_twenty_models_from_1b_to_1t(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from benchmarks import compare, tables
 from benchmarks.measuring import with_layers
 from benchmarks.results import Chosen, Comparison, Growth, Memory, Program, Results, Setting, load, save
 from benchmarks.tables import DEVICES, EIGHT_LOADS, EIGHT_RATIO, LAYERS, MEMORY, ONE_RATIO, checks, document
-from tests.shapes import SHAPES
+from tools.shapes import SHAPES
 
 MB = 10**6
 GIB = 2**30

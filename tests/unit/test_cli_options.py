@@ -145,7 +145,7 @@ def test_fit_is_the_default(calls: list[tuple[str, dict[str, Any]]], words: str,
         ("m.gguf --rpc", "requires an argument"),
         ("m.gguf --timeout soon", "'soon' is not a valid float"),
         ("m.gguf --time-limit soon", "'soon' is not a valid float"),
-        ("m.gguf -td 4", "No such option"),
+        ("m.gguf -tx 4", "No such option"),
         ("m.gguf -md", "requires an argument"),
         ("m.gguf -ctkd q9", "'q9' is not one of 'f32'"),
         ("m.gguf --spec-draft-n-max 0", "0 is too small; the smallest is 1"),
@@ -177,8 +177,8 @@ def test_wrong_words_are_one_line(
 
 
 def test_an_unknown_option_is_named_in_full(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["m.gguf", "-td", "4"])
-    assert re.search(r"No such option:? '?-td'? ", capsys.readouterr().err)
+    main(["m.gguf", "-tx", "4"])
+    assert re.search(r"No such option:? '?-tx'? ", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["fit", "--help"], ["inspect", "-h"], ["devices", "-h"]])

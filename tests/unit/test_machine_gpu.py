@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fitter.errors import UsageError
 from fitter.llama.types import VirtualDevice
 from fitter.machine import catalogue
-from fitter.machine.gpu import parse_gpus, parse_size
+from fitter.machine.gpu import parse_gpus
+from fitter.values import parse_size
 
 MIB = 2**20
 GIB = 2**30
@@ -46,17 +47,17 @@ def test_size(text: str, size: int) -> None:
     [
         ("24", "has no unit: write 24MiB or 24GiB"),
         ("24G", "unknown unit"),
-        ("24Gib/s", "is no size"),
-        ("", "is no size"),
-        ("GiB", "is no size"),
-        ("-1GiB", "is no size"),
-        ("1e3MiB", "is no size"),
-        ("1,5GiB", "is no size"),
-        ("1.GiB", "is no size"),
-        ("infGiB", "is no size"),
-        ("٣GiB", "is no size"),
+        ("24Gib/s", "is not a size"),
+        ("", "is not a size"),
+        ("GiB", "is not a size"),
+        ("-1GiB", "is not a size"),
+        ("1e3MiB", "is not a size"),
+        ("1,5GiB", "is not a size"),
+        ("1.GiB", "is not a size"),
+        ("infGiB", "is not a size"),
+        ("٣GiB", "is not a size"),
         ("1048577TiB", "more memory than any machine has"),
-        ("9" * 30 + "GiB", "is no size"),
+        ("9" * 30 + "GiB", "is not a size"),
     ],
 )
 def test_no_size(text: str, says: str) -> None:
@@ -195,9 +196,9 @@ def test_every_backend_numbers_its_own_devices() -> None:
         pytest.param(
             ["rtx-4090:20GiB"], "rtx-4090 has memory of its own: leave '20GiB' out, or write free=", id="a size"
         ),
-        pytest.param(["m2-ultra:"], "is no size", id="no size of a Mac"),
+        pytest.param(["m2-ultra:"], "is not a size", id="no size of a Mac"),
         pytest.param(["m2-ultra:128"], "has no unit", id="a size of a Mac without a unit"),
-        pytest.param(["m2-ultra:0GiB"], "without memory", id="a Mac without memory"),
+        pytest.param(["m2-ultra:0GiB"], "must have memory", id="a Mac without memory"),
         pytest.param(["m3-mex"], "did you mean m3-max", id="a slip in a Mac"),
         pytest.param(["arc-b850"], "did you mean arc-b580", id="digits swapped"),
         pytest.param(["a100"], "did you mean a100-40gb or a100-80gb", id="two that it may be"),
@@ -208,30 +209,30 @@ def test_every_backend_numbers_its_own_devices() -> None:
         pytest.param(["2x"], "no GPU", id="a count of nothing"),
         pytest.param(["24"], "has no unit", id="no unit"),
         pytest.param(["-1GiB"], "unknown GPU", id="negative"),
-        pytest.param(["0GiB"], "without memory", id="zero"),
-        pytest.param(["24GiB:free=0MiB"], "without memory", id="nothing free"),
-        pytest.param(["24GiB:free=24577MiB"], "more memory free than the device has", id="more free than there is"),
-        pytest.param(["24GiB:free=-1GiB"], "is no size", id="negative free"),
+        pytest.param(["0GiB"], "must have memory", id="zero"),
+        pytest.param(["24GiB:free=0MiB"], "must have memory", id="nothing free"),
+        pytest.param(["24GiB:free=24577MiB"], "free= is more than all of the device", id="more free than there is"),
+        pytest.param(["24GiB:free=-1GiB"], "is not a size", id="negative free"),
         pytest.param(["24GiB:free=1GiB:free=1GiB"], "given twice", id="free twice"),
         pytest.param(["24GiB:fre=1GiB"], "unknown option 'fre'", id="unknown option"),
         pytest.param(["cuda:8.9"], "write profile, compute capability and memory", id="no memory"),
         pytest.param(["cuda:8.9:24GiB:x"], "write profile, compute capability and memory", id="too much"),
-        pytest.param(["cuda:89:24GiB"], "'89' is no compute capability", id="no point"),
+        pytest.param(["cuda:89:24GiB"], "'89' is not a compute capability", id="no point"),
         pytest.param(["cuda:4.9:24GiB"], "older than llama.cpp", id="too old"),
-        pytest.param(["cuda:gfx1100:24GiB"], "'gfx1100' is no compute capability", id="AMD's"),
-        pytest.param(["rocm:8.9:24GiB"], "'8.9' is no architecture of AMD's", id="NVIDIA's"),
-        pytest.param(["rocm:1100:24GiB"], "'1100' is no architecture of AMD's", id="no gfx"),
-        pytest.param(["rocm:gfx11:24GiB"], "'gfx11' is no architecture of AMD's", id="too short"),
-        pytest.param(["rocm:gfx11000:24GiB"], "'gfx11000' is no architecture of AMD's", id="too long"),
+        pytest.param(["cuda:gfx1100:24GiB"], "'gfx1100' is not a compute capability", id="AMD's"),
+        pytest.param(["rocm:8.9:24GiB"], "'8.9' is not an AMD architecture", id="NVIDIA's"),
+        pytest.param(["rocm:1100:24GiB"], "'1100' is not an AMD architecture", id="no gfx"),
+        pytest.param(["rocm:gfx11:24GiB"], "'gfx11' is not an AMD architecture", id="too short"),
+        pytest.param(["rocm:gfx11000:24GiB"], "'gfx11000' is not an AMD architecture", id="too long"),
         pytest.param(["rocm:gfx802:24GiB"], "older than llama.cpp", id="too old an architecture"),
         pytest.param(["rocm:gfx1100"], "write profile, architecture and memory", id="no memory, AMD"),
         pytest.param(["abacus:1.0:24GiB"], "unknown profile 'abacus'", id="unknown profile"),
         pytest.param(["vulkan:24"], "has no unit", id="Vulkan without a unit"),
-        pytest.param(["vulkan:voodoo:24GiB"], "unknown Vulkan driver 'voodoo'; there is", id="unknown driver"),
+        pytest.param(["vulkan:voodoo:24GiB"], "unknown Vulkan driver 'voodoo'; the drivers are", id="unknown driver"),
         pytest.param(["vulkan:radv:24GiB:x"], "write profile and memory", id="too much for Vulkan"),
         pytest.param(["metal:m3:64GiB"], "write profile and the Mac's memory", id="too much for Metal"),
         pytest.param(["metal:64"], "has no unit", id="Metal without a unit"),
-        pytest.param(["none", "rtx-4090"], "name no other beside it", id="none and one"),
+        pytest.param(["none", "rtx-4090"], "leave the other GPUs out", id="none and one"),
         pytest.param(["2x none"], "unknown GPU", id="two of none"),
         pytest.param(["0x rtx-4090"], "at least 1", id="none of them"),
         pytest.param(["17x 1GiB"], "16 devices at most", id="too many at once"),

@@ -11,7 +11,7 @@ import pytest
 from fitter.errors import ModelError
 from fitter.llama.types import Array, Header, MetadataValue, TensorInfo
 from fitter.model.header import open_model
-from tests.shapes import ALIGNMENT, SHAPES, write, write_split
+from tools.shapes import ALIGNMENT, SHAPES, write, write_split
 
 OFFSET = 4096
 METADATA: dict[str, MetadataValue] = {
@@ -149,8 +149,8 @@ def test_a_split_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("headers", "says"),
     [
-        pytest.param((_split(0, 3), _split(1, 3)), "says that it is split in 3, its name in 2", id="another count"),
-        pytest.param((_header(), _header()), "says that it is split in 1, its name in 2", id="not split at all"),
+        pytest.param((_split(0, 3), _split(1, 3)), "it is one of 3 files, and its name says 2", id="another count"),
+        pytest.param((_header(), _header()), "it is one of 1 files, and its name says 2", id="not split at all"),
         pytest.param((_split(0), _split(0)), "00002-of-00002.gguf is not file 2 of 2", id="the same file twice"),
         pytest.param((_split(1), _split(0)), "00001-of-00002.gguf is not file 1 of 2", id="exchanged"),
         pytest.param((_split(0), _split(1, split__no=None)), "is not file 2 of 2", id="no number"),
@@ -167,7 +167,7 @@ def test_the_second_file_is_truncated(tmp_path: Path) -> None:
 
 
 def _reader(shape: str, parts: int) -> Callable[[str], Header]:
-    """Reads what ``tests.shapes`` has written, but for the header itself."""
+    """Reads what ``tools.shapes`` has written, but for the header itself."""
 
     def read(path: str) -> Header:
         tensors = SHAPES[shape].tensors

@@ -91,7 +91,7 @@ def test_a_directory(tmp_path: Path) -> None:
 
 def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.gguf")
-    assert "is no regular file" in _refused(tmp_path / "a.gguf")
+    assert "is not a regular file" in _refused(tmp_path / "a.gguf")
 
 
 def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

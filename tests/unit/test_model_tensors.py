@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fitter.model.tensors import Role, is_expert, layer_of, role_of
-from tests.shapes import SHAPES
+from tools.shapes import SHAPES
 
 UPSTREAM = re.compile(r"blk\.\d+\.ffn_(up|down|gate_up|gate)_(ch|)exps")
 

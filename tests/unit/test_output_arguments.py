@@ -16,10 +16,10 @@ from fitter.output.arguments import (
     arguments,
     check_line,
     command_line,
-    plain_pattern,
     shell_word,
     unsafe_arguments,
 )
+from fitter.values import plain_pattern
 
 SPILL = TensorBuftOverride("^blk.(1|2|3).ffn_(up|gate)_exps.weight$", "CPU")
 USERS_OWN = TensorBuftOverride(r"blk\.\d+\.ffn_.*_exps", "CPU")

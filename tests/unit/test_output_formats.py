@@ -123,10 +123,10 @@ def test_ik_llama(params: dict[str, Any], resolved: bool | None, expected: str) 
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"swa_full": True}, "nothing that is llama.cpp's --swa-full, which this plan needs"),
+        ({"swa_full": True}, "no option like llama.cpp's --swa-full, which this plan needs"),
         ({"split_mode": "row"}, "no split mode row, which this plan needs"),
-        ({"devices": ("MTL0",)}, "the device MTL0 of this plan has no such name in ik_llama.cpp"),
-        ({"devices": ("CUDA0", "RPC0")}, "the device RPC0 of this plan has no such name in ik_llama.cpp"),
+        ({"devices": ("MTL0",)}, "ik_llama.cpp knows no device called MTL0"),
+        ({"devices": ("CUDA0", "RPC0")}, "ik_llama.cpp knows no device called RPC0"),
     ],
 )
 def test_what_ik_llama_cannot_be_told(params: dict[str, Any], message: str) -> None:
@@ -175,7 +175,7 @@ def test_a_pattern_that_llama_cpp_would_cut_is_refused(name: str) -> None:
 def test_an_argument_that_no_table_knows_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "arguments", lambda plan: ["-c", "512", "--surprise", "1"])
     for name in ("ini", "env", "ik_llama"):
-        with pytest.raises(PlanError, match="only --format args and json can say --surprise"):
+        with pytest.raises(PlanError, match="only --format args and --format json can express --surprise"):
             render(make_plan(), name)
 
 

@@ -73,6 +73,7 @@ def test_a_plan_by_the_schema() -> None:
             "load_mtp": False,
             "n_rs_seq": 0,
             "lora": [],
+            "kv_unified_per_slot": None,
         },
         "arguments": arguments(plan),
         "devices": [

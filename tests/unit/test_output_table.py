@@ -106,7 +106,7 @@ def test_plan_that_does_not_fit_a_real_host() -> None:
 
 def test_levers_are_said() -> None:
     plan = make_plan(levers=("n_ubatch 128 instead of 512", "no op_offload"))
-    assert "\ngiven up, as --allow lets it: n_ubatch 128 instead of 512, no op_offload\n" in rendered(plan)
+    assert "\ngiven up, as --allow permits: n_ubatch 128 instead of 512, no op_offload\n" in rendered(plan)
     assert "given up" not in rendered(make_plan())
 
 

@@ -41,7 +41,7 @@ EVERYTHING = Params(
 )
 """No parameter has its default, but for those that only what drafts has."""
 
-OF_A_DRAFT = {"ctx_type", "n_outputs_max"}
+OF_A_DRAFT = {"ctx_type", "n_outputs_max", "more"}
 
 
 def test_no_parameter_of_the_example_has_its_default() -> None:
@@ -113,7 +113,7 @@ WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
     "a flag for a number": (_set("params", "n_ctx", to=True), "'params.n_ctx' is true, not a whole number"),
     "a fraction": (_set("params", "n_ctx", to=1.5), "'params.n_ctx' is 1.5, not a whole number"),
     "nothing": (_set("params", "n_batch", to=None), "'params.n_batch' is null, not a whole number"),
-    "an unknown word": (_set("params", "flash_attn", to="maybe"), "'params.flash_attn' is \"maybe\", not one of auto"),
+    "an unknown word": (_set("params", "flash_attn", to="maybe"), "'params.flash_attn' is \"maybe\", not one of on"),
     "not a number": (
         _set("params", "tensor_split", to=[float("nan")]),
         "'params.tensor_split[0]' is NaN, not a number",
@@ -158,7 +158,7 @@ NO_JSON = {
 def test_no_json(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(data)
-    with pytest.raises(UsageError, match=r"plan\.json: this is no JSON: give a file that fitter --json wrote$"):
+    with pytest.raises(UsageError, match=r"plan\.json: this is not JSON: give a file that fitter --json wrote$"):
         read_plan(path)
 
 

@@ -14,7 +14,7 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning import cost
 from fitter.planning.cost import MIN_OFFLOAD_BATCH, Attention, Estimate, Layer, Weights, Work, Workload, price
 from fitter.planning.memory import HOST
-from tests import speed_rows
+from tools import speed_rows
 
 GB = 1e9
 FAST = DeviceSpeed(1000 * GB, 160e12, 31.5 * GB, "cuda", "8.9", "test", True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import typing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fitter import api
+from fitter import api, parameters
+from fitter.cli import fit as fit_command
+from fitter.cli import verify as verify_command
+from fitter.door import door
 from fitter.errors import FitterError, UsageError
+from fitter.kinds import Whole
 from fitter.llama.types import Params, TensorInfo, VirtualDevice
 from fitter.model.header import Model
+from fitter.parameters import LARGEST, MAX_TOKENS, PARAMETERS, of_a_case
 from fitter.planning import limits
-from fitter.planning.constraints import expert_overrides, for_model, params_of, parse_overrides
-from fitter.planning.limits import COUNTS, LARGEST, MAX_TOKENS, held, hold
-from fitter.planning.wording import shown
-from fitter.regression.cases import SETTINGS
+from fitter.planning.constraints import expert_overrides, for_model, params_of
+from fitter.values import MAX_OVERRIDES, MAX_PATTERNS, parse_overrides, shown
 
 HUGE = 2**70
 ENDLESS = 10**5000
 N_LAYER = 4
+
+
+def hold(name: str, value: Any) -> Any:
+    return PARAMETERS[name].check(value)
+
+
+COUNTS = {name: each.kind for name, each in PARAMETERS.items() if isinstance(each.kind, Whole)}
 
 RANGES = {
     "n_ctx": (0, 2**31 - 1),
@@ -35,6 +44,7 @@ RANGES = {
     "n_seq_max": (1, 256),
     "n_gpu_layers": (-1, None),
     "n_gpu_layers_draft": (-1, None),
+    "kv_unified_per_slot": (1, 2**31 - 1),
     "n_cpu_moe": (0, None),
     "main_gpu": (-1, 15),
     "prompt": (1, 2**31 - 1),
@@ -72,7 +82,7 @@ def test_both_sides_of_a_count(name: str) -> None:
         with pytest.raises(UsageError) as caught:
             hold(name, value)
         assert str(caught.value).startswith(name)
-        assert COUNTS[name].option in str(caught.value)
+        assert PARAMETERS[name].called in str(caught.value)
         assert str(caught.value).endswith(f"is {shown(value)}: {said}")
     assert hold(name, ENDLESS if most is None else most) == (ENDLESS if most is None else most)
 
@@ -232,16 +242,16 @@ def test_tensor_splits(value: Any, said: str) -> None:
         ("margin", 2**60 + 1, "more memory than any machine has: give 1099511627776 MiB at most"),
         ("margin", (1, ENDLESS), "more memory than any machine has"),
         ("margin", -1, r"margin \(-fitt\) is -1 bytes"),
-        ("margin", "1GiB", "is '1GiB': give a list of bytes"),
+        ("margin", "1 GB of it", "margin .-fitt.: '1 GB of it' is not a size"),
         ("margin", 1.5, "is 1.5: give a whole number"),
+        ("margin", {"CUDA0": 1}, "give a list of bytes"),
         ("host_margin", 2**60, ""),
         ("host_margin", HUGE, "more memory than any machine has"),
         ("host_memory", 2**60, ""),
-        ("host_memory", "64GiB", ""),
         ("host_memory", HUGE, "more memory than any machine has"),
         ("host_memory", [1], "give a whole number"),
         ("reserve", {"CUDA0": 2**60}, ""),
-        ("reserve", {"CUDA0": HUGE}, "reserve of 'CUDA0' is 1125899906842624 MiB"),
+        ("reserve", {"CUDA0": HUGE}, "reserve .--reserve. of 'CUDA0' is 1125899906842624 MiB"),
         ("reserve", {"CUDA0": None}, "give a whole number"),
         ("reserve", {5: 1}, "is 5: give a text"),
         ("reserve", 5, "give a list of texts"),
@@ -255,7 +265,7 @@ def test_tensor_splits(value: Any, said: str) -> None:
         ("type_k", "q8_0", ""),
         ("type_k", 8, "give a text"),
         ("flash_attn", "on", ""),
-        ("flash_attn", "maybe", "is 'maybe': give auto, on, off"),
+        ("flash_attn", "maybe", "is 'maybe': give on, off, auto"),
         ("flash_attn", True, "give a text"),
         ("cpu_moe", True, ""),
         ("cpu_moe", "yes", "is 'yes': give True or False"),
@@ -263,8 +273,7 @@ def test_tensor_splits(value: Any, said: str) -> None:
         ("devices", ("CUDA0",), ""),
         ("devices", 5, "give a list of texts"),
         ("override_tensor", (None,), "give a text"),
-        ("lora", "a.gguf", ""),
-        ("lora", 5, "give the path of a file"),
+        ("lora", 5, "give a list of paths"),
         ("mmproj", 5, "give the path of a file"),
         ("gpus", ("rtx-4090",), ""),
         ("gpus", (5,), "has 5: describe a GPU"),
@@ -284,12 +293,49 @@ def test_other_words(name: str, value: Any, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("margin", "1GiB", 1 << 30),
+        ("margin", ["1GiB", 0, "0"], (1 << 30, 0, 0)),
+        ("margin", np.array([1, 2]), (1, 2)),
+        ("host_margin", "512MiB", 512 << 20),
+        ("host_memory", "64GiB", 64 << 30),
+        ("tolerance", "0", 0),
+        ("reserve", {"CUDA0": "2GiB"}, {"CUDA0": 2 << 30}),
+        ("reserve", "CUDA0=2GiB", ("CUDA0=2GiB",)),
+        ("devices", "CUDA0", ("CUDA0",)),
+        ("devices", ["none"], ()),
+        ("devices_draft", "NONE", ()),
+        ("allow", "paging", ("paging",)),
+        ("lora", "a.gguf", ("a.gguf",)),
+        ("lora", [b"a.gguf", Path("b.gguf")], ("a.gguf", "b.gguf")),
+        ("mmproj", b"\xff.gguf", "\udcff.gguf"),
+        ("cpu_moe", np.bool_(True), True),
+        ("cpu_moe", 1, True),
+        ("gpus", "rtx-4090", ("rtx-4090",)),
+        ("timeout", np.float32(2.5), 2.5),
+    ],
+    ids=shown,
+)
+def test_what_is_made_of_it(name: str, value: Any, expected: Any) -> None:
+    found = hold(name, value)
+    assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\ud800", 5, None, b"a\0b"], ids=shown)
+@pytest.mark.parametrize("name", ["model_draft", "mmproj"])
+def test_paths_that_none_has(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{name} "):
+        hold(name, value)
+
+
+@pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (["a=CPU"] * limits.MAX_OVERRIDES, ""),
-        (["a=CPU"] * (limits.MAX_OVERRIDES + 1), "513 tensor overrides .-ot. are given: give 512 at most"),
-        (["a" * limits.MAX_PATTERNS + "=CPU"], ""),
-        (["a" * (limits.MAX_PATTERNS + 1) + "=CPU"], "have 8193 characters: give 8192 at most"),
+        (["a=CPU"] * MAX_OVERRIDES, ""),
+        (["a=CPU"] * (MAX_OVERRIDES + 1), "513 tensor overrides .-ot. are given: give 512 at most"),
+        (["a" * MAX_PATTERNS + "=CPU"], ""),
+        (["a" * (MAX_PATTERNS + 1) + "=CPU"], "have 8193 characters: give 8192 at most"),
         (["a" * 5000 + "=CPU", "b" * 5000 + "=CPU"], "have 10000 characters"),
         (["a" * 10**6], "'aaa.{0,40} is not of the form"),
     ],
@@ -325,46 +371,64 @@ def test_what_is_shown_of_a_value(value: object, expected: str) -> None:
 
 
 def test_what_is_not_set_has_its_default() -> None:
-    @held
-    def function(model: str, *, n_ctx: int = 7, fit_ctx: int | None = 5, other: object = 1) -> tuple[object, ...]:
-        return model, n_ctx, fit_ctx, other
+    @door(parameters.Load)
+    def function(model: str, *, fit_ctx: int | None = 5, other: object = 1, **given: Any) -> tuple[object, ...]:
+        return model, fit_ctx, other, given
 
-    assert function("m") == ("m", 7, 5, 1)
-    assert function("m", n_ctx=None, fit_ctx=np.int64(3), other=None) == ("m", 7, 3, 1)  # type: ignore[arg-type]
-    assert list(inspect.signature(function).parameters) == ["model", "n_ctx", "fit_ctx", "other"]
-    with pytest.raises(UsageError, match="n_ctx"):
-        function("m", n_ctx=-1)
-
-
-OTHERS = {"model", "worker", "on_progress", "on_log"}
-"""Keywords that are no words of a user's."""
-
-
-@pytest.mark.parametrize("function", [api.fit, api.inspect, api.devices], ids=lambda function: function.__name__)
-def test_every_keyword_is_held(function: Any) -> None:
-    names = set(inspect.signature(function).parameters) - OTHERS
-    assert {name for name in names if name not in limits._READERS} == set()
-
-
-def test_every_parameter_of_a_measurement_is_held() -> None:
-    names = typing.get_type_hints(api.Parameters).keys()
-    assert {name for name in names if name not in limits._READERS} == set()
+    call: Any = function
+    assert call("m") == ("m", 5, 1, {})
+    assert call("m", n_ctx=None, fit_ctx=np.int64(3), other=None) == ("m", 3, 1, {})
+    assert call(b"m", n_ctx=np.int32(7), other=2) == ("m", 5, 2, {"n_ctx": 7})
+    signature = inspect.signature(function)
+    assert [*signature.parameters][:5] == ["model", "fit_ctx", "other", "n_ctx", "devices"]
+    assert signature.parameters["swa_full"].annotation == bool | None
+    assert "``swa_full``: KV cache of full size" in str(function.__doc__)
+    for name, value in {"n_ctx": -1, "fit_ctx": 0, "n_ctxs": 1, "model": 5}.items():
+        with pytest.raises(UsageError, match=name):
+            call(**{"model": "m", name: value})
+    with pytest.raises(UsageError, match="model is None: give the path of a file"):
+        call(None)
+    with pytest.raises(UsageError, match="function has no keyword n_ctxs: did you mean n_ctx"):
+        call("m", n_ctxs=1)
 
 
-@pytest.mark.parametrize("name", sorted(COUNTS.keys() & SETTINGS.keys()))
+OWN = {"model", "worker", "plan"}
+"""Keywords that each call looks at itself."""
+
+
+@pytest.mark.parametrize(
+    "function",
+    [getattr(api, name) for name in ("fit", "measure", "estimate", "verify", "inspect", "devices", "calibrate")],
+)
+def test_every_keyword_is_in_the_table_and_documented(function: Any) -> None:
+    names = set(inspect.signature(function).parameters) - OWN
+    assert names <= PARAMETERS.keys()
+    assert all(f"``{name}``: " in function.__doc__ for name in names)
+
+
+def test_what_one_call_knows_all_know() -> None:
+    load = {each.name for each in parameters.taken_by(parameters.Load)}
+    for function in (api.fit, api.measure, api.estimate, api.verify):
+        assert load <= inspect.signature(function).parameters.keys()
+    assert load <= parameters.of_a_case().keys()
+    for command in (fit_command.fit, verify_command.verify):
+        assert load <= {param.name for param in command.params}
+
+
+@pytest.mark.parametrize("name", sorted(COUNTS.keys() & of_a_case().keys()))
 def test_a_file_of_cases_has_the_same_limits(name: str) -> None:
     least, most = RANGES[name]
-    assert SETTINGS[name](least, "here") == least
+    assert of_a_case()[name].kind.read("here", least) == least
     for value in (least - 1, *(() if most is None else (most + 1, ENDLESS))):
         with pytest.raises(UsageError, match=f"^here is {shown(value)}: give a whole number, {least} "):
-            SETTINGS[name](value, "here")
+            of_a_case()[name].kind.read("here", value)
 
 
 @pytest.mark.parametrize("name", ["margin", "host_margin", "host_memory"])
 def test_sizes_in_a_file_of_cases(name: str) -> None:
-    assert SETTINGS[name](2**60, "here") == 2**60
+    assert of_a_case()[name].kind.read("here", 2**60) == 2**60
     with pytest.raises(UsageError, match=r"here is .* more memory than any machine has"):
-        SETTINGS[name](2**60 + 1, "here")
+        of_a_case()[name].kind.read("here", 2**60 + 1)
 
 
 @pytest.mark.parametrize(

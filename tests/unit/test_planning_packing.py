@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from fitter.errors import UsageError
 from fitter.llama.types import LAYOUT_DEVICE, DeviceInfo, Layout, LayoutEntry
-from fitter.planning.constraints import device_limits, expert_overrides, parse_overrides
+from fitter.planning.constraints import device_limits, expert_overrides
 from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import HOST, Item, Unit, between, units_of
 from fitter.planning.packing import brought, pack, pack_fastest, pack_whole
 from fitter.planning.placement import Placement, caches_on, counts_for_split, overrides_of, pattern_for, weights_on
+from fitter.values import parse_overrides
 
 MIB = 1024 * 1024
 

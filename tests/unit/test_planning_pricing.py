@@ -20,10 +20,10 @@ from fitter.planning.constraints import (
     workload_of,
 )
 from fitter.planning.cost import Workload
-from fitter.planning.limits import check_timeout
 from fitter.planning.placement import Placement
 from fitter.planning.pricing import Price, Speeds, price_params, price_placement
 from fitter.planning.request import HostLimit, Request
+from fitter.values import check_timeout
 
 N_CTX = 8192
 CARD = DeviceSpeed(1e12, 1.6e14, 32e9, "cuda", "8.9", "catalogue: a card", True)

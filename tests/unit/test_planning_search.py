@@ -11,11 +11,11 @@ from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 from fitter.errors import LlamaCppCrashError
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
-from fitter.planning.constraints import parse_overrides
 from fitter.planning.placement import merged
 from fitter.planning.request import DeviceLimit
 from fitter.planning.search import search
 from fitter.planning.trial import Trial
+from fitter.values import parse_overrides
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(ffn=(30 * MIB, 30 * MIB, 40 * MIB), experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)

@@ -23,7 +23,7 @@ from fitter.planning.cost import Work
 from fitter.planning.memory import HOST, Item, Unit, between, units_of
 from fitter.planning.placement import Placement, overrides_of, pinned_matches
 from fitter.planning.work import ModelFacts, Pieces, facts_of, pieces_of, work_of, work_of_params
-from tests.shapes import SHAPES, Shape
+from tools.shapes import SHAPES, Shape
 
 N_CTX = 8192
 

@@ -9,7 +9,8 @@ import pytest
 
 from fitter import api
 from fitter.errors import UsageError
-from fitter.regression.cases import SETTINGS, Budget, Case, Growth, read_cases, select
+from fitter.parameters import of_a_case
+from fitter.regression.cases import Budget, Case, Growth, read_cases, select
 
 GIB = 2**30
 MIB = 2**20
@@ -90,7 +91,7 @@ def test_what_is_not_said(tmp_path: Path) -> None:
 
 def test_every_setting_is_a_parameter_of_fit() -> None:
     known = inspect.signature(api.fit).parameters
-    assert [name for name in SETTINGS if {"gpu": "gpus"}.get(name, name) not in known] == []
+    assert [each.name for each in of_a_case().values() if each.name not in known] == []
 
 
 def test_a_pattern_makes_a_case_for_each_model(tmp_path: Path) -> None:
@@ -115,23 +116,23 @@ CASE = '[cases.a]\nmodel = "a.gguf"\n'
 
 WRONG = {
     "no file": (None, r"fitter.toml is not there: write one, such as \[cases.chat\]"),
-    "no TOML": ("[cases", "fitter.toml is no TOML: Expected"),
+    "no TOML": ("[cases", "fitter.toml is not valid TOML: Expected"),
     "no cases": ("[defaults]\nn_ctx = 1", "there are no cases: add"),
     "an unknown key": (CASE + "n_ctxx = 1", r"unknown key 'n_ctxx' in cases.a: did you mean n_ctx\?"),
-    "a key like none": (CASE + "zzz = 1", "unknown key 'zzz' in cases.a: there is model, gpu"),
+    "a key like none": (CASE + "zzz = 1", "unknown key 'zzz' in cases.a: choose from model, gpu"),
     "an unknown table": ("[case.a]", r"unknown key 'case': did you mean cases\?"),
     "a model as default": ('[defaults]\nmodel = "a"\n' + CASE, "unknown key 'model' in defaults"),
     "a default that is wrong": ('[defaults]\nn_ctx = "x"\n' + CASE, "cases.a.n_ctx is 'x': give a whole number"),
     "no model": ("[cases.a]\nn_ctx = 1", 'cases.a has no model: add model = "model.gguf"'),
-    "no table": ("cases = 3", "cases is no table"),
-    "a case that is no table": ("[cases]\na = 3", "cases.a is no table"),
+    "no table": ("cases = 3", "cases must be a table"),
+    "a case that is no table": ("[cases]\na = 3", "cases.a must be a table"),
     "no match": ('[cases.a]\nmodel = "x/*.gguf"', "cases.a: no file matches 'x/\\*.gguf'"),
     "a name with a space": ('[cases."a b"]\nmodel = "a"', "a case cannot be called 'a b'"),
     "a fraction": (CASE + "n_ctx = 1.5", "cases.a.n_ctx is 1.5: give a whole number, 0 to 2147483647"),
     "a flag as number": (CASE + "n_ctx = true", "cases.a.n_ctx is true: give a whole number"),
     "below the least": (CASE + "n_ubatch = 0", "n_ubatch is 0: give a whole number, 1 to 4194304"),
     "beyond the most": (CASE + "n_seq_max = 257", "cases.a.n_seq_max is 257: give a whole number, 1 to 256"),
-    "beyond all numbers": (CASE + f"n_ctx = {'9' * 5000}", "cannot be read: it has a number of thousands of digits"),
+    "beyond all numbers": (CASE + f"n_ctx = {'9' * 5000}", "cannot be read: it has a number with thousands of digits"),
     "an endless share": (CASE + "tensor_split = [inf, 1]", "cases.a.tensor_split has a share of inf"),
     "a share beyond all numbers": (CASE + f"tensor_split = [{'9' * 400}]", "cases.a.tensor_split is about 1e4"),
     "a speed beyond all numbers": (
@@ -145,14 +146,14 @@ WRONG = {
     "no unit": (CASE + 'host_memory = "64"', "cases.a.host_memory: '64' has no unit"),
     "a size below 0": (CASE + "margin = -1", "cases.a.margin is -1: give a size"),
     "an unknown GPU": (CASE + 'gpu = ["rtx-4091"]', "cases.a.gpu: 'rtx-4091'.* rtx-4090"),
-    "a GPU and none": (CASE + 'gpu = ["24GiB", "none"]', "none is a machine without a GPU"),
+    "a GPU and none": (CASE + 'gpu = ["24GiB", "none"]', "none means a machine without a GPU"),
     "a list of others": (CASE + "allow = [1]", r"allow is \[1\]: give a list of texts"),
     "growth without unit": (
         CASE + 'max_growth = "5"',
         "max_growth is '5': give a percentage or a size, such as \"1%\"",
     ),
     "a slowdown in bytes": (CASE + 'max_slowdown = "5MiB"', 'give a percentage such as "2%"'),
-    "a budget that is none": (CASE + "budget = 3", "cases.a.budget is no table"),
+    "a budget that is none": (CASE + "budget = 3", "cases.a.budget must be a table"),
     "a budget of no device": (
         CASE + 'gpu = "24GiB"\n[cases.a.budget]\ncuda1 = "1GiB"',
         r"unknown key 'cuda1' in cases.a.budget: did you mean cuda0\?",
@@ -200,5 +201,5 @@ def test_selection(expression: str, expected: list[str]) -> None:
 
 @pytest.mark.parametrize("expression", ["", "or", "a or", "not", "(a", "a)", "a b", "()", "and a"])
 def test_no_expression(expression: str) -> None:
-    with pytest.raises(UsageError, match="is no expression"):
+    with pytest.raises(UsageError, match="is not an expression"):
         select([Case("a", Path("a"), {})], expression)

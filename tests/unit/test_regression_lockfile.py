@@ -45,15 +45,15 @@ TEXT = dumps(Lock({"b": SNAPSHOT}))
 WRONG = {
     "missing": (None, "fitter.lock is not there: run 'fitter lock' to make it"),
     "of a later fitter": ("schema = 2\nmore = 1\n", "is of schema 2, and this fitter reads 1: install a newer fitter"),
-    "no lock": ("a = 1\n", "is no lock of fitter's: run 'fitter lock' to make one"),
-    "a schema that is none": ("schema = true\n", "is no lock of fitter's"),
+    "no lock": ("a = 1\n", "is not a lock that fitter wrote: run 'fitter lock' to make one"),
+    "a schema that is none": ("schema = true\n", "is not a lock that fitter wrote"),
     "a schema below 1": ("schema = 0\n", "is damaged: run 'fitter lock'"),
     "conflict": (
         "schema = 1\n<<<<<<< HEAD\na = 1\n=======\na = 2\n>>>>>>> main\n",
-        "has the marks of a merge conflict in line 2: settle fitter.toml, then run 'fitter lock'",
+        "has the marks of a merge conflict in line 2: resolve it in fitter.toml, then run 'fitter lock'",
     ),
-    "no TOML": ("schema 1", "is no TOML"),
-    "no text": (b"\xff\xfe\x00", "is no UTF-8 text"),
+    "no TOML": ("schema 1", "is not valid TOML"),
+    "no text": (b"\xff\xfe\x00", "is not UTF-8 text"),
     "cut off": (TEXT[: TEXT.index("[cases.b.params]")], "the case 'b' is damaged .*: run 'fitter lock --update b'"),
     "another type": (TEXT.replace("n_ctx = 8192", 'n_ctx = "8192"', 1), "the case 'b' is damaged"),
     "an unknown key": (TEXT.replace("fits = true", "fits = true\nfit = 1"), "the case 'b' is damaged .*has no fit"),
@@ -76,7 +76,7 @@ def test_a_model_in_its_place(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     with path.open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(UsageError, match="is no UTF-8 text, so it is no TOML file"):
+    with pytest.raises(UsageError, match="is not UTF-8 text, so it is not a TOML file"):
         read_lock(path)
 
 
@@ -173,9 +173,19 @@ def test_a_pipe_stays_one(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(path.stat().st_mode)
 
 
-def test_a_directory_in_its_place(tmp_path: Path) -> None:
-    with pytest.raises(AnswerError, match="cannot be written: Is a directory"):
-        write_lock(tmp_path, LOCK)
+@pytest.mark.parametrize("kind", ["directory", "pipe", "device"])
+def test_something_else_in_its_place(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "fitter.lock"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(os.devnull)
+    with pytest.raises(AnswerError, match=f"fitter.lock cannot be written: it is a {kind}, and a lock is a file"):
+        write_lock(path, LOCK)
+    with pytest.raises(UsageError, match=f"fitter.lock is a {kind}, and a lock is a file"):
+        read_lock(path)
 
 
 # --- headers

@@ -96,18 +96,18 @@ def test_keys_that_older_plans_lack(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "a list": ([1], "its 'schema' is not as it should be"),
+    "a list": ([1], "its 'schema' is missing or damaged"),
     "another schema": ({"schema": 2}, "is of schema 2, and this fitter reads 1: install a newer fitter"),
-    "no schema": ({"schema": None}, "its 'schema' is not"),
-    "nothing in it": ({"schema": 1}, "its 'fits' is not"),
-    "a device that is none": (changed(set_key("devices", 0, to=3)), "its 'name' is not"),
-    "memory that is none": (changed(set_key("devices", 0, "context", to=1.5)), "its 'context' is not"),
-    "memory as a flag": (changed(set_key("host", "model", to=True)), "its 'model' is not"),
+    "no schema": ({"schema": None}, "its 'schema' is missing"),
+    "nothing in it": ({"schema": 1}, "its 'fits' is missing"),
+    "a device that is none": (changed(set_key("devices", 0, to=3)), "its 'name' is missing"),
+    "memory that is none": (changed(set_key("devices", 0, "context", to=1.5)), "its 'context' is missing"),
+    "memory as a flag": (changed(set_key("host", "model", to=True)), "its 'model' is missing"),
     "a speed that is none": (
         changed(set_key("estimate", to={"prompt_tokens_per_second": "x"})),
-        "its 'prompt_tokens_per_second' is not",
+        "its 'prompt_tokens_per_second' is missing",
     ),
-    "parameters that are none": (changed(set_key("params", to=[])), "its 'params' is not"),
+    "parameters that are none": (changed(set_key("params", to=[])), "its 'params' is missing"),
 }
 
 
@@ -124,11 +124,11 @@ def test_no_json(tmp_path: Path) -> None:
         plans.read_plan(path)
     for content in (b"{", b"\xff", b"[" * 100000):
         path.write_bytes(content)
-        with pytest.raises(UsageError, match="a is no JSON"):
+        with pytest.raises(UsageError, match="a is not JSON"):
             plans.read_plan(path)
     with path.open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(UsageError, match="a is no JSON"):
+    with pytest.raises(UsageError, match="a is not JSON"):
         plans.read_plan(path)
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         plans.read_plan(tmp_path)

@@ -31,6 +31,8 @@ GROWN = outcome(
 )
 SHRUNK = outcome("shrunk", with_memory(SNAPSHOT, context=-MIB))
 OVER = outcome("over", SNAPSHOT, Budget({"cuda0": 5 * GIB}, n_ctx=9000))
+ADDED = Outcome("added", None, UsageError("not in the lock"), "added")
+REMOVED = Outcome("removed", None, UsageError("not in the cases"), "removed")
 BROKEN = Outcome("broken", None, ModelError("a.gguf: 100 % missing\x00, <b>"))
 
 
@@ -42,6 +44,10 @@ BROKEN = Outcome("broken", None, ModelError("a.gguf: 100 % missing\x00, <b>"))
         ((GROWN, BROKEN), 3),
         ((GROWN, Outcome("a", None, UsageError("x"))), 2),
         ((BROKEN, Outcome("a", None, UsageError("x"))), 3),
+        ((SAME, ADDED), 2),
+        ((SAME, REMOVED), 2),
+        ((GROWN, ADDED, REMOVED), 4),
+        ((BROKEN, ADDED), 3),
     ],
 )
 def test_exit_status(outcomes: tuple[Outcome, ...], status: int) -> None:
@@ -65,7 +71,7 @@ def test_table() -> None:
         "shrunk changed",
         "  what    locked      now             change",
         "  CUDA0  5.2 GiB  5.2 GiB  -1.0 MiB (-0.0 %)  context -1.0 MiB",
-        "  changed: nothing that the lock records: another build of llama.cpp, or other environment variables",
+        "  changed: nothing that the lock records; perhaps another build of llama.cpp, or other environment variables",
         "4 cases: 1 failed, 1 could not be measured, 1 changed within the limits, 1 unchanged",
     ]
     assert table(OVER).splitlines()[1:4] == [
@@ -132,6 +138,7 @@ def test_junit() -> None:
 
 def test_github_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
     cases = tmp_path / "sub" / "fitter.toml"
     cases.parent.mkdir()
     cases.write_text('[defaults]\n\n[cases."gr|own_1"]\nmodel = "a"\n[ cases.broken ]\nmodel = "b"\n')
@@ -140,12 +147,46 @@ def test_github_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "::error file=sub/fitter.toml,line=3,title=fitter%3A gr|own_1",
         "::error file=sub/fitter.toml,line=5,title=fitter%3A broken",
         "::notice file=sub/fitter.toml,title=fitter%3A shrunk::changed within its limits "
-        "(nothing that the lock records: another build of llama.cpp, or other environment variables)",
+        "(nothing that the lock records; perhaps another build of llama.cpp, or other environment variables)",
     ]
     assert "100 %25 missing" in lines[1]
     monkeypatch.chdir(cases.parent)
     (elsewhere := tmp_path / "fitter.toml").write_text("")
     assert report.github_annotations((GROWN,), elsewhere)[0].startswith("::error title=fitter")
+
+
+@pytest.mark.parametrize(
+    ("workspace", "git", "cwd", "expected"),
+    [
+        ("", "", "job/sub", ""),
+        ("", "", "job", "file=sub/fitter.toml,"),
+        ("job", "", "job/sub", "file=sub/fitter.toml,"),
+        ("job", "", "elsewhere", "file=sub/fitter.toml,"),
+        ("", "job/.git", "job/sub", "file=sub/fitter.toml,"),
+        ("", "job/.git", "elsewhere", "file=sub/fitter.toml,"),
+        ("elsewhere", "job/.git", "elsewhere", "file=sub/fitter.toml,"),
+        (".", "job/.git", ".", "file=sub/fitter.toml,"),
+        ("job", ".git", ".", "file=sub/fitter.toml,"),
+        ("elsewhere", "", "job", "file=sub/fitter.toml,"),
+        ("elsewhere", "", "elsewhere", None),
+    ],
+)
+def test_paths_of_annotations_are_those_of_the_repository(
+    workspace: str, git: str, cwd: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for directory in ("job/sub", "elsewhere"):
+        (tmp_path / directory).mkdir(parents=True)
+    if git:
+        (tmp_path / git).mkdir()
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    if workspace:
+        monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / workspace))
+    monkeypatch.chdir(tmp_path / cwd)
+    cases = tmp_path / "job/sub/fitter.toml"
+    cases.write_text("")
+    (line,) = report.github_annotations((GROWN,), cases)
+    place = {"": "file=fitter.toml,", None: ""}.get(expected, expected)
+    assert line.startswith(f"::error {place}title=")
 
 
 def test_lines_of_a_lock() -> None:

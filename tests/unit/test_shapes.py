@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
-from tests.shapes import ALIGNMENT, Q4_K, SHAPES, Tensor, more_bits, write, write_shape, write_split
+from tools.shapes import ALIGNMENT, Q4_K, SHAPES, Tensor, more_bits, write, write_shape, write_split
 
 GIB = 2**30
 

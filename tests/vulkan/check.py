@@ -20,8 +20,9 @@ from pathlib import Path
 
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride
-from tests import shapes, vulkan_reference
+from tests import vulkan_reference
 from tests.vulkan_reference import Load
+from tools import shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = ROOT / "build" / "vulkan" / "bin"

@@ -11,7 +11,7 @@
 #include <map>
 #include <string>
 
-#include "vulkan_limits.h"
+#include "virtual/rules/vulkan_limits.h"
 
 namespace {
 

@@ -26,9 +26,7 @@ def words(plan: PlanData) -> list[str]:
     for setting in settings(plan):
         write = _WRITERS.get(setting.option.name)
         if write is None:
-            raise PlanError(
-                f"ik_llama.cpp has nothing that is llama.cpp's {setting.option.name}, which this plan needs"
-            )
+            raise PlanError(f"ik_llama.cpp has no option like llama.cpp's {setting.option.name}, which this plan needs")
         args += write(setting, plan)
     return [*args, "-fa", _flash_attn(plan)]
 
@@ -48,7 +46,7 @@ def _nothing(_: Setting, __: PlanData) -> list[str]:
 def _device(setting: Setting, plan: PlanData) -> list[str]:
     for name in setting.value.split(","):
         if not re.fullmatch(r"none|(CUDA|ROCm|Vulkan)\d+", name):
-            raise PlanError(f"the device {name} of this plan has no such name in ik_llama.cpp: leave it out with -dev")
+            raise PlanError(f"ik_llama.cpp knows no device called {name}, which this plan uses: leave it out with -dev")
     return _same(setting, plan)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields
 from typing import Any
 
 from fitter.errors import PlanError
-from fitter.llama.types import Params
+from fitter.kinds import Kind, Paths, Texts
 from fitter.output.formats.settings import settings
+from fitter.parameters import PARAMETERS, SHARED, Load, taken_by
 from fitter.planning.plan import PlanData
 
 
@@ -19,7 +19,7 @@ def text(plan: PlanData) -> str:
     ``llama_cpp.Llama`` takes the parameters itself where it has all of them; else the script has fitter measure exactly
     these once more, on the machine that runs it, and load them.
     """
-    from fitter.output.llama_cpp import llama_kwargs
+    from fitter.output.keywords import llama_kwargs
 
     path = os.path.abspath(plan.model.path)
     try:
@@ -32,10 +32,7 @@ def text(plan: PlanData) -> str:
 
 def fit_kwargs(plan: PlanData) -> dict[str, Any]:
     """Keyword arguments of ``fitter.fit`` that leave it nothing to choose: what it measures is what ``plan`` is."""
-    pins = {
-        field.name: getattr(plan.params, field.name) for field in fields(Params) if field.name not in _NOT_OF_THE_MODEL
-    }
-    pins["embedding"] = pins.pop("embeddings")
+    pins = {each.name: plan.params.of_parameter(each) for each in taken_by(Load) if each.key and each.section != SHARED}
     overrides = [part for each in settings(plan) if each.option.name == "-ot" for part in each.value.split(",")]
     devices = plan.breakdown.devices if plan.params.devices is None else plan.params.devices
     margins = {device.name: device.margin for device in plan.devices}
@@ -53,34 +50,15 @@ def fit_kwargs(plan: PlanData) -> dict[str, Any]:
     return {name: value for name, value in pins.items() if value != []}
 
 
-_NOT_OF_THE_MODEL = frozenset({"tensor_buft_overrides", "load_mtp", "ctx_type", "n_rs_seq", "n_outputs_max", "lora"})
-"""Parameters that are said in another way, or that only what drafts has."""
-
-_SHARED = {
-    "-md": "model_draft",
-    "-devd": "devices_draft",
-    "-ngld": "n_gpu_layers_draft",
-    "-ctkd": "type_k_draft",
-    "-ctvd": "type_v_draft",
-    "--spec-draft-n-max": "draft_max",
-    "--mmproj": "mmproj",
-    "-mmdev": "mmproj_device",
-    "--image-min-tokens": "image_min_tokens",
-    "--image-max-tokens": "image_max_tokens",
-    "--lora": "lora",
-    "--lora-scaled": "lora_scaled",
-}
-"""Keywords of ``fitter.fit`` for the options of what shares the memory."""
-
-
 def _shared_kwargs(plan: PlanData) -> dict[str, Any]:
     """Keyword arguments of ``fitter.fit`` for what shares the memory, every place as in ``plan``."""
     found: dict[str, Any] = {}
+    beside = {each.option: each for each in PARAMETERS.values() if each.section == SHARED}
     for setting in settings(plan):
-        name, value = setting.option.name, setting.value
-        if name in _SHARED:
-            found[_SHARED[name]] = _shared_value(name, value)
-        elif (name, value) == ("--spec-type", "draft-mtp"):
+        each, value = beside.get(setting.option.name), setting.value
+        if each is not None:
+            found[each.name] = _shared_value(each.kind, value)
+        elif (setting.option.name, value) == ("--spec-type", "draft-mtp"):
             found["mtp"] = True
     for use in plan.shared:
         if use.kind == "reserve":
@@ -88,18 +66,11 @@ def _shared_kwargs(plan: PlanData) -> dict[str, Any]:
     return found
 
 
-def _shared_value(option: str, value: str) -> Any:
-    if option in ("-devd", "--lora-scaled"):
-        return value.split(",")
-    if option == "--lora":
-        return list(map(os.path.abspath, value.split(",")))
-    if option in ("-md", "--mmproj"):
-        return os.path.abspath(value)
-    if option in ("--spec-draft-n-max", "--image-min-tokens", "--image-max-tokens"):
-        return int(value)
-    if option == "-ngld":
-        return -1 if value == "all" else int(value)
-    return value
+def _shared_value(kind: Kind, word: str) -> Any:
+    if isinstance(kind, Texts):
+        parts = word.split(",")
+        return list(map(os.path.abspath, parts)) if isinstance(kind, Paths) else parts
+    return os.path.abspath(word) if kind.is_file else kind.parse(word)
 
 
 def _script(imports: str, call: str, path: str, kwargs: dict[str, Any]) -> str:

@@ -9,7 +9,9 @@ import os
 from dataclasses import dataclass
 
 from fitter.errors import PlanError
+from fitter.kinds import Flag
 from fitter.output.arguments import arguments
+from fitter.parameters import PARAMETERS
 from fitter.planning.plan import PlanData
 
 
@@ -38,55 +40,28 @@ class Setting:
 
 
 MODEL = Option("-m", "model", "LLAMA_ARG_MODEL", is_files=True)
+_OWN = (MODEL, Option("-fit", "fit", "LLAMA_ARG_FIT"), Option("--spec-type", "spec-type", "LLAMA_ARG_SPEC_TYPE"))
+"""What a plan says that is no parameter of fitter's."""
 
-OPTIONS = (
-    MODEL,
-    Option("-c", "ctx-size", "LLAMA_ARG_CTX_SIZE"),
-    Option("--rpc", "rpc", "LLAMA_ARG_RPC"),
-    Option("-dev", "device", "LLAMA_ARG_DEVICE"),
-    Option("-ngl", "n-gpu-layers", "LLAMA_ARG_N_GPU_LAYERS"),
-    Option("-sm", "split-mode", "LLAMA_ARG_SPLIT_MODE"),
-    Option("-mg", "main-gpu", "LLAMA_ARG_MAIN_GPU"),
-    Option("-ts", "tensor-split", "LLAMA_ARG_TENSOR_SPLIT"),
-    Option("-ot", "override-tensor", "LLAMA_ARG_OVERRIDE_TENSOR"),
-    Option("-b", "batch-size", "LLAMA_ARG_BATCH"),
-    Option("-ub", "ubatch-size", "LLAMA_ARG_UBATCH"),
-    Option("-ctk", "cache-type-k", "LLAMA_ARG_CACHE_TYPE_K"),
-    Option("-ctv", "cache-type-v", "LLAMA_ARG_CACHE_TYPE_V"),
-    Option("-fa", "flash-attn", "LLAMA_ARG_FLASH_ATTN"),
-    Option("-nkvo", "kv-offload", "LLAMA_ARG_KV_OFFLOAD", "false"),
-    Option("--no-op-offload", "op-offload", None, "false"),
-    Option("--swa-full", "swa-full", "LLAMA_ARG_SWA_FULL", "true"),
-    Option("-np", "parallel", "LLAMA_ARG_N_PARALLEL"),
-    Option("-kvu", "kv-unified", "LLAMA_ARG_KV_UNIFIED", "true"),
-    Option("-fit", "fit", "LLAMA_ARG_FIT"),
-    Option("--embedding", "embedding", "LLAMA_ARG_EMBEDDINGS", "true"),
-    Option("--mmproj", "mmproj", "LLAMA_ARG_MMPROJ", is_files=True),
-    Option("-mmdev", "mmproj-device", "MTMD_BACKEND_DEVICE"),
-    Option("--image-min-tokens", "image-min-tokens", "LLAMA_ARG_IMAGE_MIN_TOKENS"),
-    Option("--image-max-tokens", "image-max-tokens", "LLAMA_ARG_IMAGE_MAX_TOKENS"),
-    Option("-md", "model-draft", "LLAMA_ARG_SPEC_DRAFT_MODEL", is_files=True),
-    Option("-devd", "device-draft", None),
-    Option("-ngld", "n-gpu-layers-draft", "LLAMA_ARG_N_GPU_LAYERS_DRAFT"),
-    Option("-ctkd", "cache-type-k-draft", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"),
-    Option("-ctvd", "cache-type-v-draft", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V"),
-    Option("--spec-type", "spec-type", "LLAMA_ARG_SPEC_TYPE"),
-    Option("--spec-draft-n-max", "spec-draft-n-max", "LLAMA_ARG_SPEC_DRAFT_N_MAX"),
-    Option("--lora", "lora", None, is_files=True),
-    Option("--lora-scaled", "lora-scaled", None, is_files=True),
-)
 
-_BY_NAME = {option.name: option for option in OPTIONS}
+def options() -> dict[str, Option]:
+    """Every option that llama.cpp's programs share with fitter, by the name that a plan's arguments have for it."""
+    found = {option.name: option for option in _OWN}
+    for each in PARAMETERS.values():
+        if each.options and not each.is_ours:
+            value = each.kind.word(not each.default) if isinstance(each.kind, Flag) else None
+            found[each.option] = Option(each.option, each.long, each.env, value, each.kind.is_file)
+    return found
 
 
 def settings(plan: PlanData) -> list[Setting]:
-    """The arguments of ``plan``, option by option. Raises :class:`PlanError` for one that is not in ``OPTIONS``."""
-    words = iter(arguments(plan))
+    """The arguments of ``plan``, option by option. Raises :class:`PlanError` for one that has no option."""
+    words, known = iter(arguments(plan)), options()
     found = []
     for word in words:
-        option = _BY_NAME.get(word)
+        option = known.get(word)
         if option is None:
-            raise PlanError(f"only --format args and json can say {word}, which this plan needs")
+            raise PlanError(f"only --format args and --format json can express {word}, which this plan needs")
         found.append(Setting(option, next(words) if option.value is None else option.value))
     return found
 

@@ -1,0 +1,182 @@
+// The memory of a model and its context. The only file that knows llama-ext.h, which upstream may change at any time.
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "fitter.h"
+// internal: the function of a buffer type that is replaced while graphs are reserved; upstream may change it at any time
+#include "ggml-backend-impl.h"
+#include "ggml-backend.h"
+#include "guard.h"
+// internal: the scheduler of a context and its parameters; upstream may change it at any time
+#include "llama-context.h"
+// staging: memory by buffer type, the devices of a model, reserving a graph; upstream may change it at any time
+#include "llama-ext.h"
+#include "llama.h"
+
+bool fitter_model_info(const void * model, fitter_model_info_t * out) {
+    return fitter::guarded(false, [&] {
+        const auto * m     = static_cast<const llama_model *>(model);
+        *out               = {};
+        out->n_layer       = llama_model_n_layer(m);
+        out->n_layer_nextn = llama_model_n_layer_nextn(m);
+        out->n_ctx_train   = llama_model_n_ctx_train(m);
+        out->n_embd        = llama_model_n_embd(m);
+        out->n_head        = llama_model_n_head(m);
+        out->n_head_kv     = llama_model_n_head_kv(m);
+        out->n_swa         = llama_model_n_swa(m);
+        out->n_expert      = llama_model_n_expert(m);
+        out->n_vocab       = llama_vocab_n_tokens(llama_model_get_vocab(m));
+        out->n_devices     = llama_model_n_devices(m);
+        out->n_params      = llama_model_n_params(m);
+        out->size          = llama_model_size(m);
+        out->has_encoder   = llama_model_has_encoder(m);
+        out->is_recurrent  = llama_model_is_recurrent(m);
+        out->is_hybrid     = llama_model_is_hybrid(m);
+        return true;
+    });
+}
+
+const char * fitter_model_device(const void * model, int32_t i) {
+    return fitter::guarded<const char *>(nullptr, [&]() -> const char * {
+        const auto * m = static_cast<const llama_model *>(model);
+        if (i < 0 || i >= llama_model_n_devices(m)) {
+            return nullptr;
+        }
+        return ggml_backend_dev_name(llama_model_get_device(m, i));
+    });
+}
+
+namespace {
+
+// Place of a buffer type's device among the model's devices, their number for host memory.
+int32_t device_rank(const llama_model * model, ggml_backend_buffer_type_t buffer_type) {
+    const int32_t n = llama_model_n_devices(model);
+    // A host buffer type of a device (CUDA_Host) is tied to that device, but its memory is the host's.
+    if (ggml_backend_buft_is_host(buffer_type)) {
+        return n;
+    }
+    ggml_backend_dev_t device = ggml_backend_buft_get_device(buffer_type);
+    for (int32_t i = 0; device != nullptr && i < n; i++) {
+        if (llama_model_get_device(model, i) == device) {
+            return i;
+        }
+    }
+    return n;
+}
+
+// llama.cpp's own measurement (ggml_backend_sched_reserve_size) forgets which backend a graph's builder chose for a node,
+// and looks at the first graph alone. Here the scheduler reserves as it does for a real load, while the buffer types that
+// it asks for memory give it none.
+
+const char * nothing = "";
+
+void * unused_base(ggml_backend_buffer_t /*buffer*/) {
+    return const_cast<char *>(nothing);
+}
+
+ggml_backend_buffer_t allocate_nothing(ggml_backend_buffer_type_t buffer_type, size_t size) {
+    ggml_backend_buffer_i interface = {};
+    interface.get_base = unused_base;
+    return ggml_backend_buffer_init(buffer_type, interface, nullptr, size);
+}
+
+class without_memory {
+  public:
+    explicit without_memory(ggml_backend_sched_t sched) {
+        for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); i++) {
+            auto * type = ggml_backend_sched_get_buffer_type(sched, ggml_backend_sched_get_backend(sched, i));
+            if (type->iface.alloc_buffer != allocate_nothing) {
+                replaced_.emplace_back(type, type->iface.alloc_buffer);
+                type->iface.alloc_buffer = allocate_nothing;
+            }
+        }
+    }
+    ~without_memory() {
+        for (const auto & [type, alloc_buffer] : replaced_) {
+            type->iface.alloc_buffer = alloc_buffer;
+        }
+    }
+    without_memory(const without_memory &) = delete;
+    without_memory & operator=(const without_memory &) = delete;
+
+  private:
+    using alloc_buffer_t = decltype(ggml_backend_buffer_type_i::alloc_buffer);
+    std::vector<std::pair<ggml_backend_buffer_type_t, alloc_buffer_t>> replaced_;
+};
+
+bool is_larger_alone(const llama_model * model) {
+    char architecture[64] = "";
+    llama_model_meta_val_str(model, "general.architecture", architecture, sizeof(architecture));
+    return std::strcmp(architecture, "kimi-linear") == 0 || std::strcmp(architecture, "minimax-01") == 0;
+}
+
+// What the scheduler has reserved, where it has.
+void replace_compute(const llama_context * ctx, llama_memory_breakdown & breakdown) {
+    auto * sched = ctx->get_sched();
+    std::map<ggml_backend_buffer_type_t, size_t> sizes;
+    size_t                                       total = 0;
+    for (int i = 0; sched != nullptr && i < ggml_backend_sched_get_n_backends(sched); i++) {
+        auto *       backend = ggml_backend_sched_get_backend(sched, i);
+        const size_t size    = ggml_backend_sched_get_buffer_size(sched, backend);
+        sizes[ggml_backend_sched_get_buffer_type(sched, backend)] += size;
+        total += size;
+    }
+    if (total > 0) {
+        for (const auto & [buffer_type, size] : sizes) {
+            breakdown[buffer_type].compute = size;
+        }
+    }
+}
+
+}  // namespace
+
+bool fitter_reserve(void * context) {
+    return fitter::guarded(false, [&] {
+        auto *         ctx       = static_cast<llama_context *>(context);
+        const auto &   params    = ctx->get_cparams();
+        const uint32_t n_seqs    = params.n_seq_max;
+        const uint32_t n_tokens  = std::min(params.n_ctx, params.n_ubatch);
+        const uint32_t n_outputs = std::min(n_tokens, params.n_outputs_max);
+        without_memory guard(ctx->get_sched());
+        if (!llama_graph_reserve(ctx, n_tokens, n_seqs, n_outputs) || !llama_graph_reserve(ctx, n_seqs, n_seqs, n_seqs)) {
+            return false;
+        }
+        // As llama.cpp has it: some graphs are larger with one sequence. Others' builders abort where it is alone.
+        return n_seqs == 1 || !is_larger_alone(llama_get_model(ctx)) ||
+               llama_graph_reserve(ctx, n_tokens, 1, n_outputs) != nullptr;
+    });
+}
+
+int32_t fitter_breakdown(const void * context, fitter_row_t * rows, int32_t n) {
+    return fitter::guarded<int32_t>(-1, [&] {
+        const auto *        ctx       = static_cast<const llama_context *>(context);
+        const llama_model * model     = llama_get_model(ctx);
+        const int32_t       host_rank = llama_model_n_devices(model);
+
+        struct ranked {
+            int32_t      rank;
+            fitter_row_t row;
+        };
+        std::vector<ranked> all;
+        auto breakdown = llama_get_memory_breakdown(ctx);
+        replace_compute(ctx, breakdown);
+        for (const auto & [buffer_type, memory] : breakdown) {
+            ggml_backend_dev_t device = ggml_backend_buft_get_device(buffer_type);
+            const int32_t      rank   = device_rank(model, buffer_type);
+            all.push_back({rank,
+                           {ggml_backend_buft_name(buffer_type), device ? ggml_backend_dev_name(device) : nullptr,
+                            rank == host_rank, memory.model, memory.context, memory.compute}});
+        }
+        std::sort(all.begin(), all.end(), [](const ranked & a, const ranked & b) {
+            return a.rank != b.rank ? a.rank < b.rank : std::strcmp(a.row.buffer_type, b.row.buffer_type) < 0;
+        });
+        for (size_t i = 0; i < all.size() && i < static_cast<size_t>(std::max(n, 0)); i++) {
+            rows[i] = all[i].row;
+        }
+        return static_cast<int32_t>(all.size());
+    });
+}

@@ -1,0 +1,119 @@
+"""The commands of ``fitter``: how they are found, misspelt ones, and completion in a shell."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+from click.shell_completion import CompletionItem
+
+from fitter.errors import EXIT_FITS, EXIT_USAGE, UsageError
+
+COMPLETE = "_FITTER_COMPLETE"
+"""The variable in which a shell says what it wants to know; the names are click's."""
+
+_COMMANDS = {
+    "fit": "Find the parameters that fit (the default).",
+    "devices": "List the devices and the host to plan with.",
+    "inspect": "Show a model's metadata, tensors and layers.",
+    "backend": "Show virtual GPUs to any llama.cpp program.",
+    "verify": "Load a plan for real and compare its memory.",
+    "calibrate": "Compare real devices with virtual ones.",
+    "lock": "Record what the cases of fitter.toml take.",
+    "check": "Fail if a case takes more than was recorded.",
+    "diff": "Compare two plans.",
+}
+"""What ``--help`` says about each. A command is a file and a function of its name, imported when it is called."""
+
+_EPILOG = """\
+Examples:
+  fitter model.gguf                                    what fits on this machine
+  fitter model.gguf --gpu rtx-4090                     what fits on a GPU that is not here
+  args=$(fitter model.gguf --format shell) && eval "llama-server -m model.gguf $args"
+                                                       run it, if it fits
+
+All options of fit: fitter fit --help
+
+Completion of commands, options and files, in ~/.bashrc or ~/.zshrc, or in fish's config.fish:
+  eval "$(_FITTER_COMPLETE=bash_source fitter)"        bash; zsh: zsh_source
+  _FITTER_COMPLETE=fish_source fitter | source         fish
+
+Exit status of every command: 0 it fits, or holds; 1 it does not fit, and nothing else; 2 usage; 3 the model cannot be
+read or llama.cpp failed; 4 a check failed; 5 the answer cannot be written; 130 and 141 interrupted, or nobody reads.
+"""
+
+
+class Group(click.Group):
+    """The group of all commands. What does not begin with a command's name is for ``fit``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:
+            # What is completed is looked at, not run.
+            return super().parse_args(ctx, args if not args or args[0] in _COMMANDS else ["fit", *args])
+        if not args:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(EXIT_USAGE)
+        if args[0] not in _COMMANDS and args[0] not in ("-h", "--help", "--version"):
+            _check_spelling(args)
+            args = ["fit", *args]
+        return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_paragraph()
+        formatter.write(_EPILOG)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"fitter.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, "MODEL [OPTIONS]")
+        formatter.write_usage(ctx.command_path, "COMMAND [ARGUMENTS]", prefix=" " * len("Usage: "))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands and files, or the options of ``fit``."""
+        if incomplete.startswith("-"):
+            fit = self.get_command(ctx, "fit")
+            assert fit is not None
+            return fit.shell_complete(click.Context(fit, ctx, "fit", resilient_parsing=True), incomplete)
+        found = [CompletionItem(name, help=text) for name, text in _COMMANDS.items() if name.startswith(incomplete)]
+        return [*found, CompletionItem(incomplete, type="file")]
+
+
+def complete(cli: click.Command) -> int:
+    """Answer the shell that has set the variable ``COMPLETE``; returns the exit status. Raises ``UsageError``."""
+    from click.shell_completion import shell_complete
+
+    asked = os.environ[COMPLETE]
+    if shell_complete(cli, {}, "fitter", COMPLETE, asked):
+        raise UsageError(f"{COMPLETE} is '{asked}': give bash_source, zsh_source or fish_source")
+    return EXIT_FITS
+
+
+def _check_spelling(args: Sequence[str]) -> None:
+    """Raise ``click.UsageError`` where the first word can only have been meant as a command, and is none.
+
+    A word that is a file, or that looks like the name of one, is a model.
+    """
+    word = args[0]
+    if not re.fullmatch(r"[A-Za-z][A-Za-z_-]*", word) or os.path.lexists(word):
+        return
+    close = difflib.get_close_matches(word.lower(), _COMMANDS, n=1)
+    if close:
+        raise click.UsageError(f"there is no command '{word}', and no file of that name: did you mean '{close[0]}'?")
+    if len(args) > 1 and not args[1].startswith("-"):
+        listed = ", ".join(_COMMANDS)
+        raise click.UsageError(f"there is no command '{word}', and no file of that name; the commands are {listed}")

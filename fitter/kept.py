@@ -1,0 +1,40 @@
+"""The door of the calls that take a ``worker``, which keeps its own timeout and log."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from fitter.door import door
+from fitter.errors import UsageError
+from fitter.llama.client import Worker
+from fitter.values import shown
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def held(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """``door``; ``UsageError`` too for what is no worker, and a ``timeout`` or ``on_log`` that is not its own."""
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        enter = door(call)(function)
+
+        @functools.wraps(enter)
+        def with_worker(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            worker = kwargs.get("worker")
+            if worker is not None and not isinstance(worker, Worker):
+                raise UsageError(f"worker is {shown(worker)}: give a fitter.llama.client.Worker, or leave it out")
+            if worker is not None:
+                for name, own in (("timeout", worker.timeout), ("on_log", worker.on_log)):
+                    if kwargs.get(name) not in (None, own):
+                        raise UsageError(
+                            f"the worker that is given has its own {name}: leave {name} out of this call, and give it "
+                            f"to fitter.llama.client.Worker({name}=...)"
+                        )
+            return enter(*args, **kwargs)
+
+        return with_worker
+
+    return decorate

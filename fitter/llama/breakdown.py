@@ -1,0 +1,71 @@
+"""What llama.cpp says of a model and a context, dummy or real."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fitter.errors import LlamaCppError
+from fitter.llama import library as native
+from fitter.llama.types import Breakdown, ModelInfo, Row
+
+_MAX_ROWS = 1024
+
+
+def breakdown_of(context: Any) -> Breakdown:
+    """Measure a context, dummy or real: ``llama_cpp``'s pointer to it, such as ``llama._ctx.ctx`` of a ``Llama``.
+
+    Raises ``LlamaCppError`` if llama.cpp does not answer.
+    """
+    library = native.load()
+    pointer = library.pointer(context)
+    rows = library.ffi.new("fitter_row_t[]", _MAX_ROWS)
+    # Asked once: a recorder notes each size that is asked for.
+    count = library.fitter.fitter_breakdown(pointer, rows, _MAX_ROWS)
+    if not 0 <= count <= _MAX_ROWS:
+        raise LlamaCppError(f"llama.cpp does not say how much memory a context takes: {library.last_error()}")
+    llama_cpp = library.llama_cpp
+    return Breakdown(
+        rows=tuple(
+            Row(
+                buffer_type=library.text(row.buffer_type) or "",
+                device=library.text(row.device),
+                is_host=bool(row.is_host),
+                model=int(row.model),
+                context=int(row.context),
+                compute=int(row.compute),
+            )
+            for row in rows[0:count]
+        ),
+        devices=_model_devices(library, llama_cpp.llama_get_model(context)),
+        n_ctx=int(llama_cpp.llama_n_ctx(context)),
+    )
+
+
+def _model_devices(library: native.Library, model: Any) -> tuple[str, ...]:
+    names: list[str] = []
+    while name := library.text(library.fitter.fitter_model_device(library.pointer(model), len(names))):
+        names.append(name)
+    return tuple(names)
+
+
+def model_info_of(library: native.Library, model: Any) -> ModelInfo:
+    out = library.ffi.new("fitter_model_info_t *")
+    if not library.fitter.fitter_model_info(library.pointer(model), out):
+        raise LlamaCppError(f"llama.cpp does not describe the model: {library.last_error()}")
+    return ModelInfo(
+        n_layer=int(out.n_layer),
+        n_layer_nextn=int(out.n_layer_nextn),
+        n_ctx_train=int(out.n_ctx_train),
+        n_embd=int(out.n_embd),
+        n_head=int(out.n_head),
+        n_head_kv=int(out.n_head_kv),
+        n_swa=int(out.n_swa),
+        n_expert=int(out.n_expert),
+        n_vocab=int(out.n_vocab),
+        n_params=int(out.n_params),
+        bytes=int(out.size),
+        has_encoder=bool(out.has_encoder),
+        is_recurrent=bool(out.is_recurrent),
+        is_hybrid=bool(out.is_hybrid),
+        devices=_model_devices(library, model),
+    )

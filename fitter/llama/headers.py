@@ -1,0 +1,186 @@
+"""Headers of GGUF files, read by ggml, and skeletons made of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from fitter.errors import LlamaCppError, ModelError
+from fitter.llama import library as native
+from fitter.llama.ahead import identity
+from fitter.llama.log import captured_log, reason
+from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInfo
+
+MAX_ARRAY_VALUES = 4096
+"""Metadata arrays of numbers up to this length keep their values."""
+
+_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+
+
+class Headers:
+    """Reads headers of GGUF files, and makes skeletons of them without reading them again.
+
+    A header that was read is kept, without its tokenizer, until a skeleton is made of it or another model's is read.
+    The last skeleton is kept as well. Not thread-safe. ``close`` frees everything.
+    """
+
+    def __init__(self) -> None:
+        self._parsed: dict[str, tuple[tuple[int, ...], Any]] = {}
+        self._made: tuple[tuple[object, ...], int] | None = None
+        self._last: tuple[str, tuple[int, ...], Header | None] = ("", (), None)
+        self._library = native.load()
+
+    def close(self) -> None:
+        """Free what is kept; the file of a skeleton is gone with it."""
+        self._forget()
+        made, self._made = self._made, None
+        if made is not None:
+            os.close(made[1])
+
+    def read(self, path: str) -> Header:
+        """Read the header of one file. Raises ``ModelError`` if it is malformed, with ggml's own reason."""
+        last, last_identity, header = self._last
+        if header is not None and (last, last_identity) == (path, identity(path)):
+            return header
+        self._last = (path, identity(path), None)
+        found, gguf = self._read(path)
+        self._last = (*self._last[:2], found)
+        if not found.metadata.get("split.no"):
+            self._forget()
+        self._keep(path, gguf)
+        return found
+
+    def skeleton(self, skeleton: Skeleton) -> str:
+        """Path to load it from, in this process until another is made. Raises ``LlamaCppError`` if it cannot be."""
+        if not skeleton.files:
+            raise LlamaCppError("a skeleton needs the files of its model")
+        key = tuple((os.path.abspath(file), identity(file)) for file in skeleton.files)
+        if self._made is None or self._made[0] != key:
+            descriptor = self._make(skeleton)
+            if self._made is not None:
+                os.close(self._made[1])
+            self._made = (key, descriptor)
+        # Where opening a descriptor's path only duplicates it, the place in the file is shared.
+        os.lseek(self._made[1], 0, os.SEEK_SET)
+        return f"{_DESCRIPTORS}/{self._made[1]}"
+
+    def _make(self, skeleton: Skeleton) -> int:
+        library = self._library
+        try:
+            parsed = library.ffi.new("void *[]", [self._stripped(file) for file in skeleton.files])
+            descriptor = int(library.fitter.fitter_skeleton_write(parsed, len(parsed)))
+        except ModelError as error:
+            raise LlamaCppError(str(error)) from error
+        finally:
+            self._forget()
+        if descriptor < 0:
+            raise LlamaCppError(f"{skeleton.files[0]} has no skeleton: {library.last_error()}")
+        return descriptor
+
+    def _stripped(self, path: str) -> Any:
+        parsed_identity, gguf = self._parsed.get(os.path.abspath(path), ((), None))
+        if gguf is None or parsed_identity != identity(path):
+            gguf = self._library.fitter.fitter_skeleton_open(os.fsencode(path))
+            if gguf == self._library.ffi.NULL:
+                gguf = self._open(path)
+            self._keep(path, gguf)
+        return gguf
+
+    def _open(self, path: str) -> Any:
+        gguf = self._library.fitter.fitter_gguf_open(os.fsencode(path))
+        if gguf == self._library.ffi.NULL:
+            raise ModelError(f"{path}: {reason(captured_log()) or self._library.last_error()}")
+        return gguf
+
+    def _read(self, path: str) -> tuple[Header, Any]:
+        gguf = self._open(path)
+        try:
+            return _read_header(self._library, gguf), gguf
+        except BaseException:
+            self._library.fitter.fitter_gguf_close(gguf)
+            raise
+
+    def _keep(self, path: str, gguf: Any) -> None:
+        self._library.fitter.fitter_skeleton_strip(gguf)
+        replaced = self._parsed.pop(os.path.abspath(path), None)
+        self._parsed[os.path.abspath(path)] = (identity(path), gguf)
+        if replaced is not None:
+            self._library.fitter.fitter_gguf_close(replaced[1])
+
+    def _forget(self) -> None:
+        while self._parsed:
+            self._library.fitter.fitter_gguf_close(self._parsed.popitem()[1][1])
+
+
+def read_header(path: str) -> Header:
+    """Header of a file that is loaded beside a model. Raises ``ModelError`` where it is no whole GGUF file."""
+    try:
+        size = os.path.getsize(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    headers = Headers()
+    try:
+        header = headers.read(path)
+    finally:
+        headers.close()
+    if missing := max(0, header.file_bytes - size):
+        raise ModelError(f"{path} is truncated: the last {missing} bytes of its tensors are missing; download it again")
+    return header
+
+
+def _read_header(library: native.Library, gguf: Any) -> Header:
+    info = library.ffi.new("fitter_gguf_info_t *")
+    if not library.fitter.fitter_gguf_info(gguf, info):
+        raise ModelError(f"ggml cannot read the header: {library.last_error()}")
+    metadata: dict[str, MetadataValue] = {}
+    entry = library.ffi.new("fitter_gguf_kv_t *")
+    for i in range(info.n_kv):
+        library.fitter.fitter_gguf_kv(gguf, i, entry)
+        key = library.text(entry.key) or ""
+        kind = entry.kind.decode()
+        if kind == "a":
+            metadata[key] = _read_array(library, gguf, i, entry)
+        elif kind == "s":
+            metadata[key] = library.text(entry.s) or ""
+        else:
+            metadata[key] = _number(kind, entry)
+    return Header(metadata, _read_tensors(library, gguf), int(info.data_offset), int(info.version), int(info.alignment))
+
+
+def _read_tensors(library: native.Library, gguf: Any) -> tuple[TensorInfo, ...]:
+    out = library.ffi.new("fitter_columns_t *")
+    if not library.fitter.fitter_gguf_tensors(gguf, out):
+        raise ModelError(f"ggml cannot read the header: {library.last_error()}")
+    (names, types), (*dimensions, sizes) = library.columns(out, 2, 5)
+    shapes = map(_without_ones, zip(*dimensions, strict=True))
+    return tuple(map(TensorInfo, names, types, shapes, sizes))
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` without the dimensions at its end that are 1; the first one stays."""
+    n = len(shape)
+    while n > 1 and shape[n - 1] == 1:
+        n -= 1
+    return shape[:n]
+
+
+def _read_array(library: native.Library, gguf: Any, index: int, entry: Any) -> Array:
+    type_name = library.text(entry.array_type) or ""
+    length = int(entry.array_length)
+    kind = entry.array_kind.decode().rstrip("\0")
+    values: list[int | float | bool] = []
+    if kind and length <= MAX_ARRAY_VALUES:
+        out = library.ffi.new("fitter_gguf_kv_t *")
+        for i in range(length):
+            library.fitter.fitter_gguf_element(gguf, index, i, out)
+            values.append(_number(kind, out))
+    return Array(type_name, length, tuple(values))
+
+
+def _number(kind: str, entry: Any) -> int | float | bool:
+    if kind == "b":
+        return bool(entry.i)
+    if kind == "f":
+        return float(entry.f)
+    return int(entry.u if kind == "u" else entry.i)

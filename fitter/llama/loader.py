@@ -1,0 +1,312 @@
+"""Dummy loads: models and contexts that allocate nothing, and what they would take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+from fitter.errors import LlamaCppError
+from fitter.llama import library as native
+from fitter.llama.adapters import Adapters
+from fitter.llama.ahead import MAX_HELD_OVERRIDES, Ahead
+from fitter.llama.allocations import untouched
+from fitter.llama.breakdown import breakdown_of, model_info_of
+from fitter.llama.devices import Device, Registry, every_device, register_virtual, registry
+from fitter.llama.headers import Headers
+from fitter.llama.log import captured_log, failure, flash_attn_from, n_splits_from
+from fitter.llama.parameters import apply, apply_context, is_placed_alone, model_key, overrides_of
+from fitter.llama.types import (
+    LAYOUT_DEVICE,
+    Breakdown,
+    Layout,
+    LayoutEntry,
+    Lora,
+    ModelInfo,
+    Params,
+    Row,
+    Skeleton,
+)
+
+
+class Loader:
+    """Makes dummy loads (``loads`` of them), and keeps the last model so that another context of it costs none.
+
+    Not thread-safe. ``close`` frees what is kept; do it before virtual devices are described anew. ``is_reordered``
+    says that they are no longer in the order in which they were described. The model is a file or the ``Skeleton`` of
+    one, which ``headers`` makes.
+    """
+
+    def __init__(self, devices: Registry, headers: Headers | None = None) -> None:
+        self.devices = devices
+        self._headers = headers or Headers()
+        self.loads = 0
+        self.is_reordered = False
+        self._models: dict[str, _Dummy] = {}
+        self._held: Ahead | None = None
+        self._library = native.load()
+
+    def close(self) -> None:
+        """Free the models that are kept."""
+        self._drop_held()
+        while self._models:
+            self._models.popitem()[1].free()
+
+    def keep(self, ahead: Ahead) -> None:
+        """Keep what was loaded ahead of its use, as if ``model_info`` had loaded it; one that is held for its use."""
+        if ahead.is_held:
+            self._drop_held()
+            self._held = ahead
+            return
+        model, params = ahead.take(), Params(devices=(self.devices.default[0].info.name,))
+        key = model_key(ahead.path, params)
+        if not model:
+            return
+        self.loads += 1
+        self._models["measure"] = _Dummy(self._library, key, ahead.path, params, model, ahead.pointers)
+
+    def measure(
+        self, path: str | Skeleton, params: Params, role: str = "measure", *, reserve: bool = False
+    ) -> Breakdown:
+        """Load ``path`` with ``params`` without allocating, and say what it would take. Raises ``LlamaCppError``.
+
+        The last model of each ``role`` is kept. With ``reserve``, compute buffers are also reserved as for a real load,
+        though without memory (``Row.reserved``): llama.cpp's own figure for them leaves out where a graph's builder
+        wants single nodes, and all graphs but the first.
+        """
+        dummy = self._model(role, path, params, self.devices)
+        with dummy.context(params) as context:
+            lora = dummy.apply(params.lora, context)
+            found = breakdown_of(context)
+            log = [line.text for line in captured_log()]
+            rows = found.rows
+            if reserve and self._library.fitter.fitter_reserve(self._library.pointer(context)):
+                rows = _with_reserved(rows, breakdown_of(context).rows)
+        return Breakdown(rows, found.devices, found.n_ctx, flash_attn_from(log), n_splits_from(log), lora)
+
+    def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
+        """Load ``path`` as ``measure`` would and describe the model. Raises ``LlamaCppError``."""
+        dummy = self._model("measure", path, params, self.devices)
+        return model_info_of(self._library, dummy.model)
+
+    def layout(self, path: str | Skeleton, params: Params) -> Layout:
+        """Size of every weight and cache tensor, recorded with all layers on one device. Raises ``LlamaCppError``."""
+        backend = native.open_backend()
+        recorder = _recorder(self._library, backend)
+        everything = replace(
+            params,
+            n_gpu_layers=Params.n_gpu_layers,
+            tensor_split=None,
+            tensor_buft_overrides=(),
+            split_mode=Params.split_mode,
+            main_gpu=Params.main_gpu,
+            devices=None,
+            offload_kqv=Params.offload_kqv,
+            ctx_type=Params.ctx_type,
+            n_outputs_max=Params.n_outputs_max,
+            lora=(),
+        )
+        dummy = self._model("layout", path, everything, Registry((recorder,), (recorder,)))
+        backend.fitter_virtual_record_clear()
+        try:
+            backend.fitter_virtual_record(1)
+            with dummy.context(everything) as context:
+                backend.fitter_virtual_record(2)
+                total = breakdown_of(context)
+        finally:
+            backend.fitter_virtual_record(0)
+        layout = Layout(_recorded(self._library, backend), int(backend.fitter_virtual_alignment()), total.n_ctx)
+        _check_layout(layout, total)
+        return layout
+
+    @property
+    def held(self) -> Ahead | None:
+        """The load that waits to be told where its tensors go."""
+        return self._held
+
+    def _place_held(self, role: str, path: str | Skeleton, params: Params) -> None:
+        """Let the load that waits go on: to be what is asked for, where it can be, or else to its end."""
+        held = self._held
+        if held is None:
+            return
+        counts = [int(count) for count in params.tensor_split or (1.0,)]
+        is_it = (
+            role == "measure"
+            and path == held.path
+            and sorted(params.devices or ()) == sorted(device.info.name for device in self.devices.default)
+            and len(counts) == len(self.devices.default)
+            and counts == list(params.tensor_split or (1.0,))
+            and 0 < len(params.tensor_buft_overrides) <= MAX_HELD_OVERRIDES
+            and is_placed_alone(params)
+        )
+        if not is_it:
+            self._drop_held()
+            return
+        self._held = None
+        self._reorder(held, params.devices or ())
+        overrides = overrides_of(params, self.devices)
+        model = held.place(counts, overrides)
+        if not model:
+            return
+        self.loads += 1
+        pointers = [*held.pointers, overrides]
+        all_layers = replace(params, n_gpu_layers=-1)
+        kept = self._models.pop(role, None)
+        if kept is not None:
+            kept.free()
+        self._models[role] = _Dummy(self._library, model_key(path, params), held.path, all_layers, model, pointers)
+
+    def _reorder(self, held: Ahead, names: Sequence[str]) -> None:
+        """Make the virtual devices be those ``names`` in this order; the load that waits has only counted them."""
+        described = [text.partition(",")[0] for text in held.description.split(";")]
+        order = [described.index(name) for name in names]
+        if order != sorted(order):
+            native.open_backend().fitter_virtual_reorder(order, len(order))
+            self.devices = registry(virtual=True)
+            self.is_reordered = True
+
+    def _drop_held(self) -> None:
+        held, self._held = self._held, None
+        if held is not None and (model := held.take()):
+            self._library.llama_cpp.llama_model_free(model)
+
+    def _model(self, role: str, path: str | Skeleton, params: Params, devices: Registry) -> _Dummy:
+        self._place_held(role, path, params)
+        key = model_key(path, params)
+        kept = self._models.get(role)
+        if kept is not None and kept.key == key and kept.has_layers(params.n_gpu_layers):
+            return kept
+        if kept is not None:
+            del self._models[role]
+            kept.free()
+        self.loads += 1
+        file, name = (path, path) if isinstance(path, str) else (self._headers.skeleton(path), path.files[0])
+        model, pointers = _load_dummy(self._library, file, name, params, devices)
+        dummy = self._models[role] = _Dummy(self._library, key, name, params, model, pointers)
+        return dummy
+
+
+def _with_reserved(rows: Sequence[Row], real: Sequence[Row]) -> tuple[Row, ...]:
+    reserved = {(row.buffer_type, row.device): row for row in real}
+    known = [replace(row, reserved=reserved.pop((row.buffer_type, row.device)).compute) for row in rows]
+    return (*known, *(replace(row, compute=0, reserved=row.compute) for row in reserved.values()))
+
+
+def _load_dummy(
+    library: native.Library, file: str, name: str, params: Params, devices: Registry
+) -> tuple[Any, list[object]]:
+    """The model in ``file``, loaded with ``no_alloc``, and what its parameters point to. ``name`` is for errors."""
+    llama = library.llama_cpp
+    model_params = llama.llama_model_default_params()
+    pointers = apply(params, model_params, llama.llama_context_default_params(), devices)
+    model_params.no_alloc = True
+    model_params.load_mode = llama.LLAMA_LOAD_MODE_NONE
+    model = llama.llama_model_load_from_file(os.fsencode(file), model_params)
+    if not model:
+        raise failure(name, "llama.cpp cannot load the model")
+    return model, pointers
+
+
+class _Dummy:
+    """A ``model`` loaded with ``no_alloc``; ``pointers`` are what its parameters point to, ``name`` is for errors."""
+
+    def __init__(
+        self,
+        library: native.Library,
+        key: tuple[object, ...],
+        name: str,
+        params: Params,
+        model: Any,
+        pointers: Sequence[object],
+    ) -> None:
+        self.key = key
+        self.model = model
+        self.name = name
+        self._pointers = pointers
+        self._library = library
+        self._llama = library.llama_cpp
+        self._adapters: Adapters | None = None
+        info = model_info_of(library, self.model)
+        self._all_layers = info.n_layer + info.n_layer_nextn + 1
+        self._n_ctx_train = info.n_ctx_train
+        self._n_gpu_layers = self._layers(params.n_gpu_layers)
+
+    def has_layers(self, n_gpu_layers: int) -> bool:
+        """Whether ``n_gpu_layers`` would have put the same layers on devices."""
+        return self._layers(n_gpu_layers) == self._n_gpu_layers
+
+    def _layers(self, n_gpu_layers: int) -> int:
+        return min(n_gpu_layers, self._all_layers) if n_gpu_layers >= 0 else self._all_layers
+
+    @contextmanager
+    def context(self, params: Params) -> Iterator[Any]:
+        context_params = self._llama.llama_context_default_params()
+        apply_context(params, context_params)
+        # llama.cpp allocates and clears recurrent states and outputs even where it allocates nothing else
+        with untouched(self._cells(params)):
+            context = self._llama.llama_init_from_model(self.model, context_params)
+        if not context:
+            raise failure(self.name, "llama.cpp cannot make a context")
+        try:
+            yield context
+        finally:
+            self._llama.llama_free(context)
+
+    def _cells(self, params: Params) -> int:
+        """Tokens that each stream of the KV cache has room for."""
+        n_ctx = _padded(params.n_ctx or self._n_ctx_train)
+        return n_ctx if params.kv_unified else _padded(n_ctx // params.n_seq_max)
+
+    def apply(self, lora: Sequence[Lora], context: Any) -> tuple[tuple[Row, ...], ...]:
+        """What the adapters take beside the model; ``context``'s compute is then with them."""
+        if not lora:
+            return ()
+        if self._adapters is None or self._adapters.key != Adapters.key_of(lora):
+            self._free_adapters()
+            self._adapters = Adapters(self._library, lora, self.model, really=False)
+        self._adapters.apply(lora, context)
+        if not self._library.fitter.fitter_context_reserve(self._library.pointer(context)):
+            raise LlamaCppError(f"libllama cannot plan with LoRA adapters: {self._library.last_error()}")
+        return self._adapters.rows
+
+    def free(self) -> None:
+        self._free_adapters()
+        self._llama.llama_model_free(self.model)
+
+    def _free_adapters(self) -> None:
+        adapters, self._adapters = self._adapters, None
+        if adapters is not None:
+            adapters.free()
+
+
+def _padded(n_ctx: int) -> int:
+    """A context as llama.cpp rounds it."""
+    return -(-n_ctx // 256) * 256
+
+
+def _recorder(library: native.Library, backend: Any) -> Device:
+    register_virtual("")
+    address = library.address(backend.fitter_virtual_recorder())
+    return next(device for device in every_device(library) if device.address == address)
+
+
+def _recorded(library: native.Library, backend: Any) -> tuple[LayoutEntry, ...]:
+    out = library.ffi.new("fitter_columns_t *")
+    backend.fitter_virtual_records(out)
+    (buffer_types, names), (sizes, weights) = library.columns(out, 2, 2)
+    kinds: list[Literal["model", "context"]] = ["model" if is_weight else "context" for is_weight in weights]
+    return tuple(map(LayoutEntry, buffer_types, names, kinds, sizes))
+
+
+def _check_layout(layout: Layout, total: Breakdown) -> None:
+    """A layout that does not add up to llama.cpp's own total is worse than none."""
+    for row in total.rows:
+        if row.buffer_type != LAYOUT_DEVICE:
+            continue
+        for kind, expected in (("model", row.model), ("context", row.context)):
+            sizes = [e.bytes for e in layout.entries if e.buffer_type == row.buffer_type and e.kind == kind]
+            found = sum(-(-size // layout.alignment) * layout.alignment for size in sizes)
+            if found != expected:
+                raise LlamaCppError(f"recorded {found} bytes of {kind} tensors where llama.cpp counts {expected}")

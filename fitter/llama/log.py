@@ -1,0 +1,81 @@
+"""llama.cpp's log: its lines, what is read from them, and errors in its own words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from fitter.errors import LlamaCppError
+from fitter.llama import library as native
+
+_ERROR = 4
+
+
+class LogLine(NamedTuple):
+    """A line of llama.cpp's log; ``level`` as ggml counts it (2 information, 3 warning, 4 error)."""
+
+    level: int
+    text: str
+
+
+def captured_log() -> tuple[LogLine, ...]:
+    """Lines since the log was cleared, if this process captures it."""
+    return log_lines(native.load().fitter.fitter_log_lines)
+
+
+def log_lines(fill: Callable[[Any], bool]) -> tuple[LogLine, ...]:
+    """The lines that ``fill`` writes into a ``fitter_columns_t``, none where it fails."""
+    library = native.load()
+    out = library.ffi.new("fitter_columns_t *")
+    if not fill(out):
+        return ()
+    (texts,), (levels,) = library.columns(out, 1, 1)
+    return tuple(map(LogLine, levels, texts))
+
+
+# Lines that only say that what the line before them named has failed.
+_CONSEQUENCES = re.compile(
+    r"failed to load model( from .*)?$|failed to read (header|key-value pairs|tensor info|tensor data)$"
+)
+_PREFIXES = re.compile(r"^(\w+: )?(error loading model: |failed to initialize the context: )?(llama_model_loader: )?")
+
+
+def reason(lines: Sequence[LogLine]) -> str | None:
+    """llama.cpp's own words for what went wrong: its last error that is not just the consequence of another one."""
+    errors = [line.text.strip() for line in lines if line.level == _ERROR and line.text.strip()]
+    causes = [text for text in errors if not _CONSEQUENCES.search(text)]
+    if not errors:
+        return None
+    return _PREFIXES.sub("", (causes or errors)[-1], count=1) or errors[-1]
+
+
+def failure(path: str, what: str) -> LlamaCppError:
+    """The error for ``path`` in llama.cpp's own words, ``what`` where it has none."""
+    lines = captured_log()
+    return LlamaCppError(f"{path}: {reason(lines) or what}", tuple(line.text for line in lines))
+
+
+_RESOLVED = re.compile(r": Flash Attention (enabled|not supported)")
+_CHOSEN = re.compile(r": flash_attn\s+= (\w+)")
+_SPLITS = re.compile(r": graph.*: nodes = .*, splits = (\d+)(?: / (\d+))?,")
+
+
+def flash_attn_from(log: Iterable[str]) -> bool | None:
+    """Whether a context uses flash attention, by what llama.cpp logged while making it."""
+    answer: bool | None = None
+    for line in log:
+        if chosen := _CHOSEN.search(line):
+            answer = {"enabled": True, "disabled": False}.get(chosen[1])
+        elif resolved := _RESOLVED.search(line):
+            answer = resolved[1] == "enabled"
+    return answer
+
+
+def n_splits_from(log: Iterable[str]) -> tuple[int, int] | None:
+    """Graph splits of prompt processing and of generation, by what llama.cpp logged."""
+    answer: tuple[int, int] | None = None
+    for line in log:
+        if found := _SPLITS.search(line):
+            answer = (int(found[1]), int(found[2] or found[1]))
+    return answer

@@ -1,0 +1,344 @@
+"""A plan loaded: ``Llama`` with all that the plan says. Importing this module loads llama-cpp-python."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import llama_cpp
+
+from fitter.errors import (
+    LlamaCppCrashError,
+    LlamaCppError,
+    OutOfMemoryError,
+    PlanError,
+    PlanWarning,
+    RemoteError,
+    UsageError,
+)
+from fitter.llama import connections, guarded, rpc
+from fitter.llama.breakdown import breakdown_of
+from fitter.llama.devices import Device, Registry, registry, rpc_devices
+from fitter.llama.log import LogLine, reason
+from fitter.llama.parameters import apply
+from fitter.llama.types import RPC, Breakdown, Params
+from fitter.parameters import of_a_struct
+from fitter.text import human
+
+
+class HostUse(Protocol):
+    """Bytes of host memory: what a plan takes, and what it leaves (``None``: no limit)."""
+
+    @property
+    def used(self) -> int: ...
+
+    @property
+    def left(self) -> int | None: ...
+
+
+class Loadable(Protocol):
+    """What loading needs to know of a plan: parameters, what was measured for them, the rpc-servers, the host."""
+
+    @property
+    def params(self) -> Params: ...
+
+    @property
+    def breakdown(self) -> Breakdown: ...
+
+    @property
+    def rpc(self) -> tuple[str, ...]: ...
+
+    @property
+    def host(self) -> HostUse: ...
+
+
+_REFUSED = re.compile(r"failed to allocate (?P<buffer_type>.+) buffer of size (?P<size>[0-9.]+)(?P<mib> MiB)?")
+_NO_MEMORY = re.compile(r"std::bad_alloc|Cannot allocate memory|unable to allocate|failed to allocate|out of memory")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ``UsageError`` for a keyword that ``llama_cpp.Llama`` does not have; it would take it and do nothing."""
+    known = inspect.signature(llama_cpp.Llama.__init__).parameters
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise UsageError(
+                f"llama_cpp.Llama has no parameter '{name}'" + (f"; did you mean '{close[0]}'?" if close else "")
+            )
+
+
+def warn(text: str) -> None:
+    """Warn with ``PlanWarning``, as if the caller of ``load`` or ``Llama`` had been told by them."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "fitter":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, PlanWarning, stacklevel=level)
+
+
+def load(
+    plan: Loadable, model_path: str, keywords: Mapping[str, Any], own: Mapping[str, Any], timeout: float | None = None
+) -> PlannedLlama:
+    """Load ``model_path`` with all parameters of ``plan``, those included that ``llama_cpp.Llama`` has no name for.
+
+    ``keywords`` are those of the plan that ``Llama`` has a name for, ``own`` what the caller adds: their own business.
+    ``timeout``: seconds in which rpc-servers may be silent.
+
+    Raises ``PlanError`` where the plan is for devices that are not here, ``OutOfMemoryError`` where a device refuses
+    memory, ``RemoteError`` where an rpc-server fails, ``LlamaCppError`` where llama.cpp cannot load the model for
+    another reason. None of these ends the process, whatever llama.cpp does.
+    """
+    if plan.rpc:
+        connections.check(plan.rpc, timeout)
+    described: list[Registry] = []
+
+    def construct(progress: guarded.Progress) -> PlannedLlama:
+        registry = _registry(plan.rpc, progress)
+        described.append(registry)
+        _check_devices(plan, registry)
+        model = PlannedLlama.__new__(PlannedLlama)
+        try:
+            model.__init__(model_path, plan, registry, progress, keywords, own)  # type: ignore[misc]
+        except BaseException:
+            # here, where what it has can be freed without ending the process
+            model.close()
+            raise
+        return model
+
+    outcome = guarded.attempt(
+        construct, plan.rpc, timeout, lambda: connections.lose(plan.rpc, is_connected=bool(described))
+    )
+    if outcome.value is not None:
+        _warn_of_difference(plan, outcome.value)
+        _warn_of_logits(plan, outcome.value)
+        return outcome.value
+    raise _failure(plan, model_path, described[0] if described else Registry((), ()), outcome) from outcome.error
+
+
+# --- devices
+
+
+def _registry(servers: Sequence[str], progress: guarded.Progress) -> Registry:
+    """The devices here and those of ``servers``, named as in the process that made the plan."""
+    local = registry()
+    remote: list[Device] = []
+    for server in servers:
+        name = connections.name_of(server)
+        found = rpc_devices(name)
+        if not found:
+            raise RemoteError(f"the RPC server {server} has no device: start it with one")
+        for device in found:
+            buffer_type = (device.buffer_type or "").replace(name, server)
+            info = replace(device.info, name=f"RPC{len(remote)}", description=server, buffer_type=buffer_type)
+            remote.append(replace(device, info=info, buffer_type=buffer_type))
+        progress.step()
+    if not remote:
+        return local
+    known = tuple(device for device in local.devices if device.info.backend != RPC)
+    default = tuple(device for device in local.default if device.info.backend != RPC)
+    return Registry((*remote, *known), (*remote, *default))
+
+
+def _check_devices(plan: Loadable, registry: Registry) -> None:
+    wanted = plan.breakdown.devices if plan.params.devices is None else plan.params.devices
+    here = [device.info.name for device in registry.devices]
+    here_by_default = [device.info.name for device in registry.default]
+    if not set(wanted) <= set(here) or (plan.params.devices is None and list(wanted) != here_by_default):
+        raise PlanError(
+            f"the plan is for {', '.join(wanted) or 'no device'}, but llama.cpp has "
+            f"{', '.join(here_by_default) or 'no device'} here: fit again on this machine"
+        )
+
+
+# --- what went wrong
+
+_DIAGNOSIS_SECONDS = 3.0
+
+
+def _failure(plan: Loadable, path: str, registry: Registry, outcome: guarded.Outcome[Any]) -> Exception:
+    """The error for a load that failed."""
+    error, log = outcome.error, tuple(line.text for line in outcome.log)
+    if outcome.crash is None and outcome.stalled is None:
+        if error is None:
+            return LlamaCppError(f"{path}: the load was given up", log)
+        if refused := _refused(plan, registry, outcome.log, error):
+            device, size, what = refused
+            return OutOfMemoryError(
+                f"{path}: {'the host' if device == 'host' else device} has no {size} bytes ({human(size)}) left for "
+                f"{what}: free memory there, or fit again with a larger margin",
+                device,
+                size,
+                log,
+            )
+        if not isinstance(error, (ValueError, RuntimeError)) or isinstance(error, UsageError):
+            return error if isinstance(error, Exception) else LlamaCppError(f"{path}: {error!r}", log)
+        said = reason(outcome.log)
+        return LlamaCppError(f"{path}: {said or error}; load with verbose=True to see llama.cpp's log", log)
+    kept = "; what it has allocated stays so until the process ends" if outcome.is_lost else ""
+    if plan.rpc and (outcome.stalled is not None or "ggml-rpc" in (outcome.crash or "")):
+        servers = ", ".join(plan.rpc)
+        if gone := rpc.lost(plan.rpc, _DIAGNOSIS_SECONDS):
+            return RemoteError(f"llama.cpp lost an RPC server while it loaded {path}: {gone}{kept}")
+        if outcome.stalled is not None:
+            return RemoteError(f"nothing was loaded from or to {servers} in {outcome.stalled:.0f} seconds{kept}")
+        return RemoteError(
+            f"an RPC server ({servers}) dropped the connection while llama.cpp loaded {path}, and answers now: see its "
+            f"log for why, and try again{kept}"
+        )
+    return LlamaCppCrashError(f"{path}: llama.cpp gave up: {_one_line(outcome.crash or '')}{kept}", log)
+
+
+def _refused(
+    plan: Loadable, registry: Registry, log: Sequence[LogLine], error: BaseException
+) -> tuple[str, int, str] | None:
+    """The device that had too little memory, and how much of it for what; ``None`` where something else is wrong."""
+    if isinstance(error, MemoryError):
+        return "host", plan.host.used, f"the plan and llama-cpp-python ({_one_line(str(error)) or 'no memory'})"
+    for line in reversed(log):
+        if found := _REFUSED.search(line.text):
+            size = float(found["size"]) * (1024 * 1024 if found["mib"] else 1)
+            device = next((d.info.name for d in registry.default if d.buffer_type == found["buffer_type"]), "host")
+            return device, int(size), f"a buffer of type {found['buffer_type']}"
+    if any(_NO_MEMORY.search(line.text) for line in log):
+        return "host", plan.host.used, "the plan"
+    return None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _warn_of_difference(plan: Loadable, model: PlannedLlama) -> None:
+    """Say so where what was loaded takes more than the plan counts."""
+    real = breakdown_of(model.ctx)
+    planned = {name: plan.breakdown.real.on(name).used for name in plan.breakdown.devices}
+    for name, own in zip(plan.breakdown.devices, real.devices, strict=False):
+        used = real.on(own).used
+        if used > planned[name]:
+            warn(f"{name} holds {used} bytes, {used - planned[name]} more than the plan counts: please report it")
+
+
+def _warn_of_logits(plan: Loadable, model: PlannedLlama) -> None:
+    """Say so where what ``Llama`` itself keeps of every token's logits may not have room on the host."""
+    row = 4 * model.n_vocab()
+    # those of one batch in llama.cpp, and the array that Llama copies them to
+    size = row * plan.params.n_batch + int(model.scores.nbytes)
+    left = plan.host.left
+    if model._logits_all and left is not None and size > left:
+        warn(
+            f"logits_all, or a draft model, keeps up to {size} bytes ({human(size)}) in host memory, where the plan "
+            f"leaves {left}: give a smaller n_ctx or n_batch"
+        )
+
+
+# --- the model
+
+
+class PlannedLlama(llama_cpp.Llama):
+    """A ``llama_cpp.Llama`` whose parameter structs hold a plan's parameters, whatever its constructor writes there.
+
+    ``plan`` is what it was loaded with. It can be pickled, and is then loaded again.
+    """
+
+    _model_struct: Any = None
+    _context_struct: Any = None
+    _is_planned = False
+    _is_remote = False
+
+    def __init__(
+        self,
+        model_path: str,
+        plan: Loadable,
+        registry: Registry,
+        progress: guarded.Progress,
+        keywords: Mapping[str, Any],
+        own: Mapping[str, Any],
+    ) -> None:
+        self.plan = plan
+        self._own = dict(own)
+        self._progress = progress
+        self._planned_model = llama_cpp.llama_model_default_params()
+        self._planned_context = llama_cpp.llama_context_default_params()
+        # llama.cpp keeps the pointers for as long as there is a model
+        self._keep = apply(plan.params, self._planned_model, self._planned_context, registry)
+        super().__init__(model_path, **{**keywords, **own})
+        self._is_planned = True
+        self._is_remote = bool(plan.rpc)
+        if plan.rpc:
+            connections.users[id(self)] = plan.rpc
+
+    @property
+    def model_params(self) -> Any:
+        """llama.cpp's ``llama_model_params``."""
+        if not self._is_planned:
+            # The constructor writes its own values field by field and reads the struct a last time to hand it to
+            # llama.cpp: writing the plan at every read is what makes the plan's values the last ones.
+            for each in of_a_struct("model"):
+                setattr(self._model_struct, each.field, getattr(self._planned_model, each.field))
+            self._model_struct.progress_callback = self._progress.callback
+        return self._model_struct
+
+    @model_params.setter
+    def model_params(self, value: Any) -> None:
+        self._model_struct = value
+
+    @property
+    def context_params(self) -> Any:
+        """llama.cpp's ``llama_context_params``."""
+        if not self._is_planned:
+            for each in of_a_struct("context"):
+                setattr(self._context_struct, each.field, getattr(self._planned_context, each.field))
+        return self._context_struct
+
+    @context_params.setter
+    def context_params(self, value: Any) -> None:
+        self._context_struct = value
+
+    def close(self) -> None:
+        """Free the model. An rpc-server that is gone keeps nobody from it, nor does it end the process."""
+        if not self._is_remote:
+            # without a stack where its constructor has not come that far
+            if hasattr(self, "_stack"):
+                super().close()
+            return
+        self._is_remote = False
+        connections.users.pop(id(self), None)
+        if sys.is_finalizing():
+            # the servers free what was theirs when the connection ends, with the process
+            self._let_go()
+            return
+        servers = self.plan.rpc
+        outcome = guarded.attempt(
+            lambda _: super(PlannedLlama, self).close(),
+            servers,
+            _CLOSE_SECONDS,
+            lambda: connections.lose(servers, True),
+        )
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.is_lost:
+            self._let_go()
+            warn(f"an RPC server ({', '.join(servers)}) is gone: what the model has here is not freed")
+
+    def _let_go(self) -> None:
+        """Forget the native model and context without freeing them."""
+        self._ctx.ctx = None
+        self._model.model = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # what fit told is told to somebody in this process
+        plan: Any = self.plan
+        asked = {name: value for name, value in plan.asked.items() if not callable(value)}
+        return _reload, (replace(plan, asked=asked), self._own)
+
+
+_CLOSE_SECONDS = 30.0
+
+
+def _reload(plan: Any, own: dict[str, Any]) -> Any:
+    return plan.load(**own)

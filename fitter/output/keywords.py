@@ -1,0 +1,78 @@
+"""A plan as keyword arguments of ``llama_cpp.Llama``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fitter.errors import PlanError
+from fitter.llama.types import Params
+from fitter.parameters import MAX_SEQUENCES, Parameter, of_a_load
+from fitter.planning.plan import PlanData, check_fits
+
+
+def llama_kwargs(plan: PlanData, *, anyway: bool = False) -> dict[str, Any]:
+    """Keyword arguments that make ``llama_cpp.Llama`` allocate what was measured for ``plan``.
+
+    Host weights are still mapped from the file, as is ``Llama``'s default; with ``use_mmap=False`` they are allocated,
+    and every buffer type has exactly the predicted bytes. Raises :class:`PlanError` where the plan does not fit, unless
+    it is asked for ``anyway``, or needs something that ``Llama`` has no parameter for.
+    """
+    if not anyway:
+        check_fits(plan)
+    params = plan.params
+    needs = {
+        "devices of rpc-servers": bool(plan.rpc),
+        "tensor overrides": bool(params.tensor_buft_overrides),
+        "the list of devices": params.devices is not None and not _are_default(plan),
+        "more than one sequence": (params.n_seq_max, params.kv_unified) not in _sequences(params),
+        "the layers for multi-token prediction": params.load_mtp,
+        **{
+            name: True
+            for name, _ in params.more
+            if of_a_load()[name].native and not of_a_load()[name].is_keyword_of_llama
+        },
+    }
+    for need, is_needed in needs.items():
+        if is_needed:
+            raise PlanError(f"llama_cpp.Llama has no parameter for {need}, which this plan needs: use plan.load()")
+    return keywords(plan)
+
+
+def _sequences(params: Params) -> tuple[tuple[int, bool], ...]:
+    """What ``Llama`` itself asks for: numbers of sequences, and whether they share a cache."""
+    if params.embeddings:
+        return ((min(params.n_batch, params.n_ctx or params.n_batch, MAX_SEQUENCES), True),)
+    return ((1, False), (1, True))
+
+
+def _are_default(plan: PlanData) -> bool:
+    """Whether llama.cpp takes the plan's devices here without being told."""
+    from fitter.llama.devices import default_names
+
+    return not plan.virtual and plan.params.devices == default_names()
+
+
+def keywords(plan: PlanData) -> dict[str, Any]:
+    """All that ``llama_cpp.Llama`` has a keyword for. Raises ``PlanError`` for more adapters than it has room for."""
+    known = [each for each in of_a_load().values() if each.native and each.is_keyword_of_llama]
+    return {each.name: _value(plan, each) for each in known} | _adapter(plan)
+
+
+def _value(plan: PlanData, each: Parameter) -> Any:
+    """What ``Llama`` is told of one parameter."""
+    value = plan.params.of_parameter(each)
+    if each.key == "n_ctx":
+        return value or plan.breakdown.n_ctx
+    if each.key == "tensor_split":
+        return None if value is None else list(value)
+    if each.key == "flash_attn":
+        # Llama cannot say "auto": what llama.cpp made of it is what was measured.
+        return value != "off" if plan.breakdown.flash_attn is None else plan.breakdown.flash_attn
+    return each.kind.native(str(each.key), value)
+
+
+def _adapter(plan: PlanData) -> dict[str, Any]:
+    adapters = plan.params.lora
+    if len(adapters) > 1:
+        raise PlanError(f"llama_cpp.Llama has room for one adapter, and the plan has {len(adapters)}: fit with one")
+    return {"lora_path": adapters[0].path, "lora_scale": adapters[0].scale} if adapters else {}

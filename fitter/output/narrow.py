@@ -1,0 +1,130 @@
+"""Tables on terminals of any width: short names of cards, then fewer columns, and no table where there is no room."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+LEAST_WIDTH = 40
+"""Columns of a terminal that every table can be read in."""
+
+_PADDING = 2
+_UNFOLDED = 10_000
+_LONGEST_SHORT_NAME = 24
+_MAKER = re.compile(
+    r"\b(?:NVIDIA|GeForce|Quadro|AMD|Radeon|Intel|Ada Generation|Graphics|\d+-Core Processor|Processor|CPU)\b"
+    r"|\((?:R|TM)\)|\s@.*|\s\([^()]{3,}\)",
+    re.IGNORECASE,
+)
+"""What the name of a card or of a processor says beside which one it is."""
+
+
+def short_name(description: str) -> str:
+    """``RTX 3090`` for ``NVIDIA GeForce RTX 3090``; at most 24 characters."""
+    short = " ".join(_MAKER.sub(" ", description).split()) or description
+    return short if len(short) <= _LONGEST_SHORT_NAME else short[: _LONGEST_SHORT_NAME - 1] + "…"
+
+
+def too_narrow(width: int) -> str:
+    """What there is to say in place of a table on a terminal of ``width`` columns; empty where there is room."""
+    if width >= LEAST_WIDTH:
+        return ""
+    return f"fitter: the table needs {LEAST_WIDTH} columns, and this terminal has {width}: widen it, or take --json"
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a table is shown: with short names or not, and without some columns."""
+
+    is_short: bool
+    hidden: frozenset[str]
+
+
+class NarrowTable(Table):
+    """A table that a terminal without room for all of it shows with short names, and then with fewer columns.
+
+    ``spare`` has the headers of columns that may go, together where they are of one kind, those needed least first.
+    ``names`` is the header of a column of texts that ``shorten`` makes short names of: where the column goes, lines
+    below the table say whose they are. ``fold``: columns of a terminal that texts are folded to before anything goes.
+    Elsewhere than on a terminal it is a table like any other.
+    """
+
+    def __init__(
+        self,
+        *,
+        spare: Sequence[str | tuple[str, ...]] = (),
+        names: str | None = None,
+        shorten: Callable[[str], str] = short_name,
+        fold: int = _UNFOLDED,
+    ) -> None:
+        super().__init__(box=None, padding=(0, _PADDING, 0, 0), header_style="dim")
+        self._spare = tuple((group,) if isinstance(group, str) else group for group in spare)
+        self._names = names
+        self._shorten = shorten
+        self._fold = fold
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not options.is_terminal:
+            yield from super().__rich_console__(console, options)
+            return
+        shapes = tuple(self._shapes())
+        fitting = (shape for shape in shapes if self._width(console, options, shape) <= options.max_width)
+        shape = next(fitting, None)
+        table = self._shown(shape or shapes[-1], can_fold=shape is None)
+        yield from table.__rich_console__(console, options)
+        if self._names in (shape or shapes[-1]).hidden:
+            yield Text("\n".join(self._legend()), style="dim", overflow="fold")
+
+    def _shapes(self) -> Iterator[_Shape]:
+        yield _Shape(False, frozenset())
+        for count in range(len(self._spare) + 1):
+            yield _Shape(True, frozenset(header for group in self._spare[:count] for header in group))
+
+    def _width(self, console: Console, options: ConsoleOptions, shape: _Shape) -> int:
+        """Columns that the table needs in that shape."""
+        widths = []
+        for column in self._shown(shape).columns:
+            wide = options.update(max_width=_UNFOLDED)
+            cells = [console.measure(cell, options=wide).maximum for cell in (column.header, *column.cells)]
+            widths.append(max(cells) if column.no_wrap else min(max(cells), self._fold))
+        return sum(widths) + _PADDING * (len(widths) - 1)
+
+    def _shown(self, shape: _Shape, *, can_fold: bool = False) -> Table:
+        """The table in that shape; ``can_fold``: its first column too, where there is no other way."""
+        table = Table(box=None, padding=(0, _PADDING, 0, 0), pad_edge=False, header_style=self.header_style)
+        columns = [column for column in self.columns if str(column.header) not in shape.hidden]
+        for index, column in enumerate(columns):
+            table.add_column(
+                column.header,
+                justify=column.justify,
+                style=column.style,
+                no_wrap=column.no_wrap and not (can_fold and index == 0),
+                overflow="fold" if can_fold and index == 0 else column.overflow,
+            )
+        cells = [
+            [
+                self._shorten(cell)
+                if shape.is_short and column.header == self._names and isinstance(cell, str)
+                else cell
+                for cell in column.cells
+            ]
+            for column in columns
+        ]
+        for row, values in zip(self.rows, zip(*cells, strict=True), strict=True):
+            table.add_row(*values, style=row.style)
+        return table
+
+    def _legend(self) -> Iterator[str]:
+        """A line for each description: whose it is, and the description."""
+        owners: dict[str, list[str]] = {}
+        described = next(column for column in self.columns if column.header == self._names)
+        for owner, description in zip(self.columns[0].cells, described.cells, strict=True):
+            if description:
+                owners.setdefault(self._shorten(str(description)), []).append(str(owner).strip())
+        for description, names in owners.items():
+            yield f"{', '.join(names)}: {description}"

@@ -1,0 +1,943 @@
+"""Every parameter, once: its type, kind, default, struct, names and help. What says or reads one is made from this.
+
+A parameter is one entry of a class below, and ``PARAMETERS`` has them all by their keywords in Python. Options of the
+command line, keys of ``fitter.toml`` and of markers, JSON, arguments, formats, llama.cpp's structs and signatures are
+derived from it whenever they are needed. A class is what a kind of call takes, for type checkers too. Bytes.
+"""
+
+# annotations are read here as they are written, which texts would make slow
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Annotated, Any, Literal, TypedDict
+
+from fitter import kinds
+from fitter.kinds import Described, Flag, Kind, Layers, Number, Seconds, Size, Texts, Whole
+from fitter.values import MAX_DEVICES, MIB
+
+FlashAttn = Literal["auto", "on", "off"]
+SplitMode = Literal["none", "layer", "row", "tensor"]
+AnyPath = str | bytes | PathLike[str] | PathLike[bytes]
+AnySize = int | str
+"""Bytes, or a text such as ``24GiB``."""
+
+LARGEST = 2**31 - 1
+"""The largest number that llama.cpp's own programs read."""
+
+MAX_SEQUENCES = 256
+"""``LLAMA_MAX_SEQ``: sequences in one context."""
+
+MAX_TOKENS = 2**22
+"""Tokens of a context or a batch, where the model was not trained for more.
+
+llama.cpp keeps some 55 bytes of its own for each token of a cache, in a dummy load too.
+"""
+
+MAX_DRAFTED = 64
+"""Tokens drafted at a time: a recurrent model's state is there once for each, and allocated in a dummy load too."""
+
+MAX_IMAGE_TOKENS = 2**14
+"""Tokens of one image: libmtmd makes one of that size when it measures, and counts its pixels in an ``int``."""
+
+CACHE_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "bf16": 30,
+    "q8_0": 8,
+    "q4_0": 2,
+    "q4_1": 3,
+    "iq4_nl": 20,
+    "q5_0": 6,
+    "q5_1": 7,
+}
+"""ggml's numbers of the types that llama.cpp's tools accept for a KV cache."""
+
+FLASH_ATTN = {"on": 1, "off": 0, "auto": -1}
+"""llama.cpp's numbers of its choices about flash attention."""
+
+_FLASH_ATTN_SPELLINGS = {
+    **dict.fromkeys(("enabled", "true", "1"), "on"),
+    **dict.fromkeys(("disabled", "false", "0"), "off"),
+    "-1": "auto",
+}
+
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+_CONTEXT_TYPES = {"default": 0, "mtp": 1}
+
+CONTEXT = "Context and batch"
+PLACEMENT = "Placement (kept as given; the rest is fitted around it)"
+SHARED = "Beside the model, in the same memory (measured, and kept free)"
+DEVICES = "Devices and limits"
+SPEED = "Speed (estimated; it decides between what fits)"
+OUTPUT = "Output"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of ``kind``. ``name`` is its keyword in Python, ``hint`` its type, ``group`` the class it stands in.
+
+    ``struct`` is where llama.cpp has it: the parameters of a ``model`` or of a ``context``, or only its ``program``
+    makes something of it; empty where it is fitter's own, or about something beside the model.
+    ``options``: names on the command line, short ones first, as in llama.cpp where that has one; ``env`` the variable
+    that llama.cpp's programs read. ``key`` is its name among the parameters of a load and in JSON (``None``: it
+    becomes another one's value), ``field`` that in llama.cpp's struct, ``case`` that in ``fitter.toml`` and in markers
+    (``None``: it is not there); each is ``name`` unless it is given. ``unset`` says what happens where nothing is
+    given. A plan's arguments have it where it differs from ``default``, or where it ``is_always`` said; its JSON has
+    what ``is_planned``. ``is_ours``: llama.cpp's programs have no such option. ``is_keyword_of_llama``:
+    ``llama_cpp.Llama`` has a keyword of this name.
+    """
+
+    kind: Kind
+    default: Any = None
+    struct: Literal["model", "context", "program", ""] = ""
+    options: tuple[str, ...] = ()
+    env: str | None = None
+    section: str = ""
+    help: str = ""
+    unset: str = ""
+    key: str | None = ""
+    field: str = ""
+    case: str | None = ""
+    is_always: bool = False
+    is_planned: bool = True
+    is_ours: bool = False
+    is_keyword_of_llama: bool = False
+    name: str = ""
+    hint: Any = None
+    group: str = "Load"
+
+    def __post_init__(self) -> None:
+        if self.name:
+            for other, value in (("key", self.key), ("case", self.case), ("field", self.field)):
+                if value == "":
+                    object.__setattr__(self, other, (self.key or self.name) if other == "field" else self.name)
+
+    @property
+    def called(self) -> str:
+        """The name with that of its option, for messages."""
+        return f"{self.name} ({self.options[0]})" if self.options else self.name
+
+    @property
+    def positive(self) -> tuple[str, ...]:
+        """The options that give a value, or turn it on."""
+        return tuple(name.partition("/")[0] for name in self.options)
+
+    @property
+    def negative(self) -> tuple[str, ...]:
+        """The options that turn it off."""
+        return tuple(off for name in self.options if (off := name.partition("/")[2]))
+
+    @property
+    def option(self) -> str:
+        """The option with which a plan says a value that is not the default."""
+        return (self.negative if self.default is True and self.negative else self.positive)[0]
+
+    @property
+    def long(self) -> str:
+        """The first long option without its dashes, which is the key of llama-server's presets."""
+        return next(name for name in self.positive if name.startswith("--"))[2:]
+
+    @property
+    def native(self) -> bool:
+        """Whether llama.cpp has a field for it in one of its structs."""
+        return self.struct in ("model", "context") and self.key is not None
+
+    @property
+    def said_default(self) -> str:
+        """What happens where nothing is given, in brackets."""
+        said = self.unset
+        if not said and self.default not in (None, ()) and not isinstance(self.default, bool):
+            said = self.kind.word(self.default)
+        return f"[default: {said}]" if said else ""
+
+    @property
+    def text(self) -> str:
+        """The help, with what happens where nothing is given."""
+        return " ".join(filter(None, (self.help, self.said_default)))
+
+    def check(self, value: Any) -> Any:
+        """``value`` from Python as fitter keeps it. Raises ``UsageError``."""
+        return self.kind.check(self.called, value)
+
+
+class Machine(TypedDict, total=False):
+    """Devices to plan with, and the time that they have."""
+
+    gpus: Annotated[
+        str | Described | Sequence[str | Described] | None,
+        Parameter(
+            kinds.Gpus(),
+            (),
+            options=("--gpu",),
+            is_ours=True,
+            case="gpu",
+            section=DEVICES,
+            help="Plan for this GPU, which need not be here, instead of this machine's devices: rtx-4090, 2x rtx-3090, "
+            "24GiB, rtx-4090:free=20GiB, cuda:8.9:24564MiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB (all of a "
+            "Mac's memory), or none for a machine without a GPU. Repeatable.",
+        ),
+    ]
+    profile: Annotated[
+        str | None,
+        Parameter(
+            Kind("library[:DIR]"),
+            options=("--profile",),
+            is_ours=True,
+            section=DEVICES,
+            help="What plays the NVIDIA cards of --gpu: library is the libggml-cuda.so of llama-cpp-python, or the one "
+            "in DIR; no GPU is needed.",
+            unset="fitter's own model of it",
+        ),
+    ]
+    rpc: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            Texts("HOST:PORT,..."),
+            (),
+            options=("--rpc",),
+            env="LLAMA_ARG_RPC",
+            case=None,
+            section=DEVICES,
+            help="Also use the devices of these rpc-servers, before all others. Only for trusted networks. Repeatable.",
+        ),
+    ]
+    timeout: Annotated[
+        float | None,
+        Parameter(
+            Seconds(),
+            120.0,
+            options=("--timeout",),
+            is_ours=True,
+            case=None,
+            section=DEVICES,
+            help="Longest wait for a single answer of llama.cpp or an rpc-server.",
+            unset="120",
+        ),
+    ]
+
+
+class Limits(TypedDict, total=False):
+    """How much a fit may take, and how long."""
+
+    time_limit: Annotated[
+        float | None,
+        Parameter(
+            Seconds(),
+            options=("--time-limit",),
+            is_ours=True,
+            case=None,
+            section=DEVICES,
+            help="Longest time for the whole search. The best plan found by then is confirmed with one more load, and "
+            "printed.",
+            unset="no limit",
+        ),
+    ]
+    host_memory: Annotated[
+        AnySize | None,
+        Parameter(
+            Size("SIZE"),
+            options=("--host-memory",),
+            is_ours=True,
+            section=DEVICES,
+            help="Host memory to plan with, such as 64GiB.",
+            unset="what is available here; unlimited beside --gpu",
+        ),
+    ]
+    host_margin: Annotated[
+        AnySize | None,
+        Parameter(
+            Size("MiB", in_mib=True),
+            1024 * MIB,
+            options=("--host-margin",),
+            is_ours=True,
+            section=DEVICES,
+            help="Host memory that must stay free.",
+            unset="1024",
+        ),
+    ]
+    margin: Annotated[
+        AnySize | Sequence[AnySize] | None,
+        Parameter(
+            Size("MiB[,MiB...]", is_list=True, in_mib=True),
+            options=("-fitt", "--fit-target"),
+            env="LLAMA_ARG_FIT_TARGET",
+            section=DEVICES,
+            help="Memory that must stay free on each device: one number, or one per device.",
+            unset="1024, or what fitter calibrate measured",
+        ),
+    ]
+    fit_ctx: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=LARGEST),
+            4096,
+            options=("-fitc", "--fit-ctx"),
+            env="LLAMA_ARG_FIT_CTX",
+            section=DEVICES,
+            help="Smallest context that fitting may choose.",
+        ),
+    ]
+    allow: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            Texts("LEVERS"),
+            (),
+            options=("--allow",),
+            is_ours=True,
+            section=DEVICES,
+            help="What may be given up so that the model fits, or is 2 % faster by estimate, such as ubatch,kv-q8_0. "
+            "ubatch: a smaller physical batch. kv-q8_0, kv-q4_0: a KV cache of that type, with flash attention. "
+            "no-op-offload: devices no longer compute with weights on the host. context: less than -c, at least "
+            "--fit-ctx. paging: weights on the host may be read from disk again and again.",
+        ),
+    ]
+    skeleton: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            True,
+            options=("--skeleton/--no-skeleton",),
+            is_ours=True,
+            case=None,
+            section=OUTPUT,
+            help="Search on a copy of the model's header without the tokenizer, which loads faster. The plan is "
+            "measured on the model itself either way.",
+            unset="on",
+        ),
+    ]
+
+
+class Load(TypedDict, total=False):
+    """How llama.cpp's programs load a model, in the order of a plan's arguments: for every call that loads one."""
+
+    n_ctx: Annotated[
+        int | None,
+        Parameter(
+            Whole(most=LARGEST),
+            0,
+            "context",
+            ("-c", "--ctx-size"),
+            "LLAMA_ARG_CTX_SIZE",
+            CONTEXT,
+            "Context in tokens; 0 is the model's own.",
+            unset="the largest that fits",
+            is_always=True,
+            is_keyword_of_llama=True,
+        ),
+    ]
+    devices: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            kinds.Names(),
+            None,
+            "model",
+            ("-dev", "--device"),
+            "LLAMA_ARG_DEVICE",
+            PLACEMENT,
+            "Devices to use, in this order; none for the CPU alone.",
+            unset="all",
+        ),
+    ]
+    n_gpu_layers: Annotated[
+        int | None,
+        Parameter(
+            Layers(),
+            -1,
+            "model",
+            ("-ngl", "--n-gpu-layers", "--gpu-layers"),
+            "LLAMA_ARG_N_GPU_LAYERS",
+            PLACEMENT,
+            "Layers on the devices: a number, auto or all.",
+            unset="auto",
+            is_always=True,
+            is_keyword_of_llama=True,
+        ),
+    ]
+    split_mode: Annotated[
+        SplitMode | None,
+        Parameter(
+            kinds.Choice("none|layer", SPLIT_MODES),
+            "layer",
+            "model",
+            ("-sm", "--split-mode"),
+            "LLAMA_ARG_SPLIT_MODE",
+            PLACEMENT,
+            "One device alone, or layers shared among all of them.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    main_gpu: Annotated[
+        int | None,
+        Parameter(
+            Whole("INDEX", least=-1, most=MAX_DEVICES - 1),
+            0,
+            "model",
+            ("-mg", "--main-gpu"),
+            "LLAMA_ARG_MAIN_GPU",
+            PLACEMENT,
+            "The device to use with -sm none.",
+            unset="0",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    tensor_split: Annotated[
+        Sequence[float] | None,
+        Parameter(
+            kinds.Numbers(),
+            None,
+            "model",
+            ("-ts", "--tensor-split"),
+            "LLAMA_ARG_TENSOR_SPLIT",
+            PLACEMENT,
+            "Share of the layers that each device takes, such as 3,1.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    override_tensor: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            kinds.Overrides(),
+            (),
+            "model",
+            ("-ot", "--override-tensor"),
+            "LLAMA_ARG_OVERRIDE_TENSOR",
+            PLACEMENT,
+            "Tensors matching a regular expression go to a buffer type, such as exps=CPU. Repeatable.",
+            key="tensor_buft_overrides",
+        ),
+    ]
+    cpu_moe: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "program",
+            ("-cmoe", "--cpu-moe"),
+            "LLAMA_ARG_CPU_MOE",
+            PLACEMENT,
+            "All expert weights stay in host memory.",
+            key=None,
+        ),
+    ]
+    n_cpu_moe: Annotated[
+        int | None,
+        Parameter(
+            Whole(),
+            None,
+            "program",
+            ("-ncmoe", "--n-cpu-moe"),
+            "LLAMA_ARG_N_CPU_MOE",
+            PLACEMENT,
+            "Expert weights of the first N layers stay in host memory.",
+            key=None,
+        ),
+    ]
+    n_batch: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_TOKENS),
+            2048,
+            "context",
+            ("-b", "--batch-size"),
+            "LLAMA_ARG_BATCH",
+            CONTEXT,
+            "Logical batch size.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    n_ubatch: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_TOKENS),
+            512,
+            "context",
+            ("-ub", "--ubatch-size"),
+            "LLAMA_ARG_UBATCH",
+            CONTEXT,
+            "Physical batch size.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    type_k: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("TYPE", CACHE_TYPES, is_open=True),
+            "f16",
+            "context",
+            ("-ctk", "--cache-type-k"),
+            "LLAMA_ARG_CACHE_TYPE_K",
+            CONTEXT,
+            f"Type of K in the KV cache: {', '.join(CACHE_TYPES)}.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    type_v: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("TYPE", CACHE_TYPES, is_open=True),
+            "f16",
+            "context",
+            ("-ctv", "--cache-type-v"),
+            "LLAMA_ARG_CACHE_TYPE_V",
+            CONTEXT,
+            "Type of V in the KV cache.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    flash_attn: Annotated[
+        FlashAttn | None,
+        Parameter(
+            kinds.Choice("on|off|auto", FLASH_ATTN, spellings=_FLASH_ATTN_SPELLINGS),
+            "auto",
+            "context",
+            ("-fa", "--flash-attn"),
+            "LLAMA_ARG_FLASH_ATTN",
+            CONTEXT,
+            "Flash attention.",
+            field="flash_attn_type",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    offload_kqv: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            True,
+            "context",
+            ("-kvo/-nkvo", "--kv-offload/--no-kv-offload"),
+            "LLAMA_ARG_KV_OFFLOAD",
+            PLACEMENT,
+            "KV cache beside the layers on the devices, or in host memory.",
+            unset="on the devices",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    op_offload: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            True,
+            "context",
+            ("--op-offload/--no-op-offload",),
+            None,
+            PLACEMENT,
+            "Let devices compute with host weights on large batches.",
+            unset="let them",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    swa_full: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "context",
+            ("--swa-full",),
+            "LLAMA_ARG_SWA_FULL",
+            CONTEXT,
+            "KV cache of full size for sliding-window layers.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    embedding: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "context",
+            ("--embedding", "--embeddings"),
+            "LLAMA_ARG_EMBEDDINGS",
+            CONTEXT,
+            "For embeddings; without -ub and -np a micro batch as large as the batch, and 256 sequences, one cache.",
+            key="embeddings",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    n_seq_max: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_SEQUENCES),
+            1,
+            "context",
+            ("-np", "--parallel"),
+            "LLAMA_ARG_N_PARALLEL",
+            CONTEXT,
+            "Sequences (slots of llama-server) that share the context.",
+            is_always=True,
+        ),
+    ]
+    kv_unified: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "context",
+            ("-kvu/-no-kvu", "--kv-unified/--no-kv-unified"),
+            "LLAMA_ARG_KV_UNIFIED",
+            CONTEXT,
+            "One KV cache for all sequences.",
+            unset="each its own",
+        ),
+    ]
+    kv_unified_per_slot: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=LARGEST),
+            None,
+            "program",
+            ("--kv-unified-per-slot",),
+            "LLAMA_ARG_KV_UNIFIED_PER_SLOT",
+            CONTEXT,
+            "Context of each slot of llama-server at most; without -c the context has room for all slots.",
+        ),
+    ]
+    lora: Annotated[
+        AnyPath | Sequence[AnyPath] | None,
+        Parameter(kinds.Adapters(), (), "program", ("--lora",), None, SHARED, "LoRA adapters. Repeatable."),
+    ]
+    lora_scaled: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            kinds.ScaledPaths(),
+            (),
+            "program",
+            ("--lora-scaled",),
+            None,
+            SHARED,
+            "LoRA adapters, each with its scale. Repeatable.",
+            key=None,
+        ),
+    ]
+
+
+class Raw(TypedDict, total=False):
+    """What llama.cpp's programs set by themselves and have no option for: for a measurement alone."""
+
+    load_mtp: Annotated[
+        bool | None,
+        Parameter(Flag(), False, "model", help="Load the layers for multi-token prediction.", case=None),
+    ]
+    n_rs_seq: Annotated[
+        int | None,
+        Parameter(
+            Whole(most=MAX_DRAFTED),
+            0,
+            "context",
+            help="Snapshots of a recurrent state, for drafted tokens that are taken back.",
+            unset="0",
+            case=None,
+        ),
+    ]
+    n_outputs_max: Annotated[
+        int | None,
+        Parameter(
+            Whole(most=MAX_TOKENS),
+            0,
+            "context",
+            help="Tokens of a batch that have an output; 0 is all.",
+            unset="0",
+            case=None,
+            is_planned=False,
+        ),
+    ]
+
+
+class Beside(TypedDict, total=False):
+    """What shares the memory with the model."""
+
+    reserve: Annotated[
+        str | Mapping[str, AnySize] | Sequence[str] | None,
+        Parameter(
+            kinds.Reservations(),
+            (),
+            options=("--reserve",),
+            is_ours=True,
+            section=SHARED,
+            help="Memory for whatever else, such as CUDA0=2GiB or host=8GiB. Repeatable.",
+        ),
+    ]
+    model_draft: Annotated[
+        AnyPath | None,
+        Parameter(
+            kinds.Path(),
+            options=("-md", "--model-draft", "--spec-draft-model"),
+            env="LLAMA_ARG_SPEC_DRAFT_MODEL",
+            section=SHARED,
+            help="A draft model; it follows the context, and goes to the device with which the plan is best.",
+        ),
+    ]
+    devices_draft: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            kinds.Names(),
+            options=("-devd", "--device-draft", "--spec-draft-device"),
+            section=SHARED,
+            help="Devices of the draft model; none for the host.",
+            unset="chosen",
+        ),
+    ]
+    n_gpu_layers_draft: Annotated[
+        int | None,
+        Parameter(
+            Layers(),
+            options=("-ngld", "--n-gpu-layers-draft", "--gpu-layers-draft", "--spec-draft-ngl"),
+            env="LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+            section=SHARED,
+            help="Layers of the draft model on its devices: a number, auto or all.",
+            unset="auto",
+        ),
+    ]
+    type_k_draft: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("TYPE", CACHE_TYPES, is_open=True),
+            options=("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
+            env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+            section=SHARED,
+            help="Type of K in the KV cache that drafting uses.",
+            unset="f16",
+        ),
+    ]
+    type_v_draft: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("TYPE", CACHE_TYPES, is_open=True),
+            options=("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
+            env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+            section=SHARED,
+            help="Type of V in the KV cache that drafting uses.",
+            unset="f16",
+        ),
+    ]
+    mtp: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            options=("--mtp",),
+            is_ours=True,
+            section=SHARED,
+            help="The model's own layers for multi-token prediction draft.",
+        ),
+    ]
+    draft_max: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_DRAFTED),
+            options=("--spec-draft-n-max",),
+            env="LLAMA_ARG_SPEC_DRAFT_N_MAX",
+            section=SHARED,
+            help="Tokens that --mtp drafts at a time.",
+            unset="3",
+        ),
+    ]
+    mmproj: Annotated[
+        AnyPath | None,
+        Parameter(
+            kinds.Path(),
+            options=("--mmproj", "-mm"),
+            env="LLAMA_ARG_MMPROJ",
+            section=SHARED,
+            help="A multimodal projector.",
+        ),
+    ]
+    mmproj_device: Annotated[
+        str | None,
+        Parameter(
+            Kind("DEV"),
+            options=("-mmdev", "--mmproj-device"),
+            env="MTMD_BACKEND_DEVICE",
+            section=SHARED,
+            help="The device of the projector; none for the host.",
+            unset="chosen",
+        ),
+    ]
+    image_min_tokens: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_IMAGE_TOKENS),
+            options=("--image-min-tokens",),
+            env="LLAMA_ARG_IMAGE_MIN_TOKENS",
+            section=SHARED,
+            help="Tokens that an image takes at least.",
+            unset="the projector's own",
+        ),
+    ]
+    image_max_tokens: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=MAX_IMAGE_TOKENS),
+            options=("--image-max-tokens",),
+            env="LLAMA_ARG_IMAGE_MAX_TOKENS",
+            section=SHARED,
+            help="Tokens that an image takes at most.",
+            unset="the projector's own",
+        ),
+    ]
+
+
+class Pricing(TypedDict, total=False):
+    """The request whose time is estimated, and speeds to estimate it with."""
+
+    prompt: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=LARGEST),
+            options=("--prompt",),
+            is_ours=True,
+            section=SPEED,
+            help="Length, in tokens, of the prompt of the request to optimize for.",
+            unset="2048",
+        ),
+    ]
+    generate: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=LARGEST),
+            options=("--generate",),
+            is_ours=True,
+            section=SPEED,
+            help="Tokens that the request generates after its prompt.",
+            unset="512",
+        ),
+    ]
+    host_bandwidth: Annotated[
+        float | str | None,
+        Parameter(
+            Number("SIZE/s"),
+            options=("--host-bandwidth",),
+            is_ours=True,
+            section=SPEED,
+            help="How fast the host reads its memory, such as 60GB/s.",
+            unset="measured once on this machine; 40GB/s beside --gpu",
+        ),
+    ]
+    rpc_bandwidth: Annotated[
+        float | str | Sequence[float | str] | None,
+        Parameter(
+            Number("SIZE/s[,...]", is_list=True),
+            options=("--rpc-bandwidth",),
+            is_ours=True,
+            case=None,
+            section=DEVICES,
+            help="How fast remote devices read their memory, such as 900GB/s: one value for all, or one for each.",
+            unset="measured once",
+        ),
+    ]
+
+
+class Choosing(TypedDict, total=False):
+    """Which plan is the best."""
+
+    objective: Annotated[
+        str | None,
+        Parameter(
+            Kind("OBJECTIVE"),
+            "request",
+            options=("--objective",),
+            is_ours=True,
+            section=SPEED,
+            help="What to optimize: request (its total time), generation, prompt, or context (the largest).",
+        ),
+    ]
+    strategy: Annotated[
+        str | None,
+        Parameter(
+            Kind("STRATEGY"),
+            "fastest",
+            options=("--strategy",),
+            is_ours=True,
+            section=SPEED,
+            help="How weights are placed: fastest, by estimate, or llama.cpp, like its own fit.",
+        ),
+    ]
+
+
+class Others(TypedDict, total=False):
+    """Keywords of one call each."""
+
+    live_tokens: Annotated[
+        int | None,
+        Parameter(Whole(most=LARGEST), help="Tokens in the cache when generation is priced.", case=None),
+    ]
+    tolerance: Annotated[
+        AnySize | None,
+        Parameter(Size("SIZE"), 0, help="What a number of bytes may exceed its prediction by.", case=None),
+    ]
+    twin: Annotated[
+        str | None,
+        Parameter(Kind("PROFILE"), help="A profile for all virtual twins, such as cuda:8.6.", case=None),
+    ]
+    store: Annotated[
+        bool | None,
+        Parameter(Flag(), True, help="Keep what was measured for the default margin.", case=None),
+    ]
+    on_progress: Annotated[
+        Callable[[Any], None] | None,
+        Parameter(kinds.Function(), help="Called with each step, a ``Progress``.", case=None),
+    ]
+    on_log: Annotated[
+        Callable[[str], None] | None,
+        Parameter(kinds.Function(), help="Called with every line of llama.cpp's log.", case=None),
+    ]
+    ctx_type: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice(None, _CONTEXT_TYPES),
+            "default",
+            "context",
+            help="Which layers a context runs on.",
+            case=None,
+            is_planned=False,
+        ),
+    ]
+
+
+class Measuring(Machine, Load, Raw, total=False):
+    """Keywords of ``measure``."""
+
+
+class Estimating(Machine, Load, Raw, Pricing, total=False):
+    """Keywords of ``estimate``."""
+
+
+class Fitting(Machine, Limits, Load, Beside, Pricing, Choosing, total=False):
+    """Keywords of ``fit``, of ``verify`` and of a case."""
+
+
+_GROUPS: tuple[Any, ...] = (Machine, Limits, Load, Raw, Beside, Pricing, Choosing, Others)
+
+
+def _declared() -> Iterator[Parameter]:
+    for group in _GROUPS:
+        for name, hint in group.__annotations__.items():
+            yield replace(hint.__metadata__[0], name=name, hint=hint.__origin__, group=group.__name__)
+
+
+PARAMETERS: dict[str, Parameter] = {each.name: each for each in _declared()}
+"""Every parameter by its keyword."""
+
+DEFAULTS: dict[str, Any] = {name: each.default for name, each in PARAMETERS.items()}
+"""What each is where nobody says anything, for whoever keeps its value."""
+
+
+def taken_by(call: Any) -> tuple[Parameter, ...]:
+    """The parameters that a call takes whose keywords are those of the class ``call``."""
+    names = call.__annotations__.keys()
+    groups = {group.__name__ for group in _GROUPS if group.__annotations__.keys() <= names}
+    return tuple(each for each in PARAMETERS.values() if each.group in groups)
+
+
+def of_a_load() -> dict[str, Parameter]:
+    """The parameters of a load by their names there, which are those in JSON."""
+    return {each.key: each for each in PARAMETERS.values() if each.struct and each.key}
+
+
+def of_a_struct(struct: str) -> tuple[Parameter, ...]:
+    """The parameters that are in llama.cpp's ``struct``, ``model`` or ``context``."""
+    return tuple(each for each in PARAMETERS.values() if each.struct == struct and each.native)
+
+
+def of_a_case() -> dict[str, Parameter]:
+    """The parameters that a case may have, by their names there."""
+    return {each.case: each for each in taken_by(Fitting) if each.case}

@@ -1,0 +1,300 @@
+"""Values that come in: shown in messages, parsed from words, checked whatever type they have. Sizes in bytes."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fitter.errors import UsageError
+
+MAX_DEVICES = 16
+"""Devices that llama.cpp has room for (``llama_max_devices``)."""
+
+MAX_OVERRIDES = 512
+"""Tensor overrides: llama.cpp compiles each one's pattern again for every tensor."""
+
+MAX_PATTERNS = 2**13
+"""Characters of all patterns together: ``std::regex`` takes seconds for more of them, and overflows its stack."""
+
+MAX_SCALE = 1e30
+"""The scale of an adapter, a ``float`` in llama.cpp."""
+
+MOST_BYTES = 2**60
+"""More memory than any machine has."""
+
+UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+"""Bytes of the units that sizes and bandwidths are given in."""
+
+SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+"""A number and a unit."""
+
+MIB = 2**20
+_LEAST_SHARE, _MOST_SHARE = 1e-30, 1e30
+"""Shares of a tensor split: llama.cpp has them as ``float``, and adds them up."""
+
+_LONGEST = 1e6
+"""Seconds; what the system counts waits in ends at twice that."""
+
+_DIGITS = 30
+"""Of a number that is written out."""
+
+_CHARACTERS = 40
+
+
+# --- values in messages, and values from words
+
+
+def shown(value: object) -> str:
+    """``value`` for a message, however long it is."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        # a number of more than 4300 digits cannot be written out
+        digits = int(value.bit_length() * math.log10(2)) + 1
+        return str(value) if digits <= _DIGITS else f"about {'-' if value < 0 else ''}1e{digits - 1}"
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _CHARACTERS else text[: _CHARACTERS - 3] + "..."
+
+
+def split_list(text: str) -> list[str]:
+    """The parts of a list of numbers: llama.cpp takes commas and slashes, and several of them for one."""
+    return re.split("[,/]+", text)
+
+
+def parse_whole(text: str) -> int:
+    """The whole number that ``text`` is. Raises ``UsageError``."""
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{shown(text)} is not a whole number, or one of thousands of digits") from None
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as ``24GiB``, ``24564 MiB`` or ``20GB``; the unit must be there. Fractions round down.
+
+    Raises ``UsageError`` where it is no size, or more than an exbibyte.
+    """
+    match = SIZE.fullmatch(text.strip())
+    if not match:
+        raise UsageError(f"{shown(text)} is not a size: write a number and a unit, such as 24GiB or 24564MiB")
+    number, unit = match.groups()
+    if not unit:
+        raise UsageError(f"{shown(text)} has no unit: write {number}MiB or {number}GiB")
+    if unit.lower() not in UNITS:
+        raise UsageError(f"{shown(text)} has an unknown unit: use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
+    whole, _, decimals = number.partition(".")
+    size = int(whole + decimals) * UNITS[unit.lower()] // int("1" + "0" * len(decimals))
+    if size > MOST_BYTES:
+        raise UsageError(f"{shown(text)} is more memory than any machine has")
+    return size
+
+
+def check_timeout(timeout: float, what: str = "timeout") -> None:
+    """Raise ``UsageError`` for a time that is none."""
+    if not timeout > 0:
+        raise UsageError(f"a {what} of {timeout:g} seconds is too short")
+    if timeout > _LONGEST:
+        raise UsageError(f"a {what} of {timeout:g} seconds is too long: give {_LONGEST:g} or less")
+
+
+# --- checks of values from Python; ``called`` is the parameter's name with its option
+
+
+def whole(called: str, value: object) -> int:
+    """``value`` as a whole number, whatever type it has. Raises ``UsageError`` where it is none."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{called} is {shown(value)}: give a whole number") from None
+
+
+def number(called: str, value: object) -> float:
+    """``value`` as a number, nan and infinity among them. Raises ``UsageError``."""
+    try:
+        if isinstance(value, (bool, str, bytes, bytearray)):
+            raise TypeError
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"{called} is {shown(value)}: give a number") from None
+
+
+def size(called: str, value: object) -> int:
+    """A number of bytes, or a text such as ``24GiB``. Raises ``UsageError``."""
+    if isinstance(value, str):
+        if value == "0":
+            return 0
+        try:
+            return parse_size(value)
+        except UsageError as error:
+            raise UsageError(f"{called}: {error}") from None
+    found = whole(called, value)
+    if found < 0:
+        raise UsageError(f"{called} is {shown(found)} bytes: it must be 0 or more")
+    if found > MOST_BYTES:
+        raise UsageError(
+            f"{called} is {shown(found // MIB)} MiB, which is more memory than any machine has: "
+            f"give {MOST_BYTES // MIB} MiB at most"
+        )
+    return found
+
+
+def text(called: str, value: object) -> str:
+    """A text that can be handed to llama.cpp. Raises ``UsageError``."""
+    if not isinstance(value, str):
+        raise UsageError(f"{called} is {shown(value)}: give a text")
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise UsageError(f"{called} is {shown(value)}, which has half of a character in it: leave that out") from None
+    if "\0" in value:
+        raise UsageError(f"{called} is {shown(value)}, which has a NUL character in it: leave that out")
+    return str(value)
+
+
+def path(called: str, value: object) -> str:
+    """The path of a file, from a text, bytes or anything that stands for a path. Raises ``UsageError``."""
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        raise UsageError(f"{called} is {shown(value)}: give the path of a file")
+    try:
+        return text(called, os.fsdecode(value))
+    except (TypeError, ValueError):
+        raise UsageError(f"{called} is {shown(value)}: give the path of a file") from None
+
+
+def items(called: str, value: object, what: str) -> list[Any]:
+    """What is in a list, or in anything else that can be gone through but a text. Raises ``UsageError``."""
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping)):
+        try:
+            return list(value)
+        except (TypeError, ValueError):
+            # such as an array without dimensions
+            pass
+    raise UsageError(f"{called} is {shown(value)}: give a list of {what}")
+
+
+def texts(called: str, value: object) -> tuple[str, ...]:
+    """Several texts, or one. Raises ``UsageError``."""
+    found = [value] if isinstance(value, str) else items(called, value, "texts")
+    return tuple(text(called, item) for item in found)
+
+
+def shares(called: str, value: object) -> tuple[float, ...]:
+    """A tensor split. Raises ``UsageError``."""
+    found = tuple(number(called, share) for share in items(called, value, "numbers such as [3, 1]"))
+    if len(found) > MAX_DEVICES:
+        raise UsageError(f"{called} has {len(found)} shares: llama.cpp has room for {MAX_DEVICES} devices")
+    for share in found:
+        if not share >= 0:
+            raise UsageError(f"{called} has a share below 0: give each device a share of 0 or more")
+        if share and not _LEAST_SHARE <= share <= _MOST_SHARE:
+            raise UsageError(f"{called} has a share of {share:g}: give 0, or {_LEAST_SHARE:g} to {_MOST_SHARE:g}")
+    return found
+
+
+def read_size(where: str, value: Any) -> int:
+    """A size in a TOML file or a marker: bytes, or a text with a unit. Raises ``UsageError``."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return size(where, value)
+    if not isinstance(value, str):
+        raise UsageError(f'{where} is {shown_in_file(value)}: give a size such as "24GiB", or a number of bytes')
+    try:
+        return parse_size(value)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def shown_in_file(value: Any) -> str:
+    """``value`` for a message about a file."""
+    return str(value).lower() if isinstance(value, bool) else shown(value)
+
+
+# --- what parameters are made of
+
+
+@dataclass(frozen=True)
+class TensorBuftOverride:
+    """Tensors whose name contains a match of ``pattern`` go to the buffer type named ``buffer_type``.
+
+    ``pattern`` is an ECMAScript regular expression (``std::regex``), as in llama.cpp's ``-ot``.
+    """
+
+    pattern: str
+    buffer_type: str
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A LoRA adapter, as llama.cpp's ``--lora-scaled`` takes it. One of scale 0 is loaded and not computed with."""
+
+    path: str
+    scale: float = 1.0
+
+
+def parse_overrides(given: Iterable[str]) -> tuple[TensorBuftOverride, ...]:
+    """Overrides from ``pattern=buffer type`` texts, several in one after commas, as ``-ot`` takes them.
+
+    Raises ``UsageError`` where a part is not of that form.
+    """
+    overrides = []
+    for each in given:
+        for part in each.split(","):
+            pattern, equals, buffer_type = part.partition("=")
+            if not equals or not pattern or not buffer_type:
+                raise UsageError(f"tensor override {shown(part)} is not of the form <name pattern>=<buffer type>")
+            overrides.append(TensorBuftOverride(pattern, buffer_type))
+    check_overrides([override.pattern for override in overrides])
+    return tuple(overrides)
+
+
+def check_overrides(patterns: Collection[str]) -> None:
+    """Raise ``UsageError`` for more patterns, or longer ones, than llama.cpp gets through."""
+    if len(patterns) > MAX_OVERRIDES:
+        raise UsageError(f"{len(patterns)} tensor overrides (-ot) are given: give {MAX_OVERRIDES} at most")
+    length = sum(map(len, patterns))
+    if length > MAX_PATTERNS:
+        raise UsageError(f"the tensor overrides (-ot) have {length} characters: give {MAX_PATTERNS} at most")
+
+
+_WITHOUT_BACKSLASH = {
+    **{f"\\{char}": f"[{char}]" for char in ".$*+?()[{}|/-"},
+    r"\d": "[0-9]",
+    r"\D": "[^0-9]",
+    r"\w": "[A-Za-z0-9_]",
+    r"\W": "[^A-Za-z0-9_]",
+}
+
+
+def plain_pattern(pattern: str) -> str:
+    """``pattern`` without backslashes where the same regular expression can be said without them.
+
+    ``blk\\.1\\.`` becomes ``blk[.]1[.]``: a backslash does not survive ``xargs``.
+    """
+    out: list[str] = []
+    in_class = False
+    for token in re.findall(r"\\.|.", pattern, re.DOTALL):
+        if token == "[":
+            in_class = True
+        elif token == "]":
+            in_class = False
+        out.append(token if in_class else _WITHOUT_BACKSLASH.get(token, token))
+    return "".join(out)

@@ -1,0 +1,257 @@
+"""llama.cpp's own options on fitter's command line: which there are, and what becomes of each."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import click
+import pytest
+from plans import make_plan
+from upstream_options import SOURCE, UpstreamOption, read_options
+
+from fitter import api
+from fitter.cli import main, options
+from fitter.cli.fit import fit
+from fitter.cli.llama_options import known
+from fitter.llama.types import Params
+
+needs_source = pytest.mark.skipif(not SOURCE.exists(), reason="llama.cpp's source is not here")
+
+_CONTEXT = click.Context(fit, info_name="fitter fit")
+OWN = options.words_after(fit, _CONTEXT) | {"-h": 0, "--help": 0, "--usage": 0, "--version": 0}
+"""fitter's options, and those of the command itself."""
+
+OTHER_MEANING = {
+    "--prompt": "tokens here, a text there",
+    "--timeout": "of a dummy load here, of a request there",
+    "--verbose": "fitter's own log",
+    "-v": "fitter's own log",
+}
+"""Names of llama.cpp's that are options of another kind here; the option's other names stand in the file."""
+
+
+@pytest.fixture(scope="module")
+def upstream() -> tuple[UpstreamOption, ...]:
+    found = read_options()
+    assert len(found) > 300
+    return found
+
+
+@needs_source
+def test_every_option_of_llama_cpp_is_decided_on(upstream: tuple[UpstreamOption, ...]) -> None:
+    names = {name for option in upstream for name in (*option.names, *option.negative)}
+    assert sorted(names - OWN.keys() - known().keys()) == []
+
+
+@needs_source
+def test_no_option_is_made_up(upstream: tuple[UpstreamOption, ...]) -> None:
+    names = {name for option in upstream for name in (*option.names, *option.negative)}
+    assert sorted(name for name, option in known().items() if name not in names and option.use != "renamed") == []
+    assert sorted(name for name, option in known().items() if name in names and option.use == "renamed") == []
+
+
+@needs_source
+def test_as_many_words_follow_as_in_llama_cpp(upstream: tuple[UpstreamOption, ...]) -> None:
+    arity = {name: option.arity for option in upstream for name in (*option.names, *option.negative)}
+    assert {name: option.values for name, option in known().items() if name in arity} == {
+        name: arity[name] for name in known() if name in arity
+    }
+    own = {name: count for name, count in OWN.items() if name in arity and name not in OTHER_MEANING}
+    assert own == {name: arity[name] for name in own}
+
+
+@needs_source
+def test_an_option_that_fitter_has_has_every_name_of_llama_cpps(upstream: tuple[UpstreamOption, ...]) -> None:
+    lacking = {
+        name: option.names
+        for option in upstream
+        if (own := set(option.names).union(option.negative) & OWN.keys()) and not own <= OTHER_MEANING.keys()
+        for name in (*option.names, *option.negative)
+        if name not in OWN
+    }
+    assert lacking == {}
+
+
+@needs_source
+def test_what_goes_on_is_read_by_llama_server(upstream: tuple[UpstreamOption, ...]) -> None:
+    read = {
+        name
+        for option in upstream
+        if {"common", "server"}.intersection(option.programs)
+        for name in (*option.names, *option.negative)
+    }
+    assert sorted(name for name, option in known().items() if option.use == "passed" and name not in read) == []
+
+
+@needs_source
+@pytest.mark.parametrize("field", ["tensor_buft_overrides", "embedding", "no_host", "cache_ram_mib", "pooling_type"])
+def test_what_sets_memory_is_never_passed_on(upstream: tuple[UpstreamOption, ...], field: str) -> None:
+    names = [name for option in upstream if field in option.fields for name in option.names if name in known()]
+    assert {known()[name].use for name in names} <= {"memory", "other", "model"}
+
+
+def test_a_name_stands_in_the_file_once() -> None:
+    rows = {id(option): option for option in known().values()}.values()
+    names = [name for option in rows for name in option.names]
+    assert sorted(names) == sorted(set(names)) == sorted(known())
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    made: list[tuple[str, dict[str, Any]]] = []
+    plan = make_plan(Params(n_ctx=4096, n_gpu_layers=33))
+
+    def answer(model: str, **given: Any) -> api.Plan:
+        made.append((model, {name: value for name, value in given.items() if not name.startswith("on_")}))
+        return api.Plan(**{field.name: getattr(plan, field.name) for field in fields(plan)})
+
+    monkeypatch.setattr(api, "fit", answer)
+    return made
+
+
+FITTED = "-c 4096 -ngl 33 -np 1 -fit off"
+
+
+@pytest.mark.parametrize(
+    ("words", "passed", "ignored"),
+    [
+        ("-t 8", "-t 8", ""),
+        ("--threads -1", "--threads -1", ""),
+        ("--port 8080 --host 0.0.0.0 --metrics", "--port 8080 --host 0.0.0.0 --metrics", ""),
+        ("--port=8080", "--port 8080", ""),
+        ("--threads_http 4", "--threads-http 4", ""),
+        ("--temp 0.7 --top_k=40 -n 512", "--temp 0.7 --top-k 40 -n 512", ""),
+        ("--no-webui --jinja -nocb", "--no-webui --jinja -nocb", ""),
+        ("--no-mmap", "--load-mode none", ""),
+        ("-lm mmap --mlock", "-lm mmap --load-mode mmap+mlock", ""),
+        ("-p hello -e", "", "-p, -e"),
+        ("-fit off --color auto -t 4 --color on", "-t 4", "-fit, --color"),
+        ("-td 4", "-td 4", ""),
+        ("-p -c", "", "-p"),
+    ],
+)
+def test_they_go_on_or_are_named(
+    calls: list[tuple[str, dict[str, Any]]],
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    passed: str,
+    ignored: str,
+) -> None:
+    assert main(["model.gguf", *words.split()]) == 0
+    assert calls == [("model.gguf", {})]
+    out, err = capsys.readouterr()
+    assert out == f"{FITTED} {passed}".strip() + "\n"
+    said = [line for line in err.splitlines() if "ignored" in line]
+    assert said == ([f"fitter: ignored, since they make no difference here: {ignored}"] if ignored else [])
+
+
+def test_they_go_on_quoted_for_a_shell(
+    calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["model.gguf", "--alias", "my model", "--format", "shell"]) == 0
+    assert capsys.readouterr().out == f"{FITTED} --alias 'my model'\n"
+
+
+@pytest.mark.parametrize("form", ["json", "ini", "env"])
+def test_a_format_that_is_no_arguments_names_them(
+    calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    assert main(["model.gguf", "-t", "8", "--no-mmap", "-p", "x", "--format", form]) == 0
+    out, err = capsys.readouterr()
+    assert "fitter: ignored, since they make no difference here: -p\n" in err
+    assert f"fitter: ignored, since --format {form} has the plan alone: -t, --no-mmap\n" in err
+    assert "threads" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "keywords"),
+    [
+        ("-fa 1", {"flash_attn": "on"}),
+        ("-fa enabled", {"flash_attn": "on"}),
+        ("-fa true", {"flash_attn": "on"}),
+        ("-fa 0", {"flash_attn": "off"}),
+        ("--flash_attn disabled", {"flash_attn": "off"}),
+        ("-fa false", {"flash_attn": "off"}),
+        ("-fa -1", {"flash_attn": "auto"}),
+        ("--ctx_size 512 --cache_type_k=q8_0", {"n_ctx": 512, "type_k": "q8_0"}),
+        ("-ts 3,/1", {"tensor_split": (3.0, 1.0)}),
+        ("-fitt 512/1", {"margin": (512 << 20, 1 << 20)}),
+        ("--no_kv_offload", {"offload_kqv": False}),
+    ],
+)
+def test_words_of_llama_cpp_for_options_of_fitter(
+    calls: list[tuple[str, dict[str, Any]]], words: str, keywords: dict[str, Any]
+) -> None:
+    assert main(["model.gguf", *words.split()]) == 0
+    assert calls == [("model.gguf", keywords)]
+
+
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        ("-m model.gguf", "model.gguf"),
+        ("fit --model model.gguf", "model.gguf"),
+        ("model.gguf -m model.gguf", "model.gguf"),
+        ("--model=a=b.gguf -t 4", "a=b.gguf"),
+        ("-t 4 -- -odd.gguf", "-odd.gguf"),
+        ("-md d.gguf -m model.gguf", "model.gguf"),
+    ],
+)
+def test_the_model_may_be_an_option(calls: list[tuple[str, dict[str, Any]]], words: str, model: str) -> None:
+    assert main(words.split()) == 0
+    assert calls[0][0] == model
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("a.gguf -m b.gguf", "two models are given, 'a.gguf' and -m 'b.gguf': give one"),
+        ("-t 8", "Missing argument 'MODEL'"),
+        ("m.gguf -mx", "No such option '-mx'"),
+        ("m.gguf -t", "Option '-t' requires an argument"),
+        ("m.gguf --metrics=1", "Option '--metrics' does not take a value"),
+        ("m.gguf -cram 100", "-cram changes what llama.cpp allocates, and fitter cannot plan for it: leave it out, or"),
+        ("m.gguf --cache_ram=100", "or take --reserve host=SIZE"),
+        ("m.gguf --control-vector-layer-range 1 2", "changes what llama.cpp allocates"),
+        ("m.gguf --no-repack", "changes what llama.cpp allocates"),
+        ("m.gguf -hf user/repo", "-hf chooses a model, and fitter takes a file: give it as MODEL, or with -m FILE"),
+        ("m.gguf --draft-max 4", "is one that llama.cpp no longer has: leave it out, or take --spec-draft-n-max"),
+        ("m.gguf -npp 4", "belongs to another tool of llama.cpp"),
+        ("inspect m.gguf -t 4", "No such option '-t'"),
+    ],
+)
+def test_what_changes_the_plan_is_refused(
+    calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    assert main(words.split()) == 2
+    out, err = capsys.readouterr()
+    assert (out, calls, err.count("\n")) == ("", [], 1)
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("verfy x.gguf", "there is no command 'verfy', and no file of that name: did you mean 'verify'?"),
+        ("lokc", "did you mean 'lock'?"),
+        ("Devices", "did you mean 'devices'?"),
+        ("analyse x.gguf", "there is no command 'analyse', and no file of that name; the commands are fit, "),
+    ],
+)
+def test_a_misspelt_command_is_named(
+    calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    assert main(words.split()) == 2
+    assert calls == []
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["lokc", "model.gguf", "./lokc", "tiny"])
+def test_a_model_is_no_misspelt_command(
+    calls: list[tuple[str, dict[str, Any]]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lokc").touch()
+    assert main([model]) == 0
+    assert calls[0][0] == model

@@ -1,0 +1,179 @@
+"""The house of the design, read from the imports: no arrow runs up, none goes in a circle, benchmarks import no tests.
+
+Imports inside functions and under ``TYPE_CHECKING`` count: they are arrows that a reader follows, too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ROOMS = (
+    "fitter.__main__",
+    "fitter.cli",
+    "fitter.web",
+    "fitter.regression",
+    "fitter",
+    "fitter.fitted",
+    "fitter.api",
+    "fitter.early",
+    "fitter.loading",
+    "fitter.sharing",
+    "fitter.kept",
+    "fitter.door",
+    "fitter.output",
+    "fitter.planning",
+    "fitter.programs",
+    "fitter.model",
+    "fitter.machine",
+    "fitter.llama",
+    "fitter.parameters",
+    "fitter.kinds",
+    "fitter.values",
+    "fitter.streams",
+    "fitter.errors",
+    "fitter.text",
+)
+"""From the top down. ``fitter`` itself is the front door: what ``import fitter`` offers, and it only points down."""
+
+ALLOWED: dict[tuple[str, str], str] = {}
+"""Arrows (from, to) that run up or close a circle for now, each with its reason."""
+
+NATIVE = frozenset({"llama_cpp", "cffi", "_cffi_backend", "fitter.llama._declarations", "fitter.llama.planned"})
+"""What only ``fitter/llama`` may import to run, as everything that loads libllama; a type may be named anywhere."""
+
+
+def sources(*folders: str) -> dict[str, str]:
+    """The text of every module below ``folders``, by its name."""
+    found = {}
+    for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
+    return found
+
+
+def imports(module: str, text: str, *, types: bool = True) -> Iterator[str]:
+    """Every name that ``module`` imports, wherever it does; without ``types``, none that is for types alone."""
+    waiting: list[ast.AST] = [ast.parse(text)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} has a relative import: write the full name"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
+
+
+def arrows(modules: Mapping[str, str]) -> dict[str, set[str]]:
+    """The modules of ``modules`` that each of them imports."""
+    found: dict[str, set[str]] = {}
+    for module, text in modules.items():
+        names = ((name, name.rpartition(".")[0]) for name in imports(module, text))
+        targets = (next((name for name in pair if name in modules), None) for pair in names)
+        found[module] = {target for target in targets if target is not None and target != module}
+    return found
+
+
+def room(module: str) -> int:
+    """The number of the room that ``module`` is in, counted from the top."""
+    homes = [
+        i for i, name in enumerate(ROOMS) if module == name or (name != "fitter" and module.startswith(name + "."))
+    ]
+    assert homes, f"{module} is in no room: give it a place in ROOMS, and in the design"
+    return homes[0]
+
+
+def upward(found: Mapping[str, set[str]]) -> set[tuple[str, str]]:
+    """The arrows to a room above."""
+    return {(module, target) for module in found for target in found[module] if room(target) < room(module)}
+
+
+def circle(found: Mapping[str, set[str]]) -> list[str]:
+    """A circle of imports, empty if there is none."""
+    try:
+        tuple(TopologicalSorter(found).static_order())
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_import_runs_up() -> None:
+    assert upward(arrows(sources("fitter"))) - set(ALLOWED) == set()
+
+
+def test_no_imports_in_a_circle() -> None:
+    found = arrows(sources("fitter"))
+    assert circle({module: {to for to in found[module] if (module, to) not in ALLOWED} for module in found}) == []
+
+
+def test_what_is_allowed_is_still_there() -> None:
+    found = arrows(sources("fitter"))
+    assert [arrow for arrow in ALLOWED if arrow[1] not in found.get(arrow[0], ())] == []
+
+
+def test_only_one_room_runs_native_code() -> None:
+    found = {
+        module
+        for module, text in sources("fitter").items()
+        if not module.startswith("fitter.llama.") and NATIVE & roots(module, text)
+    }
+    assert found == {"fitter.loading"}, "loading asks fitter.llama.planned, once it is sure that libllama is there"
+
+
+def roots(module: str, text: str) -> set[str]:
+    """What ``module`` imports to run, with everything that is above it: ``a.b.c`` is ``a``, ``a.b`` and ``a.b.c``."""
+    parts = [name.split(".") for name in imports(module, text, types=False)]
+    return {".".join(words[: i + 1]) for words in parts for i in range(len(words))}
+
+
+@pytest.mark.parametrize(
+    ("folder", "others"),
+    [("fitter", ("tools", "benchmarks", "tests")), ("tools", ("benchmarks", "tests")), ("benchmarks", ("tests",))],
+)
+def test_folders_import_downward(folder: str, others: tuple[str, ...]) -> None:
+    found = {
+        (module, name)
+        for module, text in sources(folder).items()
+        for name in imports(module, text)
+        if name.split(".")[0] in others
+    }
+    assert found == set()
+
+
+UP = {
+    "at the top of the file": "from fitter.api import fit",
+    "inside a function": "def late():\n    from fitter import api",
+    "for a type": "if TYPE_CHECKING:\n    from fitter.api import Plan",
+    "by the module's name": "import fitter.api",
+}
+
+
+@pytest.mark.parametrize("text", UP.values(), ids=UP.keys())
+def test_an_import_that_runs_up_is_found(text: str) -> None:
+    modules = {"fitter.api": "", "fitter.llama.worker": text}
+    assert upward(arrows(modules)) == {("fitter.llama.worker", "fitter.api")}
+
+
+def test_a_circle_is_found() -> None:
+    modules = {
+        "fitter.llama.a": "from fitter.llama import b",
+        "fitter.llama.b": "def late():\n    import fitter.llama.c",
+        "fitter.llama.c": "from fitter.llama.a import x",
+    }
+    assert set(circle(arrows(modules))) == set(modules)
+    assert circle(arrows({**modules, "fitter.llama.c": ""})) == []
+
+
+def test_a_module_without_a_room_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"fitter\.attic is in no room"):
+        upward(arrows({"fitter.attic": "import fitter.text", "fitter.text": ""}))

@@ -1,0 +1,150 @@
+"""What is read from llama.cpp's log, and which devices it takes by itself. No native library is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from fitter.errors import LibraryError, UsageError
+from fitter.llama.devices import Device, default_devices
+from fitter.llama.library import Versions, check_versions
+from fitter.llama.log import LogLine, flash_attn_from, n_splits_from, reason
+from fitter.llama.types import DeviceInfo, VirtualDevice, describe
+
+CHOSEN = "llama_context: flash_attn            = {}"
+
+FLASH_ATTN: dict[str, tuple[list[str], bool | None]] = {
+    "nothing said": ([], None),
+    "on by parameter": ([CHOSEN.format("enabled")], True),
+    "off by parameter": ([CHOSEN.format("disabled")], False),
+    "automatic, not resolved": ([CHOSEN.format("auto")], None),
+    "automatic, on": ([CHOSEN.format("auto"), "resolve_fused_ops: Flash Attention enabled"], True),
+    "automatic, off": (
+        [CHOSEN.format("auto"), "resolve_fused_ops: Flash Attention not supported, set to disabled"],
+        False,
+    ),
+    "another context before": ([CHOSEN.format("enabled"), CHOSEN.format("disabled")], False),
+}
+
+
+@pytest.mark.parametrize(("log", "expected"), FLASH_ATTN.values(), ids=FLASH_ATTN.keys())
+def test_flash_attention_from_the_log(log: list[str], expected: bool | None) -> None:
+    assert flash_attn_from(log) is expected
+
+
+SPLITS: dict[str, tuple[str, tuple[int, int] | None]] = {
+    "both the same": (
+        "sched_reserve: graph: nodes = 999, splits = 2, input objects = 5, input tensors = 6",
+        (2, 2),
+    ),
+    "prompt and generation": (
+        "sched_reserve: graph (pp bs=512, tg bs=1): nodes = 9 / 8, splits = 146 / 98, input objects = 5 / 5, input "
+        "tensors = 6 / 6",
+        (146, 98),
+    ),
+    "another line": ("sched_reserve: reserve took 2.00 ms, sched copies = 1", None),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), SPLITS.values(), ids=SPLITS.keys())
+def test_graph_splits_from_the_log(line: str, expected: tuple[int, int] | None) -> None:
+    assert n_splits_from([line]) == expected
+
+
+REASONS: dict[str, tuple[list[tuple[int, str]], str | None]] = {
+    "no error": ([(2, "llama_model_load: fine"), (3, "load: a warning")], None),
+    "cause before consequence": (
+        [
+            (4, "llama_model_load: error loading model: unknown model architecture: 'foo'"),
+            (4, "llama_model_load_from_file_impl: failed to load model"),
+        ],
+        "unknown model architecture: 'foo'",
+    ),
+    "deeper cause": (
+        [
+            (4, "gguf_init_from_reader: duplicate key 'a' for KV pair 3"),
+            (4, "gguf_init_from_reader: failed to read key-value pairs"),
+            (4, "llama_model_load: error loading model: llama_model_loader: failed to load model from x.gguf"),
+            (4, "llama_model_load_from_file_impl: failed to load model"),
+        ],
+        "duplicate key 'a' for KV pair 3",
+    ),
+    "only a consequence": ([(4, "gguf_init_from_reader: failed to read header")], "failed to read header"),
+    "context": (
+        [(4, "llama_init_from_model: failed to initialize the context: n_ctx_seq == 0")],
+        "n_ctx_seq == 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("lines", "expected"), REASONS.values(), ids=REASONS.keys())
+def test_the_reason_is_the_error_that_caused_the_others(lines: list[tuple[int, str]], expected: str | None) -> None:
+    assert reason([LogLine(level, text) for level, text in lines]) == expected
+
+
+def device(name: str, kind: str, backend: str, device_id: str | None = None) -> Device:
+    return Device(DeviceInfo(name, name, kind, backend, 1, 1), device_id, 1, name, 1)
+
+
+DEFAULTS: dict[str, tuple[list[Device], list[str]]] = {
+    "no GPU": ([device("CPU", "cpu", "CPU"), device("BLAS", "accel", "BLAS")], []),
+    "servers come first": ([device("CUDA0", "gpu", "CUDA"), device("RPC0", "gpu", "RPC")], ["RPC0", "CUDA0"]),
+    "one card through two backends": (
+        [device("CUDA0", "gpu", "CUDA", "0:1"), device("Vulkan0", "gpu", "Vulkan", "0:1")],
+        ["CUDA0"],
+    ),
+    "cards without an id are different ones": (
+        [device("CUDA0", "gpu", "CUDA"), device("CUDA1", "gpu", "CUDA")],
+        ["CUDA0", "CUDA1"],
+    ),
+    "integrated beside a card": ([device("Vulkan0", "igpu", "Vulkan"), device("CUDA0", "gpu", "CUDA")], ["CUDA0"]),
+    "integrated beside a server": ([device("M0", "igpu", "Metal"), device("RPC0", "gpu", "RPC")], ["RPC0", "M0"]),
+    "integrated through two backends": ([device("A0", "igpu", "A"), device("B0", "igpu", "B")], ["A0"]),
+}
+
+
+@pytest.mark.parametrize(("devices", "expected"), DEFAULTS.values(), ids=DEFAULTS.keys())
+def test_the_devices_that_llama_cpp_takes_by_itself(devices: list[Device], expected: list[str]) -> None:
+    assert [found.info.name for found in default_devices(devices)] == expected
+
+
+BUILT = Versions("0.5.0", "0.25.3", "0c1e57098bba", 2)
+
+SAME = {
+    "as pinned": Versions("0.5.0-dev", "0.25.3", "0c1e570-dirty", 2),
+    "commit unknown": Versions("0.5.0", "0.25.3", "unknown", 2),
+    "backend API not known yet": Versions("0.5.0", "0.25.3", "0c1e570"),
+}
+OTHER = {
+    "llama.cpp": Versions("0.6.0", "0.25.3", "0c1e570", 2),
+    "ggml": Versions("0.5.0", "0.25.4", "0c1e570", 2),
+    "commit": Versions("0.5.0", "0.25.3", "1234567", 2),
+    "backend API": Versions("0.5.0", "0.25.3", "0c1e570", 3),
+}
+
+
+@pytest.mark.parametrize("loaded", SAME.values(), ids=SAME.keys())
+def test_versions_that_belong_together(loaded: Versions) -> None:
+    check_versions(loaded, BUILT)
+
+
+@pytest.mark.parametrize("loaded", OTHER.values(), ids=OTHER.keys())
+def test_versions_that_do_not_are_named_with_the_fix(loaded: Versions) -> None:
+    with pytest.raises(LibraryError) as caught:
+        check_versions(loaded, BUILT)
+    assert str(BUILT) in str(caught.value)
+    assert str(loaded) in str(caught.value)
+    assert "LLAMA_CPP_SOURCE_DIR" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_description_of_devices() -> None:
+    card = VirtualDevice("CUDA0", "Card; with 2,\nthings", "cuda", 890, 20, 10)
+    assert describe([card, card]) == ";".join(["CUDA0,cuda,890,20,10,Card with 2, things"] * 2)
+    assert describe([]) == ""
+
+
+def test_sixteen_devices_are_described_and_seventeen_are_not() -> None:
+    cards = [VirtualDevice(f"CUDA{i}", "card", "cuda", 890, 20, 10) for i in range(17)]
+    assert describe(cards[:16]).count(";") == 15
+    with pytest.raises(UsageError, match="17 devices"):
+        describe(cards)

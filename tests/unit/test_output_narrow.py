@@ -1,0 +1,149 @@
+"""What stands on a terminal that is too narrow for all of a table."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from plans import MIB, make_plan
+from test_output_json import CALIBRATION, INSPECTION
+from test_output_table import Terminal
+
+from fitter.llama.types import DeviceInfo
+from fitter.output import table
+from fitter.output.narrow import short_name
+from fitter.planning.plan import PlanData
+from fitter.regression import report
+from fitter.regression.compare import Move
+
+CARDS = ("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4090", "AMD Radeon RX 7900 XTX (RADV NAVI31)")
+HOST = DeviceInfo("CPU", "AMD EPYC 7763 64-Core Processor", "cpu", "CPU", 2**35, 2**34)
+MOVES = (Move("CUDA0 compute", 100 * MIB, 300 * MIB, "bytes", "beyond max_growth of 1 %", failure=True),)
+
+
+def plan_on(count: int) -> PlanData:
+    """A plan on ``count`` cards of three kinds, beside a host with a terabyte."""
+    plan = make_plan(devices=[f"CUDA{index}" for index in range(count)])
+    devices = tuple(
+        replace(device, description=CARDS[index * 3 // count], total=24268 * MIB, free=23900 * MIB, model=20111 * MIB)
+        for index, device in enumerate(plan.devices)
+    )
+    return replace(plan, devices=devices, host=replace(plan.host, total=1031234 * MIB, free=1012345 * MIB))
+
+
+def shown(what: object, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = Terminal()
+    table.print_to(out, what)  # type: ignore[arg-type]
+    return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("description", "short"),
+    [
+        ("NVIDIA GeForce RTX 3090", "RTX 3090"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000"),
+        ("NVIDIA H100 80GB HBM3", "H100 80GB HBM3"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("AMD Radeon RX 7900 XTX (RADV NAVI31)", "RX 7900 XTX"),
+        ("AMD Radeon Graphics", "AMD Radeon Graphics"),
+        ("Intel(R) Arc(TM) A770 Graphics (DG2)", "Arc A770"),
+        ("Intel(R) Core(TM) i7-9700 CPU @ 3.00GHz", "Core i7-9700"),
+        ("AMD EPYC 7763 64-Core Processor", "EPYC 7763"),
+        ("virtual CUDA GPU", "virtual CUDA GPU"),
+        ("10.0.0.1:50052", "10.0.0.1:50052"),
+        ("", ""),
+        ("x" * 30, "x" * 23 + "…"),
+    ],
+)
+def test_short_names(description: str, short: str) -> None:
+    assert short_name(description) == short
+
+
+@pytest.mark.parametrize(
+    ("width", "header", "row", "described"),
+    [
+        (
+            200,
+            "MiB      total     free  model  context  compute   used     left  margin",
+            "CUDA0    24268    23900  20111      256      100  20467     3433    1024  NVIDIA GeForce RTX 3090",
+            False,
+        ),
+        (
+            84,
+            "MiB      total     free  model  context  compute   used     left  margin",
+            "CUDA0    24268    23900  20111      256      100  20467     3433    1024  RTX 3090",
+            False,
+        ),
+        (
+            80,
+            "MiB      total     free  model  context  compute   used     left  margin",
+            "CUDA0    24268    23900  20111      256      100  20467     3433    1024",
+            True,
+        ),
+        (
+            64,
+            "MiB       free  model  context  compute   used     left  margin",
+            "CUDA0    23900  20111      256      100  20467     3433    1024",
+            True,
+        ),
+        (60, "MiB       free   used     left  margin", "CUDA0    23900  20467     3433    1024", True),
+        (40, "MiB       free   used     left  margin", "CUDA0    23900  20467     3433    1024", True),
+    ],
+)
+def test_one_device(width: int, header: str, row: str, described: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [line.rstrip() for line in shown(table.plan_table(plan_on(1)), width, monkeypatch)]
+    assert lines[lines.index(header) + 1] == row
+    assert ("CUDA0: RTX 3090" in lines) is described
+
+
+def test_the_cards_are_said_below_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [line.rstrip() for line in shown(table.plan_table(plan_on(15)), 80, monkeypatch)]
+    assert lines[lines.index("CUDA0, CUDA1, CUDA2, CUDA3, CUDA4: RTX 3090") :][:3] == [
+        "CUDA0, CUDA1, CUDA2, CUDA3, CUDA4: RTX 3090",
+        "CUDA5, CUDA6, CUDA7, CUDA8, CUDA9: RTX 4090",
+        "CUDA10, CUDA11, CUDA12, CUDA13, CUDA14: RX 7900 XTX",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 45, 50, 60, 70, 80, 100, 200])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(table.plan_table(plan_on(1)), id="plan"),
+        pytest.param(table.plan_table(plan_on(8), verbose=True), id="plan on 8"),
+        pytest.param(table.plan_table(plan_on(15)), id="plan on 15"),
+        pytest.param(
+            table.devices_table((DeviceInfo("CUDA0", CARDS[0], "gpu", "CUDA", 2**34, 2**34),), HOST), id="devices"
+        ),
+        pytest.param(table.calibration_table(CALIBRATION), id="calibration"),
+        pytest.param(table.inspection_table(INSPECTION), id="inspection"),
+        pytest.param(report._moves_table(MOVES), id="moves"),
+    ],
+)
+def test_no_line_is_longer_and_no_number_is_cut(what: object, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(what, width, monkeypatch)
+    assert max(map(len, lines)) <= width
+    assert not [line for line in lines if "…" in line]
+
+
+def test_what_a_move_means_is_never_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (40, 50, 60, 80, 120):
+        words = " ".join(shown(report._moves_table(MOVES), width, monkeypatch)).split()
+        assert " ".join(words).endswith("beyond max_growth of 1 %")
+
+
+@pytest.mark.parametrize("width", [39, 20, 1])
+def test_below_40_columns_one_line_says_so(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(table.plan_table(plan_on(8)), width, monkeypatch) == [
+        f"fitter: the table needs 40 columns, and this terminal has {width}: widen it, or take --json"
+    ]
+
+
+def test_a_file_gets_all_of_it_whatever_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    out = io.StringIO()
+    table.print_to(out, table.plan_table(plan_on(1)))
+    assert "100  20467     3433    1024  NVIDIA GeForce RTX 3090\n" in out.getvalue()

@@ -1,0 +1,248 @@
+"""A parameter that is added to the table is everywhere, and nowhere else does it have to be written."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from plans import make_plan
+
+from fitter import api
+from fitter.cli import fit as fit_module
+from fitter.cli import verify as verify_module
+from fitter.errors import UsageError
+from fitter.kinds import Flag, Kind, Size, Whole
+from fitter.llama import wire
+from fitter.llama.parameters import model_key
+from fitter.llama.types import Params
+from fitter.output.arguments import arguments
+from fitter.output.formats import render
+from fitter.output.formats.python import fit_kwargs
+from fitter.output.json import dumps, to_dict
+from fitter.output.plan_file import read_plan
+from fitter.output.reference import markdown
+from fitter.parameters import CONTEXT, PARAMETERS, Parameter
+from fitter.planning.constraints import context_of_a_sequence, params_of
+from fitter.regression import marks
+from fitter.regression.cases import make_cases
+from fitter.regression.lockfile import _without_nothing
+
+
+@dataclass(frozen=True)
+class Invention:
+    """A parameter, one value of it by every way to say it, and a word that is no value."""
+
+    parameter: Parameter
+    value: Any
+    words: tuple[str, ...]
+    variable: str
+    wrong: Any
+
+
+def invented(kind: Kind, default: Any, struct: Any) -> Parameter:
+    return Parameter(
+        kind,
+        default,
+        struct,
+        ("-inv", "--invented"),
+        "LLAMA_ARG_INVENTED",
+        CONTEXT,
+        "What nobody had thought of.",
+        name="invented",
+    )
+
+
+INVENTIONS = {
+    "a flag of the model": Invention(invented(Flag(), False, "model"), True, ("-inv",), "true", "yes"),
+    "a number of the context": Invention(invented(Whole(most=9), 3, "context"), 7, ("-inv", "7"), "7", 10),
+    "a text of the programs": Invention(invented(Kind("TEXT"), None, "program"), "so", ("-inv", "so"), "so", 5),
+}
+
+
+@pytest.fixture(params=INVENTIONS.values(), ids=INVENTIONS)
+def invention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Invention]:
+    found: Invention = request.param
+    with monkeypatch.context() as patch:
+        patch.setitem(PARAMETERS, "invented", found.parameter)
+        importlib.reload(fit_module)
+        importlib.reload(verify_module)
+        yield found
+    importlib.reload(fit_module)
+    importlib.reload(verify_module)
+
+
+def plan_with(invention: Invention) -> Any:
+    return make_plan(Params.of({"n_ctx": 4096, "n_gpu_layers": 33, "invented": invention.value}))
+
+
+@pytest.mark.parametrize("command", ["fit", "verify"])
+def test_on_the_command_line(invention: Invention, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function: click.Command = {"fit": fit_module.fit, "verify": verify_module.verify}[command]
+    shown = CliRunner().invoke(function, ["--help"]).output
+    assert "-inv, --invented" in shown
+    assert "What nobody had thought of." in shown
+    told: list[Any] = []
+
+    def record(*args: Any, **given: Any) -> Any:
+        told.append(given.get("invented"))
+        raise UsageError("that is all")
+
+    monkeypatch.setattr(api, command, record)
+    CliRunner().invoke(function, ["model.gguf", *invention.words])
+    CliRunner().invoke(function, ["model.gguf"])
+    assert told == [invention.value, None]
+
+
+def test_in_a_file_of_cases_and_in_a_marker(invention: Invention) -> None:
+    [case] = make_cases("chat", {"model": "model.gguf", "invented": invention.value}, Path())
+    assert case.keywords()["invented"] == invention.value
+    with pytest.raises(UsageError, match=r"^cases\.chat\.invented is "):
+        make_cases("chat", {"model": "model.gguf", "invented": invention.wrong}, Path())
+    assert "invented" in marks.keywords()
+
+
+def test_in_python(invention: Invention) -> None:
+    assert params_of(None, invented=invention.value).more == (("invented", invention.value),)  # type: ignore[call-arg]
+    assert params_of(None, invented=None) == Params()  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match=r"^invented \(-inv\) is "):
+        api.fit("model.gguf", invented=invention.wrong)  # type: ignore[call-arg]
+    assert fit_kwargs(plan_with(invention))["invented"] == invention.value
+
+
+def test_in_json_both_ways(invention: Invention, tmp_path: Path) -> None:
+    plan = plan_with(invention)
+    document = to_dict(plan)
+    assert document["params"]["invented"] == invention.value
+    file = tmp_path / "plan.json"
+    file.write_text(dumps(document))
+    assert read_plan(file).params == replace(plan.params, devices=plan.breakdown.devices)
+    file.write_text(dumps(to_dict(make_plan(Params(n_ctx=4096)))))
+    assert read_plan(file).params.more == ()
+    # a plan of a version that did not know it
+    del document["params"]["invented"]
+    file.write_text(dumps(document))
+    assert read_plan(file).params.more == ()
+    document["params"]["invented"] = [invention.value]
+    file.write_text(dumps(document))
+    with pytest.raises(UsageError, match=r"'params\.invented' is \["):
+        read_plan(file)
+
+
+def test_between_processes_and_in_a_lock(invention: Invention) -> None:
+    params = plan_with(invention).params
+    assert wire.decode(Params, wire.encode(params)) == params
+    assert wire.decode(Params, _without_nothing(wire.encode(params))) == params
+    assert "more" not in _without_nothing(wire.encode(Params()))
+
+
+def test_in_arguments_and_formats(invention: Invention) -> None:
+    plan = plan_with(invention)
+    words = arguments(plan)
+    assert " ".join(invention.words) in " ".join(words)
+    assert "-inv" not in arguments(make_plan(Params(n_ctx=4096)))
+    assert f"LLAMA_ARG_INVENTED={invention.variable}" in render(plan, "env").splitlines()
+    assert f"invented = {invention.variable}" in render(plan, "ini").splitlines()
+
+
+def test_in_the_reference(invention: Invention) -> None:
+    text = markdown()
+    assert "`invented`: What nobody had thought of." in text
+    assert "`LLAMA_ARG_INVENTED`" in text
+    assert text.count("\n- `") == len(PARAMETERS)
+
+
+def test_loads_that_differ_in_it_alone_are_not_the_same(invention: Invention) -> None:
+    without, one = Params(), Params.of({"invented": invention.value})
+    assert one != without and hash(one) != hash(without)
+    keys = {model_key("model.gguf", params) for params in (without, one)}
+    assert len(keys) == (2 if invention.parameter.struct == "model" else 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "n_ctx", "each"),
+    [
+        ({"kv_unified_per_slot": 2048, "n_seq_max": 4}, 8192, 2048),
+        ({"kv_unified_per_slot": 2048, "n_seq_max": 4, "kv_unified": True}, 8192, 2048),
+        ({"kv_unified_per_slot": 2048, "n_seq_max": 4, "kv_unified": True, "n_ctx": 4096}, 4096, 2048),
+        ({"kv_unified_per_slot": 2048, "n_seq_max": 4, "n_ctx": 4096}, 4096, 1024),
+        ({"kv_unified_per_slot": 2048, "n_ctx": 0}, 0, 2048),
+        ({"n_seq_max": 4, "n_ctx": 8192}, 8192, 2048),
+        ({}, 0, 16384),
+    ],
+)
+def test_the_context_of_a_slot(given: dict[str, Any], n_ctx: int, each: int) -> None:
+    """As llama-server makes it: room for all slots where ``-c`` is not told, and no slot with more than it may have."""
+    params = params_of(None, **given)
+    assert (params.n_ctx, context_of_a_sequence(params, 16384)) == (n_ctx, each)
+    words = " ".join(arguments(make_plan(params, n_ctx=n_ctx or 16384)))
+    assert ("--kv-unified-per-slot 2048" in words) == ("kv_unified_per_slot" in given)
+
+
+def test_more_than_all_slots_can_have() -> None:
+    with pytest.raises(UsageError, match="n_ctx"):
+        params_of(None, kv_unified_per_slot=2**31 - 1, n_seq_max=2)
+
+
+# --- what the table says itself
+
+
+def test_names_are_there_once() -> None:
+    options = [name for each in PARAMETERS.values() for name in (*each.positive, *each.negative)]
+    variables = [each.env for each in PARAMETERS.values() if each.env]
+    for names in (options, variables):
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_default_is_a_value(name: str) -> None:
+    each = PARAMETERS[name]
+    if each.default not in (None, ()):
+        assert each.check(each.default) == each.default
+        if not isinstance(each.kind, (Flag, Size)) and each.options:
+            assert each.kind.parse(each.kind.word(each.default)) in (each.default, None)
+
+
+ODD = (
+    *(
+        None,
+        True,
+        0,
+        -1,
+        2**31,
+        -(2**63),
+        2**70,
+        10**5000,
+        -(10**5000),
+        0.0,
+        -1.5,
+        1e308,
+        float("nan"),
+        float("inf"),
+        1j,
+    ),
+    *(np.int8(-1), np.int64(7), np.uint64(2**64 - 1), np.float32(0.5), np.float64("nan"), np.bool_(True), np.str_("x")),
+    *("", "0", "1GiB", "none", "\0", "\ud800", "\udcff", "a" * 10**4, "-1", "x=y", "x:nan", b"", b"1GiB", b"\xff"),
+    *(bytearray(b"x"), memoryview(b"x"), Path("."), [], [None], [1, 2], ["none"], ["a", 5], [[]], (), {}, set()),
+    *({"CUDA0": 1}, {"host": "1GiB"}, {5: None}, {"a": 10**5000}, object(), object, len, iter(())),
+    *(np.array(3), np.array([1.0, 2.0]), np.array([]), np.array([["a"]]), np.array(None, dtype=object)),
+)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("value", ODD, ids=[f"{number}-{type(value).__name__}" for number, value in enumerate(ODD)])
+def test_any_value_is_kept_or_refused(name: str, value: Any) -> None:
+    each = PARAMETERS[name]
+    try:
+        found = each.check(value)
+    except UsageError as error:
+        assert name in str(error) or "CUDA0" in str(error) or each.name.replace("_", " ") in str(error)
+        assert len(str(error)) < 500
+    else:
+        assert each.check(found) == found or found != found

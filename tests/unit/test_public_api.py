@@ -1,0 +1,183 @@
+"""What ``import fitter`` offers: everything that a call returns or raises has a public name, and examples are typed."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typing_extensions
+from plans import MIB, make_plan
+
+import fitter
+from fitter import api
+from fitter.planning.plan import Problem
+
+PROBLEM = Problem("host", 244 * MIB, "the host is 244 MiB short")
+ROOT = Path(__file__).parents[2]
+NOT_IMPORTED = ("fitter.output.plan_file", "fitter.planning.calibration", "fitter.planning.verification")
+"""Modules whose names annotations use without importing them."""
+
+
+def plan_of(**changes: Any) -> api.Plan:
+    data = make_plan(**changes)
+    return api.Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
+
+
+def names() -> dict[str, Any]:
+    """What annotations may say."""
+    found: dict[str, Any] = {
+        **vars(typing),
+        "Llama": fitter.Llama,
+        "Unpack": typing_extensions.Unpack,
+        "CudaLibrary": object,
+    }
+    for module in NOT_IMPORTED:
+        found |= vars(importlib.import_module(module))
+    return found
+
+
+def classes(annotation: object) -> Iterator[type]:
+    """The classes of fitter's that an annotation names."""
+    arguments = typing.get_args(annotation)
+    if not arguments and inspect.isclass(annotation) and annotation.__module__.split(".")[0] == "fitter":
+        yield annotation
+    for argument in arguments:
+        yield from classes(argument)
+
+
+def results(member: object) -> Iterator[type]:
+    """The classes that a function, method or property returns."""
+    if isinstance(member, property):
+        member = member.fget
+    if isinstance(member, classmethod | staticmethod):
+        member = member.__func__
+    if inspect.isfunction(member) and member.__module__.split(".")[0] == "fitter":
+        hints = typing.get_type_hints(inspect.unwrap(member), localns=names())
+        yield from classes(hints.get("return"))
+
+
+def returned() -> dict[type, str]:
+    """Every class that a public call returns, or that is part of what it returns, and where it is found."""
+    found: dict[type, str] = {}
+    left: list[tuple[type, str]] = []
+    for name in fitter.__all__:
+        member = getattr(fitter, name)
+        left += [(member, name)] if inspect.isclass(member) else [(each, name) for each in results(member)]
+    while left:
+        each, where = left.pop()
+        if each in found:
+            continue
+        found[each] = where
+        for name, hint in typing.get_type_hints(each, localns=names()).items():
+            left += [(part, f"{each.__name__}.{name}") for part in classes(hint)]
+        for name, _ in inspect.getmembers_static(each) if sys.version_info >= (3, 11) else inspect.getmembers(each):
+            if not name.startswith("_"):
+                member = inspect.getattr_static(each, name)
+                left += [(part, f"{each.__name__}.{name}") for part in results(member)]
+    return found
+
+
+def test_every_type_that_is_returned_is_exported() -> None:
+    public = {id(getattr(fitter, name)) for name in fitter.__all__}
+    hidden = {where: each.__name__ for each, where in returned().items() if id(each) not in public}
+    assert hidden == {}
+    assert len(returned()) > 30
+
+
+def test_every_error_is_exported() -> None:
+    found = {
+        node.name
+        for file in (ROOT / "fitter").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        and re.search(r"(Error|Warning)$", node.name)
+        and not node.name.startswith("_")
+    }
+    assert found == {name for name in fitter.__all__ if name.endswith(("Error", "Warning"))}
+    assert all(issubclass(getattr(fitter, name), (fitter.FitterError, fitter.PlanWarning)) for name in found)
+
+
+def test_every_name_is_there_and_documented() -> None:
+    assert sorted(fitter.__all__) == fitter.__all__
+    for name in fitter.__all__:
+        member = getattr(fitter, name)
+        assert name == "__version__" or inspect.getdoc(member), name
+    with pytest.raises(AttributeError, match="module 'fitter' has no attribute 'nothing'"):
+        fitter.nothing  # noqa: B018
+
+
+def test_a_plan_as_text_is_its_table() -> None:
+    lines = str(plan_of()).splitlines()
+    assert lines[0] == "Model 8B (llama, 4.0 GiB of weights) fits"
+    assert lines[1].split() == ["MiB", "total", "free", "model", "context", "compute", "used", "left", "margin"]
+    assert lines[-1] == "measured with 5 dummy loads in 1.2 s"
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        (plan_of(), "<Plan: Model 8B fits, n_ctx=4096, on CUDA0, CUDA1>"),
+        (plan_of(devices=()), "<Plan: Model 8B fits, n_ctx=4096, on the host>"),
+        (plan_of(problems=(PROBLEM,)), "<Plan: Model 8B does not fit, n_ctx=4096, on CUDA0, CUDA1>"),
+    ],
+)
+def test_a_plan_in_one_line(plan: api.Plan, text: str) -> None:
+    assert repr(plan) == text
+
+
+def test_nothing_in_a_name_acts() -> None:
+    plan = plan_of()
+    hostile = replace(plan, model=replace(plan.model, name="a\n\x1b[31m" + "b" * 900))
+    assert "\n" not in repr(hostile)
+    assert "\x1b" not in repr(hostile)
+    assert len(repr(hostile)) < 300
+
+
+# --- types
+
+EXAMPLES = re.findall(
+    r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+)
+TYPED = """
+llm = fitter.Llama("model.gguf", n_ctx=4096, n_threads=8)
+plan: fitter.Plan = llm.plan
+device: fitter.DeviceUse = plan.devices[0]
+again: fitter.Llama = plan.load()
+other: fitter.Llama = fitter.Llama.from_pretrained("a/b", "*.gguf", n_ctx=4096)
+text: str = str(plan)
+found: fitter.Verification = plan.verify()
+tokens: list[int] = llm.tokenize(b"a")
+try:
+    fitter.devices()
+except fitter.OutOfMemoryError as error:
+    missing: int = error.missing
+"""
+
+
+def check_types(directory: Path, *examples: str) -> subprocess.CompletedProcess[str]:
+    paths = [directory / f"example_{index}.py" for index in range(len(examples))]
+    for path, text in zip(paths, examples, strict=True):
+        path.write_text(text if "import fitter" in text else f"import fitter\n{text}")
+    command = [sys.executable, "-m", "mypy", "--strict", *map(str, paths)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+
+
+def test_every_example_is_typed(tmp_path: Path) -> None:
+    assert len(EXAMPLES) >= 4
+    done = check_types(tmp_path, *EXAMPLES, TYPED)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_mypy_would_say_so(tmp_path: Path) -> None:
+    done = check_types(tmp_path, "llm = fitter.Llama('a')\nllm.plan.nothing\nx: int = fitter.fit('a')\n")
+    assert done.stdout.count("error:") == 2, done.stdout
