@@ -13,7 +13,7 @@ from fitter.errors import LlamaCppCrashError
 from fitter.planning.capacity import context_in_total, is_tight, is_too_large, target, used
 from fitter.planning.expected import expected_partial, last_true, promises_host, promises_whole, styles
 from fitter.planning.known import Known
-from fitter.planning.objective import beats, is_better
+from fitter.planning.objective import GAIN, beats, is_better
 from fitter.planning.settling import settle_fastest, settle_partial, settle_whole
 from fitter.planning.trial import Trial
 
@@ -111,7 +111,7 @@ def _spilled_beyond(known: Known, whole: Trial, most: int, floor: int | None) ->
     alignment = known.request.alignment
     best, asked, low, failed = whole, set[int](), whole.params.n_ctx, 0
     while len(asked) < _MAX_SPILLED and failed < _MAX_DISAPPOINTED and most > low:
-        n_ctx = _worth_spilling(known, low, most) if floor is None and known.can_price else most
+        n_ctx = _worth_spilling(known, whole, most) if floor is None and known.can_price else most
         if n_ctx in asked:
             # what was learned of compute buffers does not change it any more
             break
@@ -119,23 +119,25 @@ def _spilled_beyond(known: Known, whole: Trial, most: int, floor: int | None) ->
         trial = settle_partial(known, n_ctx)
         if trial is not None and is_better(known.request, trial, best):
             best = trial
+            if n_ctx == most:
+                break
         else:
             failed += 1
             most = (low + n_ctx) // 2 // alignment * alignment
     return best
 
 
-def _worth_spilling(known: Known, whole: int, most: int) -> int:
-    """The context of up to ``most`` that promises the best plan where all that fits without spilling is ``whole``.
+def _worth_spilling(known: Known, whole: Trial, most: int) -> int:
+    """The context of up to ``most`` that promises the best plan where the most that fits without spilling is ``whole``.
 
     Little more context can cost much of the time, where no tensor is small enough for the room that is left.
     """
-    alignment, spread = known.request.alignment, styles(known, most)[0]
+    alignment, spread = known.request.alignment, styles(known, most, is_plain=True)[0]
     seconds: dict[int, float] = {}
 
     def expect(n_ctx: int) -> None:
         n_ctx = n_ctx // alignment * alignment if n_ctx < most else most
-        if whole < n_ctx and n_ctx not in seconds:
+        if whole.params.n_ctx < n_ctx and n_ctx not in seconds:
             seconds[n_ctx] = expected_partial(known, n_ctx, spread, is_plain=True)
 
     def best() -> int:
@@ -146,7 +148,11 @@ def _worth_spilling(known: Known, whole: int, most: int) -> int:
                 found = n_ctx
         return found
 
-    stride = max(alignment, (most - whole) // _CONTEXTS_TO_SPILL)
+    expect(most)
+    if whole.seconds is not None and seconds[most] <= whole.seconds * (1 + GAIN):
+        # nothing is lost by all of it
+        return most
+    stride = max(alignment, (most - whole.params.n_ctx) // _CONTEXTS_TO_SPILL)
     for n in range(_CONTEXTS_TO_SPILL):
         expect(most - n * stride)
     while stride > max(alignment, _SMALL_SHARE * most):

@@ -21,6 +21,9 @@ from fitter.planning.trial import Trial
 _SLOW = 0.7
 """The share of the fastest device's bandwidth below which another one is slow."""
 
+_MOST_GAINED = 2.0
+"""How many times as fast a plan with caches apart from their layers is at most that is worth another proposal."""
+
 _MAX_UNUSED = 2
 """How many devices without anything are counted on alone: several of them can be in each other's way."""
 
@@ -139,17 +142,23 @@ class Devices:
 
     def _promises(self, known: Known, best: Trial, is_small: bool) -> bool:
         """Whether a plan on the devices of ``known`` is worth its loads, by what is known of the compute buffers."""
+        if is_small and len(known.devices) == 1:
+            # alone a device needs no buffers for the pipeline, which what is known has in it
+            return self._expected(known, best) is not None
+        rough = self._expected(known, best, is_plain=True)
+        if rough is None or not self._beats((rough[0], rough[1] / _MOST_GAINED), best):
+            return False
         likely = self._expected(known, best)
         if likely is None:
             return False
         if not is_small:
             # without a slow device much changes, and what is expected is only about right
             likely = (likely[0], likely[1] * (1 - GAIN))
-        # alone a device needs no buffers for the pipeline, which what is known has in it
-        return (is_small and len(known.devices) == 1) or self._beats(likely, best)
+        return self._beats(likely, best)
 
-    def _expected(self, known: Known, best: Trial) -> tuple[int, float] | None:
-        return expected(known.with_buffers_of(self._done.get(_names(best.devices), self._first)), best)
+    def _expected(self, known: Known, best: Trial, *, is_plain: bool = False) -> tuple[int, float] | None:
+        known = known.with_buffers_of(self._done.get(_names(best.devices), self._first))
+        return expected(known, best, is_plain=is_plain)
 
     def _beats(self, likely: tuple[int, float], best: Trial) -> bool:
         return best.expected is None or beats(self._request, likely, (best.params.n_ctx, best.expected))

@@ -11,8 +11,8 @@ from fitter.planning.proposals import fastest, whole
 from fitter.planning.trial import Trial
 
 
-def expected(known: Known, best: Trial) -> tuple[int, float] | None:
-    """Context and seconds of the plan that these devices are likely to have.
+def expected(known: Known, best: Trial, *, is_plain: bool = False) -> tuple[int, float] | None:
+    """Context and seconds of the plan that these devices are likely to have, with whole layers only if ``is_plain``.
 
     ``best`` is a trial on others: the same kind of plan is expected here. ``None`` where nothing is priced.
     """
@@ -22,8 +22,8 @@ def expected(known: Known, best: Trial) -> tuple[int, float] | None:
     n_ctx = max(known.smallest_context, best.params.n_ctx)
     if all_of_it is not None and all_of_it[0] >= n_ctx:
         return all_of_it
-    spread = styles(known, n_ctx)[0]
-    placement = known.partial(known.situation(n_ctx, known.room(n_ctx, False)), spread)
+    spread = styles(known, n_ctx, is_plain=is_plain)[0]
+    placement = known.partial(known.situation(n_ctx, known.room(n_ctx, False)), spread, is_plain=is_plain)
     part = None if placement is None else (n_ctx, known.seconds(placement))
     if all_of_it is None or part is None:
         return all_of_it or part
@@ -53,7 +53,7 @@ def expected_partial(known: Known, n_ctx: int, spread: bool, *, is_plain: bool =
     return known.seconds(placement) if placement else math.inf
 
 
-def styles(known: Known, n_ctx: int) -> list[bool]:
+def styles(known: Known, n_ctx: int, *, is_plain: bool = False) -> list[bool]:
     """Ways to spill, the more promising first: single tensors of any layer (``True``), or whole layers."""
     request = known.request
     # experts apart from a layer of a remote device take another trip there
@@ -61,7 +61,7 @@ def styles(known: Known, n_ctx: int) -> list[bool]:
     is_settled = request.is_expert_model and not is_far
     if not known.is_priced or is_settled or request.fixed & {"n_gpu_layers", "tensor_split"}:
         return [request.is_expert_model]
-    seconds = {spread: expected_partial(known, n_ctx, spread) for spread in (False, True)}
+    seconds = {spread: expected_partial(known, n_ctx, spread, is_plain=is_plain) for spread in (False, True)}
     return sorted(seconds, key=lambda spread: seconds[spread])
 
 
