@@ -116,7 +116,7 @@ class Kind:
 
     def native(self, called: str, value: Any) -> Any:
         """What a struct of llama.cpp's has. Raises ``UsageError`` for what it has no room for."""
-        raise NotImplementedError
+        raise UsageError(f"{called} is a text, which none of llama.cpp's structs has")
 
 
 @dataclass(frozen=True)

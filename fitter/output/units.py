@@ -7,11 +7,6 @@ from fitter.text import human as human
 MIB = 1024 * 1024
 
 
-def from_mib(mib: int) -> int:
-    """Bytes in ``mib`` MiB."""
-    return mib * MIB
-
-
 def mib(size: int | None) -> str:
     """``size`` bytes in whole MiB, rounded down as llama.cpp's own tools do; ``-`` where there is no limit."""
     return "-" if size is None else str(size // MIB)

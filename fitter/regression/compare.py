@@ -92,11 +92,6 @@ def compare(case: Case, locked: Snapshot | None, measured: Snapshot) -> Comparis
     return Comparison(case.name, locked, measured, tuple(moves), causes, chosen)
 
 
-def changed_settings(locked: Snapshot, case: Case) -> bool:
-    """Whether ``case`` asks for something else than what was locked."""
-    return dict(locked.settings) != dict(case.settings)
-
-
 # --- moves
 
 

@@ -59,6 +59,12 @@ def test_a_slow_card_is_not_taken_for_a_little_context(asking: Asking) -> None:
     assert not worse(asking.fit(machine("qwen3-next-80b-a3b", *cards, n_seq_max=128)), without, is_other=True)
 
 
+def test_a_slow_card_is_left_out_where_it_is_nearly_not_expected_to_pay(asking: Asking) -> None:
+    fast, slow = ("rtx-3090", None), ("rtx-3050-8gb", None)
+    without = asking.fit(machine("gpt-oss-20b", fast, n_seq_max=4))
+    assert not worse(asking.fit(machine("gpt-oss-20b", slow, fast, n_seq_max=4)), without, is_other=True)
+
+
 def test_a_card_without_room_costs_no_context(asking: Asking) -> None:
     one = machine("glm45-air", ("rtx-3060-12gb", 1782), n_seq_max=64)
     plan, without = asking.fit(one), asking.fit(one, devices=())

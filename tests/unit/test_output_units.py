@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fitter.output.units import MIB, from_mib, human, mib
+from fitter.output.units import MIB, human, mib
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,3 @@ def test_mib_rounds_down_on_both_sides_of_zero(size: int | None, expected: str) 
 )
 def test_human(size: int, expected: str) -> None:
     assert human(size) == expected
-
-
-def test_from_mib() -> None:
-    assert from_mib(3) == 3 * 1024 * 1024
