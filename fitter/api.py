@@ -315,6 +315,7 @@ def fit(
             "type_k": parameters.get("type_k"),
             "type_v": parameters.get("type_v"),
             "op_offload": parameters.get("op_offload"),
+            "flash_attn": parameters.get("flash_attn"),
         }
         pinned = _pinned(worker, opened, overrides, limits)
         # a device that cannot keep its margin is left out, unless the user has put something there

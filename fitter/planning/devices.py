@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cmp_to_key
 
+from fitter.errors import LlamaCppError
 from fitter.planning import choices, context_limit
 from fitter.planning.capacity import is_too_large
 from fitter.planning.contexts import best_on
 from fitter.planning.expected import expected, expected_partial
+from fitter.planning.explain import FAR
 from fitter.planning.given import are_given, wants_layers_on_devices
 from fitter.planning.known import Known
 from fitter.planning.memory import HOST
@@ -23,6 +26,12 @@ _SLOW = 0.7
 
 _MOST_GAINED = 2.0
 """How many times as fast a plan with caches apart from their layers is at most that is worth another proposal."""
+
+_MAX_FOR_LAST = 3
+"""How many devices are asked for a last layer alone."""
+
+_UNSURE = 0.05
+"""The share of its time by which a plan must be expected to be better where its compute buffers are not known."""
 
 _MAX_UNUSED = 2
 """How many devices without anything are counted on alone: several of them can be in each other's way."""
@@ -65,6 +74,7 @@ class Devices:
         self._floor: int | None = None
         self._done: dict[tuple[str, ...], Known] = {}
         self._trials: dict[tuple[str, ...], Trial] = {}
+        self._distances: dict[float, float] = {}
 
     def _best_on(self, known: Known, *, is_free: bool = False) -> Trial:
         """The plan on these devices; if weights are spilled at the context of the best so far, unless ``is_free``."""
@@ -151,14 +161,22 @@ class Devices:
         likely = self._expected(known, best)
         if likely is None:
             return False
-        if not is_small:
-            # without a slow device much changes, and what is expected is only about right
-            likely = (likely[0], likely[1] * (1 - GAIN))
-        return self._beats(likely, best)
+        if is_small:
+            return self._beats(likely, best)
+        # without a slow device much changes, and what is expected is only about right
+        if self._beats((likely[0], likely[1] * (1 - GAIN)), best):
+            return True
+        if known.buffers.knows(False):
+            return False
+        # buffers of a model that is on devices as a whole are larger: each device has several, to work ahead with
+        hoped = self._expected(known, best, optimistic=True)
+        return hoped is not None and self._beats((hoped[0], hoped[1] * (1 + _UNSURE)), best)
 
-    def _expected(self, known: Known, best: Trial, *, is_plain: bool = False) -> tuple[int, float] | None:
+    def _expected(
+        self, known: Known, best: Trial, *, is_plain: bool = False, optimistic: bool = False
+    ) -> tuple[int, float] | None:
         known = known.with_buffers_of(self._done.get(_names(best.devices), self._first))
-        return expected(known, best, is_plain=is_plain)
+        return expected(known, best, is_plain=is_plain, optimistic=optimistic)
 
     def _beats(self, likely: tuple[int, float], best: Trial) -> bool:
         return best.expected is None or beats(self._request, likely, (best.params.n_ctx, best.expected))
@@ -189,13 +207,40 @@ class Devices:
         upstream = self._upstream() if is_far else None
         return upstream if upstream is not None and is_better(self._request, upstream, best) else best
 
+    def with_the_last_layer(self, best: Trial) -> Trial:
+        """``best``, or where that has nothing on any device, a plan with the last layer on one.
+
+        It has no cache, so that a device may take it at a context that it does not take otherwise.
+        """
+        request, n_ctx = self._request, best.params.n_ctx
+        is_open = not are_given(request) and "n_gpu_layers" not in request.fixed
+        if not is_open or not best.fits or best.seconds is None or best.params.devices:
+            return best
+        last = replace(
+            request,
+            params=replace(request.params, n_ctx=n_ctx, n_gpu_layers=1),
+            fixed=request.fixed | {"n_ctx", "n_gpu_layers"},
+            context_limits={},
+        )
+        by_speed = sorted(request.devices, key=lambda device: -request.speeds[device.name].bandwidth)
+        for device in by_speed[:_MAX_FOR_LAST]:
+            with suppress(LlamaCppError):
+                trial = best_on(self._first.on((device,), last))
+                best = trial if is_better(request, trial, best) else best
+        return best
+
     def _is_far(self, best: Trial) -> bool:
-        """Whether the time of ``best`` is far above what no placement takes less than."""
+        return self.distance(best) > FAR
+
+    def distance(self, best: Trial) -> float:
+        """How many times what no placement takes less than the time of ``best`` is; 1 where that is not known."""
         layout = self._first.smallest_layout
         if best.seconds is None or layout is None:
-            return False
-        bound = bound_of(self._request, layout, best.seconds)
-        return bound is not None and bound.is_far
+            return 1.0
+        if best.seconds not in self._distances:
+            bound = bound_of(self._request, layout, best.seconds)
+            self._distances[best.seconds] = bound.times if bound else 1.0
+        return self._distances[best.seconds]
 
     def _leaves_out(self, best: Trial) -> bool:
         """Whether weights are on the host while ``best`` has nothing on some device."""

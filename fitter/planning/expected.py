@@ -11,10 +11,13 @@ from fitter.planning.proposals import fastest, whole
 from fitter.planning.trial import Trial
 
 
-def expected(known: Known, best: Trial, *, is_plain: bool = False) -> tuple[int, float] | None:
+def expected(
+    known: Known, best: Trial, *, is_plain: bool = False, optimistic: bool = False
+) -> tuple[int, float] | None:
     """Context and seconds of the plan that these devices are likely to have, with whole layers only if ``is_plain``.
 
-    ``best`` is a trial on others: the same kind of plan is expected here. ``None`` where nothing is priced.
+    ``best`` is a trial on others: the same kind of plan is expected here. ``None`` where nothing is priced. An
+    ``optimistic`` one counts no compute buffers that were not measured of this kind of plan.
     """
     if not known.can_price:
         return None
@@ -23,7 +26,7 @@ def expected(known: Known, best: Trial, *, is_plain: bool = False) -> tuple[int,
     if all_of_it is not None and all_of_it[0] >= n_ctx:
         return all_of_it
     spread = styles(known, n_ctx, is_plain=is_plain)[0]
-    placement = known.partial(known.situation(n_ctx, known.room(n_ctx, False)), spread, is_plain=is_plain)
+    placement = known.partial(known.situation(n_ctx, known.room(n_ctx, False, optimistic)), spread, is_plain=is_plain)
     part = None if placement is None else (n_ctx, known.seconds(placement))
     if all_of_it is None or part is None:
         return all_of_it or part

@@ -61,7 +61,12 @@ class Bound:
     @property
     def is_far(self) -> bool:
         """Whether the plan takes more than ``FAR`` times the bound."""
-        return self.reached is not None and self.seconds > 0 and self.reached > FAR * self.seconds
+        return self.times > FAR
+
+    @property
+    def times(self) -> float:
+        """How many times the bound the plan takes; 1 where there is nothing to compare."""
+        return self.reached / self.seconds if self.reached is not None and self.seconds > 0 else 1.0
 
     def distance(self, request_seconds: float) -> float | None:
         """How far the plan is from the bound, as a share of it; ``None`` where there is nothing to compare.

@@ -62,6 +62,8 @@ class Known:
         self.is_priced = given.is_priced(asked)
         self.is_plain: bool = before.is_plain if before else False
         self.buffers: Buffers = Buffers(before.buffers.shared if before else None)
+        self.has_lost_flash = False
+        """Whether ``auto`` turned flash attention off in something that did not fit."""
         self.least: Trial | None = None
         """The trial that lacks least."""
         self._least_is_guess = False
@@ -206,6 +208,8 @@ class Known:
 
     def _learn(self, trial: Trial) -> None:
         placement, n_ctx = trial.placement, trial.params.n_ctx
+        is_off = trial.params.flash_attn == "auto" and trial.breakdown.flash_attn is False
+        self.has_lost_flash |= is_off and not trial.fits
         is_whole = given.is_whole(self.request, self.devices, placement)
         # a placement proposed before any compute buffer was known says little of what is missing
         is_guess = not is_whole and not self.buffers.knows_any

@@ -9,13 +9,16 @@ it, in ``levers``. Bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
-from fitter.llama.types import Params
-from fitter.planning import context_limit
+from fitter.errors import LlamaCppError, TimeLimitError
+from fitter.llama.types import Breakdown, Params
+from fitter.planning import attention, context_limit
 from fitter.planning.devices import Devices, in_better_order
 from fitter.planning.explain import Choice
 from fitter.planning.given import usable_devices
 from fitter.planning.known import Calls, CutShort, Known
+from fitter.planning.objective import is_better
 from fitter.planning.remotes import worth_their_network
 from fitter.planning.request import Measure, Record, Request
 from fitter.planning.shared import remembered
@@ -35,15 +38,51 @@ def search(
     was chosen over what by its price. Raises whatever ``measure`` raises: llama.cpp refusing the user's own parameters
     is an answer too. A time limit is raised where nothing that fits was found before; else it is the best so far.
     """
-    calls = Calls(remembered(measure), record, on_candidate, on_choice)
-    taking = context_limit.usable(request, usable_devices(request))
+    seen = set[bool | None]()
+
+    def noted(params: Params) -> Breakdown:
+        breakdown = measure(params)
+        seen.add(breakdown.flash_attn)
+        return breakdown
+
+    calls = Calls(remembered(noted), record, on_candidate, on_choice)
+    known = Known(request, context_limit.usable(request, usable_devices(request)), calls)
     try:
-        return _best(Known(request, taking, calls))
+        best, distance = _best(known)
     except CutShort as cut:
         return cut.best
+    is_open = attention.is_open(request) and best.fits and best.seconds is not None
+    return _with_other_attention(known, best, distance, seen) if is_open else best
 
 
-def _best(known: Known) -> Trial:
+def _with_other_attention(known: Known, best: Trial, distance: float, seen: set[bool | None]) -> Trial:
+    """``best``, or a better plan with flash attention on, or off, for all layers."""
+    if seen == {False}:
+        # whether the devices can compute it at all
+        with suppress(LlamaCppError, CutShort):
+            known.trial(known.default, known.smallest_context)
+    for other in tuple(attention.decided(known.request, best, distance, seen)):
+        best = _better_with(other, known, best)
+    return best
+
+
+def _better_with(other: Request, known: Known, best: Trial) -> Trial:
+    """``best``, or a better plan for a request that nobody made."""
+    try:
+        trial, _ = _best(Known(other, known.devices, known.calls))
+    except CutShort as cut:
+        trial = cut.best
+    except (LlamaCppError, TimeLimitError):
+        return best
+    if not is_better(known.request, trial, best):
+        return best
+    if choice := attention.which(trial, best):
+        known.calls.on_choice(choice)
+    return trial
+
+
+def _best(known: Known) -> tuple[Trial, float]:
+    """The best trial, and how many times its bound its time is."""
     known = in_better_order(known)
     devices = Devices(known)
     best = devices.without_idle(known)
@@ -51,4 +90,6 @@ def _best(known: Known) -> Trial:
     best = worth_their_network(known, best)
     devices.forget_remotes(best)
     best = devices.without_doubtful(best)
-    return devices.on_others(best)
+    best = devices.on_others(best)
+    best = devices.with_the_last_layer(best)
+    return best, devices.distance(best)

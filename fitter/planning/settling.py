@@ -118,6 +118,13 @@ def settle_partial(known: Known, n_ctx: int) -> Trial | None:
         trial = trial and fill(known, trial)
         if trial is not None and (best is None or rank(trial) > rank(best)):
             best, chosen = trial, spread
+    if known.has_lost_flash and not known.is_plain and (best is None or not best.breakdown.flash_attn):
+        # caches apart from their layers turned flash attention off, which takes much more memory
+        plain = known.on(known.devices)
+        plain.be_plain()
+        trial = settle_partial(plain, n_ctx)
+        if trial is not None and (best is None or rank(trial) > rank(best)):
+            return trial
     if best is not None and best.fits and best.seconds is not None and len(ways) > 1:
         other = known.partial(known.situation(n_ctx, known.room(n_ctx, False)), not chosen)
         if choice := choices.where_weights_go(known.request, best, other, known.seconds):
@@ -130,27 +137,27 @@ def _promises_better(known: Known, n_ctx: int, spread: bool, best: Trial) -> boo
 
 
 def fill(known: Known, trial: Trial) -> Trial:
-    """Bring items back from the host one by one while the measurement says that there is room.
+    """Bring items back to their layer one by one, those on the host first, while the measurement says there is room.
 
     A compute buffer depends on which items are where, so the estimate can end with room that it could not use.
     """
     for _ in range(_MAX_FILLS):
         placement = trial.placement
         room = [device.target - trial.breakdown.on(device.name).used for device in known.devices]
-        spilled = [item for item, target in placement.moved if target == HOST]
+        away = list(placement.moved)
         # from the last layer back: the first ones are what the estimate has tried
         fitting = [
-            (item, d)
+            (item, target)
             for d, (start, stop) in enumerate(placement.ranges())
-            for item in reversed(spilled)
+            for item, target in reversed(away)
             if start <= item.layer < stop and item.bytes <= room[d]
         ]
         if not fitting:
             break
-        item, _ = max(fitting, key=lambda choice: choice[0].bytes)
+        item, _ = max(fitting, key=lambda choice: (choice[1] == HOST, choice[0].bytes))
         moved = tuple(pair for pair in placement.moved if pair[0] != item)
         filled = known.trial(replace(placement, moved=moved), trial.params.n_ctx)
-        if not filled.fits:
+        if not filled.fits or rank(filled) < rank(trial):
             break
         trial = filled
     return trial
