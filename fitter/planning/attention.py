@@ -1,9 +1,9 @@
-"""Flash attention where ``auto`` decides against what the plan would gain by. Nothing of the answer's quality changes.
+"""Flash attention where ``auto`` decides against what the plan would gain by. No quality is given up for it.
 
 With ``auto`` llama.cpp turns it off for all layers as soon as one is computed on another device than the one with its
-cache (``llama_context``). So it is where the weights of a host layer are on a device, and with 32 slots or more wherever
-a layer is on the host, whose weights a device then borrows. The compute buffers are gigabytes larger without it. On the
-other hand, where a device computes attention next to a cache on the host, it copies that for every token; without flash
+cache (``llama_context``). So it is where weights of a host layer are on a device, and with 32 slots or more wherever a
+layer is on the host, whose weights a device then borrows. Without it compute buffers are gigabytes larger. On the other
+hand, where a device computes attention next to a cache on the host, it copies that for every token; without flash
 attention the host computes it.
 """
 

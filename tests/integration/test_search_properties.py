@@ -65,6 +65,36 @@ def test_a_slow_card_is_left_out_where_it_is_nearly_not_expected_to_pay(asking: 
     assert not worse(asking.fit(machine("gpt-oss-20b", slow, fast, n_seq_max=4)), without, is_other=True)
 
 
+@pytest.mark.parametrize("number", [306, 781, 900, 915])
+def test_machines_whose_plan_was_worse_with_more(asking: Asking, number: int) -> None:
+    """A slower card, freed memory, a smaller margin, a small card."""
+    checked = check(draw(number), asking)
+    assert checked.asked > 0 and checked.broken == ()
+
+
+def test_flash_attention_is_on_where_auto_would_turn_it_off(asking: Asking) -> None:
+    one = machine("gemma3-12b", *[("rtx-pro-6000-blackwell", None)] * 2, n_seq_max=256, margin=0)
+    plan, automatic = asking.fit(one), asking.fit(one, flash_attn="auto")
+    assert plan.fits and plan.arguments[plan.arguments.index("-fa") + 1] == "on"
+    assert "-fa" not in automatic.arguments and (plan.seconds or 0.0) < 0.9 * (automatic.seconds or 0.0)
+
+
+def test_flash_attention_is_off_where_the_host_computes_faster(asking: Asking) -> None:
+    cards = [("rtx-3050-8gb", None)] * 2
+    one = machine("deepseek-v3.1", *cards, ("rtx-3050-8gb", 2893), n_seq_max=64)
+    plan = asking.fit(one)
+    assert plan.fits and plan.arguments[plan.arguments.index("-fa") + 1] == "off"
+    assert (plan.seconds or 0.0) < 0.9 * (asking.fit(one, flash_attn="on").seconds or 0.0)
+
+
+def test_a_card_takes_the_last_layer_where_no_cache_has_room_there(asking: Asking) -> None:
+    card = ("arc-pro-b60", 2443)
+    one = machine("glm45-air", card, n_seq_max=256)
+    plan, without = asking.fit(one), asking.fit(one, devices=())
+    assert plan.n_gpu_layers == 1 and plan.n_ctx == without.n_ctx
+    assert (plan.seconds or 0.0) < 0.9 * (without.seconds or 0.0)
+
+
 def test_a_card_without_room_costs_no_context(asking: Asking) -> None:
     one = machine("glm45-air", ("rtx-3060-12gb", 1782), n_seq_max=64)
     plan, without = asking.fit(one), asking.fit(one, devices=())
