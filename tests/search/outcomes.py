@@ -140,6 +140,9 @@ def worse(after: Outcome, before: Outcome, *, is_other: bool = False, same: floa
     if not before.on_devices and after.on_devices:
         # context costs the host nothing but memory; a card that makes a plan faster may take what is worth having of it
         return "" if a < b else f"{b:.3f} -> {a:.3f} s"
+    if before.n_gpu_layers <= 1 < after.n_gpu_layers and a < b:
+        # nor does it where the one layer on a device is the last one, which has no cache
+        return ""
     said = f"context {before.n_ctx} -> {after.n_ctx}, {b:.3f} -> {a:.3f} s"
     if not min(a, b):
         return said if (after.n_ctx, -a) < (before.n_ctx, -b) else ""
