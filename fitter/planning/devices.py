@@ -24,6 +24,9 @@ from fitter.planning.trial import Trial
 _SLOW = 0.7
 """The share of the fastest device's bandwidth below which another one is slow."""
 
+_LITTLE = 0.25
+"""The share of the largest device's room below which another one has little."""
+
 _MOST_GAINED = 2.0
 """How many times as fast a plan with caches apart from their layers is at most that is worth another proposal."""
 
@@ -138,7 +141,7 @@ class Devices:
         """Fewer devices that were not asked for yet, and whether those left out hold little: else they are slow."""
         small = _small(best)
         # a device that has nothing may have something where another one is left out
-        for group in (*small, *self._slow(best)):
+        for group in dict.fromkeys((*small, *self._slow(best), *_nearly_full(best))):
             for left in dict.fromkeys((best.used[0], best.devices)):
                 kept = tuple(device for device in left if device not in group)
                 if kept and _names(kept) not in self._trials:
@@ -309,6 +312,13 @@ def _useless(devices: tuple[DeviceLimit, ...], trial: Trial) -> list[DeviceLimit
         # where nothing is gained by all of them, fewer may still do: they need smaller compute buffers
         return sorted(idle, key=lambda device: device.target)[: (len(idle) + 1) // 2]
     return useless if trial.fits or not useless else [min(useless, key=lambda device: device.target)]
+
+
+def _nearly_full(best: Trial) -> list[tuple[DeviceLimit, ...]]:
+    """Each device with much less room than the largest, whose little context may cost more time than it is worth."""
+    used = [device for device in best.devices if best.breakdown.on(device.name).used]
+    largest = max((device.target for device in used), default=0)
+    return [(device,) for device in used if device.target < _LITTLE * largest]
 
 
 def _small(best: Trial) -> list[tuple[DeviceLimit, ...]]:

@@ -144,19 +144,21 @@ def fill(known: Known, trial: Trial) -> Trial:
     for _ in range(_MAX_FILLS):
         placement = trial.placement
         room = [device.target - trial.breakdown.on(device.name).used for device in known.devices]
-        away = list(placement.moved)
         # from the last layer back: the first ones are what the estimate has tried
         fitting = [
             (item, target)
             for d, (start, stop) in enumerate(placement.ranges())
-            for item, target in reversed(away)
+            for item, target in reversed(placement.moved)
             if start <= item.layer < stop and item.bytes <= room[d]
         ]
         if not fitting:
             break
-        item, _ = max(fitting, key=lambda choice: (choice[1] == HOST, choice[0].bytes))
+        item, at = max(fitting, key=lambda choice: (choice[1] == HOST, choice[0].bytes))
         moved = tuple(pair for pair in placement.moved if pair[0] != item)
-        filled = known.trial(replace(placement, moved=moved), trial.params.n_ctx)
+        back = replace(placement, moved=moved)
+        if at != HOST and not _gains(known, back, trial):
+            break
+        filled = known.trial(back, trial.params.n_ctx)
         if not filled.fits or rank(filled) < rank(trial):
             break
         trial = filled

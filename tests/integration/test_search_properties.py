@@ -65,9 +65,9 @@ def test_a_slow_card_is_left_out_where_it_is_nearly_not_expected_to_pay(asking: 
     assert not worse(asking.fit(machine("gpt-oss-20b", slow, fast, n_seq_max=4)), without, is_other=True)
 
 
-@pytest.mark.parametrize("number", [306, 781, 900, 915])
+@pytest.mark.parametrize("number", [252, 306, 781, 900, 915, 954])
 def test_machines_whose_plan_was_worse_with_more(asking: Asking, number: int) -> None:
-    """A slower card, freed memory, a smaller margin, a small card."""
+    """A card with little room, a slower one, freed memory, a smaller margin, a small card."""
     checked = check(draw(number), asking)
     assert checked.asked > 0 and checked.broken == ()
 
