@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fitter.api import Plan
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.cost import Estimate, Part, Workload
 from fitter.planning.explain import Bound, Choice
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Plan, Problem, Search
+from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Problem, Search
 from fitter.planning.pricing import Price, SpeedSource
 
 MIB = 1024 * 1024
