@@ -11,7 +11,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from fitter import beginning
-from fitter.asking import one_load, questions_of, worker_for
+from fitter.asking import limited, one_load, questions_of, worker_for
 from fitter.door import door
 from fitter.errors import LibraryError, UsageError
 from fitter.kept import held
@@ -35,7 +35,7 @@ from fitter.planning.constraints import (
 from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, inspection_of
 from fitter.planning.limits import check_context
-from fitter.planning.plan import Plan, register
+from fitter.planning.plan import Plan, check_can_run, register
 from fitter.planning.pricing import Price, Speeds, price_params
 from fitter.planning.request import Progress
 from fitter.planning.requesting import limits_beside, pinned_by, request_of
@@ -122,7 +122,8 @@ def fit(
     is_given = worker is not None
     beginning.parse_meanwhile()
     with (
-        worker_for(ask, worker, on_log, deadline, at_once=True) as worker,
+        worker_for(ask, worker, on_log, at_once=True) as worker,
+        limited(worker, deadline),
         beginning.suggest(ask, model, is_given=is_given, on_log=on_log) as suggested,
     ):
         # the header that was read last is at hand for its skeleton
@@ -336,7 +337,7 @@ def verify(
         from fitter.output.plan_file import read_plan
 
         plan = read_plan(path("plan", plan))
-    verification.check_can_run(plan)
+    check_can_run(plan)
     patience = timeout + plan.model.bytes / _LOADED_PER_SECOND
     with Worker(timeout=patience, on_log=on_log, rpc=plan.rpc) as worker:
         opened = open_model(plan.model.path if model is None else os.fsdecode(model), worker.header)

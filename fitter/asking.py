@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,27 +25,33 @@ def worker_for(
     ask: Ask,
     given: Worker | None,
     on_log: Callable[[str], None] | None,
-    deadline: float | None = None,
     *,
     at_once: bool = False,
 ) -> Iterator[Worker]:
     """The ``given`` worker, told of the devices of ``ask``, or one that ends with the call.
 
-    Its questions end at ``deadline`` (on the monotonic clock). ``at_once``: its process starts before the first one.
+    ``at_once``: the process of the latter starts now, not with the first question.
     """
     library = _library(ask)
-    with ExitStack() as stack:
-        worker = given
-        if worker is None:
-            own = Worker(ask.virtual, library=library, timeout=ask.timeout, on_log=on_log, rpc=ask.rpc)
-            worker = stack.enter_context(own)
-            if at_once:
-                worker.start()
-        else:
-            worker.configure(ask.virtual, library, ask.rpc)
-        stack.callback(setattr, worker, "deadline", worker.deadline)
-        worker.deadline = deadline
-        yield worker
+    if given is not None:
+        given.configure(ask.virtual, library, ask.rpc)
+        yield given
+        return
+    with Worker(ask.virtual, library=library, timeout=ask.timeout, on_log=on_log, rpc=ask.rpc) as own:
+        if at_once:
+            own.start()
+        yield own
+
+
+@contextmanager
+def limited(worker: Worker, deadline: float | None) -> Iterator[None]:
+    """Let what ``worker`` is asked end at ``deadline`` (on the monotonic clock), and then be as it was."""
+    before = worker.deadline
+    worker.deadline = deadline
+    try:
+        yield
+    finally:
+        worker.deadline = before
 
 
 def _library(ask: Ask) -> CudaLibrary | None:

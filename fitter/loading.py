@@ -8,11 +8,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fitter.errors import ModelError, OutOfMemoryError, PlanError, UsageError
+from fitter.errors import ModelError, OutOfMemoryError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.model.source import model_files, show
 from fitter.output.keywords import keywords
-from fitter.planning.plan import Plan, check_fits, stamp_of
+from fitter.planning.plan import Plan, check_can_run, check_fits, stamp_of
 
 if TYPE_CHECKING:
     from fitter.llama.planned import PlannedLlama
@@ -62,8 +62,7 @@ def load_once(plan: Plan, model_path: str, kwargs: Mapping[str, Any], timeout: f
     """
     check_fits(plan)
     planned, fixed = native(), keywords(plan)
-    if plan.virtual:
-        raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
+    check_can_run(plan)
     _check_keywords(plan, fixed, kwargs)
     loaded: PlannedLlama = planned.load(plan, model_path, fixed, kwargs, timeout)
     return loaded

@@ -228,6 +228,12 @@ def check_fits(plan: Plan, remedy: str = "") -> None:
         raise PlanError(f"the plan does not fit: {plan.problems[0].message}{more}")
 
 
+def check_can_run(plan: Plan) -> None:
+    """Raise ``PlanError`` for a plan that no machine can run."""
+    if plan.virtual:
+        raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
+
+
 def resolved(plan: Plan) -> Params:
     """The plan's parameters with what llama.cpp chose where they leave it the choice: context and devices."""
     params, found = plan.params, plan.breakdown
@@ -245,6 +251,7 @@ __all__ = [
     "Problem",
     "Search",
     "SharedUse",
+    "check_can_run",
     "check_fits",
     "register",
     "resolved",

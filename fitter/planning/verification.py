@@ -12,15 +12,9 @@ from pathlib import Path
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Row
 from fitter.planning.calibration import Process
-from fitter.planning.plan import Plan, resolved
+from fitter.planning.plan import Plan, check_can_run, resolved
 from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem
 from fitter.planning.verified import MemoryUse, Verification, VerifiedRow
-
-
-def check_can_run(plan: Plan) -> None:
-    """Raise ``PlanError`` for a plan that no machine can run."""
-    if plan.virtual:
-        raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
 
 
 def check_same_model(planned: ModelSummary, found: ModelSummary) -> None:
