@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from fitter.planning.cost import Estimate, Part, Workload
     from fitter.planning.explain import Bound, Choice, Reason
     from fitter.planning.inspection import Inspection, LayerSize, RoleSize
-    from fitter.planning.plan import DeviceUse, FileStamp, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
     from fitter.planning.pricing import Price, SpeedSource
     from fitter.planning.request import Progress
-    from fitter.planning.verification import MemoryUse, Verification, VerifiedDifference, VerifiedRow
+    from fitter.planning.summary import DeviceUse, FileStamp, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
+    from fitter.planning.verified import MemoryUse, Verification, VerifiedDifference, VerifiedRow
 
 __version__ = "0.1.0"
 
@@ -53,7 +53,9 @@ _HOMES = {
     "fitter.planning.cost": ("Estimate", "Part", "Workload"),
     "fitter.planning.explain": ("Bound", "Choice", "Reason"),
     "fitter.planning.inspection": ("Inspection", "LayerSize", "RoleSize"),
-    "fitter.planning.plan": (
+    "fitter.planning.pricing": ("Price", "SpeedSource"),
+    "fitter.planning.request": ("Progress",),
+    "fitter.planning.summary": (
         "DeviceUse",
         "FileStamp",
         "HostUse",
@@ -63,9 +65,7 @@ _HOMES = {
         "Search",
         "SharedUse",
     ),
-    "fitter.planning.pricing": ("Price", "SpeedSource"),
-    "fitter.planning.request": ("Progress",),
-    "fitter.planning.verification": ("MemoryUse", "Verification", "VerifiedDifference", "VerifiedRow"),
+    "fitter.planning.verified": ("MemoryUse", "Verification", "VerifiedDifference", "VerifiedRow"),
 }
 """Where each name is, beside the errors."""
 

@@ -2,182 +2,59 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
+from fitter import beginning
+from fitter.asking import limited, one_load, questions_of, worker_for
 from fitter.door import door
-from fitter.errors import LibraryError, PlanError, UsageError
+from fitter.errors import LibraryError, UsageError
 from fitter.kept import held
-from fitter.llama import process
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
-from fitter.llama.types import (
-    LAYOUT_DEVICE,
-    RPC,
-    Breakdown,
-    DeviceInfo,
-    Params,
-    Skeleton,
-    SplitMode,
-    VirtualDevice,
-)
-from fitter.llama.virtual import is_surely_spilled
-from fitter.machine import calibrated, catalogue
-from fitter.machine.devices import Machine, real_machine, virtual_machine
-from fitter.machine.gpu import parse_gpus, parse_twin
-from fitter.machine.host import host_memory as measure_host_memory
-from fitter.machine.speed import DeviceSpeed, HostSpeed, default_host, speed_of
-from fitter.model.header import Model, open_model
-from fitter.model.source import model_files
-from fitter.model.tensors import Role, is_expert, layer_of, role_of
-from fitter.parameters import MAX_TOKENS, AnyPath, Estimating, Fitting, Load, Measuring, taken_by
-from fitter.planning import cost
+from fitter.llama.types import RPC, Breakdown, DeviceInfo, Params, VirtualDevice
+from fitter.machine import calibrated
+from fitter.machine.devices import choose, described, device_speeds, machine_of, speed_of_host
+from fitter.machine.gpu import parse_twin, virtual_devices
+from fitter.machine.host import host_memory
+from fitter.model.header import open_model
+from fitter.parameters import AnyPath, Estimating, Fitting, Measuring
 from fitter.planning import fit as planning
 from fitter.planning.ask import Ask
 from fitter.planning.constraints import (
-    batches_of,
-    check_choices,
     check_live_tokens,
     check_margins,
-    check_pins,
     check_split_mode,
     context_of_a_sequence,
-    default_margin,
-    device_limits,
-    for_model,
-    levers,
-    params_of,
-    sequences_of,
     workload_of,
 )
 from fitter.planning.cost import Workload
-from fitter.planning.inspection import Inspection, LayerSize, RoleSize
-from fitter.planning.limits import check_context, own_context
-from fitter.planning.memory import HOST, units_of
-from fitter.planning.placement import pinned_matches
-from fitter.planning.plan import ModelSummary, PlanData, check_fits, resolved, stamp_of
+from fitter.planning.inspection import Inspection, inspection_of
+from fitter.planning.limits import check_context
+from fitter.planning.plan import Plan, check_can_run, register
 from fitter.planning.pricing import Price, Speeds, price_params
-from fitter.planning.request import DeviceLimit, HostLimit, Progress, Request
+from fitter.planning.request import Progress
+from fitter.planning.requesting import limits_beside, pinned_by, request_of
+from fitter.planning.summary import ModelSummary, stamp_of
 from fitter.planning.work import facts_of
-from fitter.sharing import Asked, Drafts, check_mtp, choices, open_draft
-from fitter.text import LONGEST_NAME, printable
+from fitter.sharing import check_mtp, choices, open_draft
 from fitter.values import path, size
 
 if TYPE_CHECKING:
-    from typing import final
-
-    import llama_cpp
     from typing_extensions import Unpack
 
-    from fitter.llama.cuda_library import CudaLibrary
-    from fitter.output.plan_file import PlanDocument
     from fitter.planning.calibration import Calibration
-    from fitter.planning.verification import Prediction, Verification
-
-    @final
-    class Llama(llama_cpp.Llama):
-        """What ``fitter.Llama`` and ``Plan.load`` make: a ``llama_cpp.Llama`` with a plan."""
-
-        plan: Plan
-
-        def __init__(self, model_path: str | os.PathLike[str], **keywords: Any) -> None: ...
-
-        @classmethod
-        def from_pretrained(  # type: ignore[override]
-            cls, repo_id: str, filename: str | None, additional_files: list[str] | None = None, **keywords: Any
-        ) -> Llama: ...
-
+    from fitter.planning.plan import Llama
+    from fitter.planning.verified import Verification
 
 Path = AnyPath
 
 _LOADED_PER_SECOND = 20 * 10**6
 """Bytes of a model: a slow disk, and a processor that computes a prompt with it."""
-
-_FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
-
-
-class Plan(PlanData):
-    """Parameters that llama.cpp measured to fit (or, with ``fits`` false, the nearest that were tried).
-
-    ``bool(plan)`` is ``plan.fits``, ``str(plan)`` the table that the command shows.
-    """
-
-    def __str__(self) -> str:
-        from fitter.output.table import plan_text
-
-        return plan_text(self)
-
-    def __repr__(self) -> str:
-        names = ", ".join(printable(name) for name in self.breakdown.devices) or "the host"
-        verdict = "fits" if self.fits else "does not fit"
-        n_ctx = self.params.n_ctx or self.breakdown.n_ctx
-        return f"<Plan: {printable(self.model.name, LONGEST_NAME)} {verdict}, n_ctx={n_ctx}, on {names}>"
-
-    def arguments(self, *, anyway: bool = False) -> list[str]:
-        """llama.cpp's command-line arguments.
-
-        Raises ``PlanError`` where the plan does not fit, unless they are asked for ``anyway``, and where llama.cpp has
-        no argument for what the plan needs.
-        """
-        from fitter.output.arguments import arguments
-
-        if not anyway:
-            check_fits(self, "arguments(anyway=True)")
-        return arguments(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON-ready data, schema 1; sizes in bytes."""
-        from fitter.output.json import to_dict
-
-        return to_dict(self)
-
-    def format(self, name: str, *, anyway: bool = False) -> str:
-        """The plan as ``fitter fit --format`` writes it.
-
-        ``name`` is ``args``, ``shell``, ``json``, ``ini``, ``env``, ``python`` or ``ik_llama``. Raises ``PlanError``
-        where that format has no word for what the plan needs; all but ``json`` also where the plan does not fit, unless
-        it is asked for ``anyway``.
-        """
-        from fitter.output.formats import render
-
-        return render(self, name, anyway=anyway)
-
-    def explain(self) -> str:
-        """Why the plan is as it is: what takes its time, each choice's runner-up, the proven distance to the best."""
-        from fitter.output.explanation import explanation
-
-        return explanation(self)
-
-    def llama_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for ``llama_cpp.Llama``. Raises ``PlanError`` where it has none for what the plan needs."""
-        from fitter.output.keywords import llama_kwargs
-
-        return llama_kwargs(self)
-
-    def load(self, **kwargs: Any) -> Llama:
-        """A ``llama_cpp.Llama`` with the whole plan applied, overrides too; ``kwargs`` go to ``Llama``.
-
-        Its ``plan`` is what it was loaded with: where a device has less memory than the plan counts on, what ``fit``
-        was asked for is fitted again, at most twice, with a ``PlanWarning``.
-
-        Raises ``PlanError`` where the plan does not fit or is for devices that are not here, ``UsageError`` for
-        ``kwargs`` that contradict it, ``ModelError`` where the model is gone or another one, ``OutOfMemoryError``
-        where a device refuses memory even so, ``RemoteError`` where an rpc-server fails, ``LlamaCppError`` where
-        llama.cpp cannot load the model. Where llama.cpp would end the process, ``LlamaCppCrashError`` is raised.
-        """
-        from fitter.loading import load
-
-        loaded: Llama = load(self, kwargs, fit)  # type: ignore[assignment]
-        return loaded
-
-    def verify(self, *, tolerance: int | str = 0, timeout: float = DEFAULT_TIMEOUT) -> Verification:
-        """Load the plan for real in a worker process, and compare: ``fitter.verify``."""
-        return verify(plan=self, tolerance=tolerance, timeout=timeout)
 
 
 @held(Fitting)
@@ -239,241 +116,43 @@ def fit(
     """
     started = time.monotonic()
     model = os.fsdecode(model)
-    ask, beside_it = Ask.of(parameters), Asked.of(parameters)
+    ask = Ask.of(parameters)
     words = {"timeout": ask.timeout, **parameters, "on_progress": on_progress, "on_log": on_log}
     deadline = None if ask.time_limit is None else started + ask.time_limit
-    n_ctx, n_gpu_layers = parameters.get("n_ctx"), parameters.get("n_gpu_layers")
-    tensor_split, split_mode = parameters.get("tensor_split"), parameters.get("split_mode") or Params.split_mode
-    main_gpu, embedding = parameters.get("main_gpu") or 0, parameters.get("embedding") or False
-    cpu_moe, n_cpu_moe = parameters.get("cpu_moe") or False, parameters.get("n_cpu_moe")
-    check_split_mode(split_mode)
-    check_choices(ask.objective, ask.strategy)
-    check_pins(n_gpu_layers, tensor_split)
-    allowed = levers(ask.allow)
-    beside_it.check()
-    given = _load_of(parameters, beside_it)
-    if given.n_ctx:
-        # what it was set to, or what room for all slots is
-        n_ctx = given.n_ctx
-    has_overrides = bool(given.tensor_buft_overrides or cpu_moe or n_cpu_moe)
-    gpus, rpc, devices, fit_ctx = ask.gpus, ask.rpc, ask.devices, ask.fit_ctx
-    host_speed = None if ask.host_bandwidth is None else _given_host_speed(ask.host_bandwidth, bool(gpus))
-    remote_bandwidths = _given_bandwidths(rpc, ask.rpc_bandwidth)
-    # both take longer to parse than there is time for once the model is known
-    process.meanwhile(catalogue.gpus)
-    process.meanwhile(cost.default)
-    virtual = _virtual(gpus)
-    library = _library(ask.profile, virtual)
-    if gpus and not virtual and not rpc:
-        devices = _no_devices(devices)
-    with ExitStack() as stack:
-        is_own = worker is None
-        if worker is None:
-            worker = stack.enter_context(Worker(virtual, library=library, timeout=ask.timeout, on_log=on_log, rpc=rpc))
-            worker.start()
-        else:
-            worker.configure(virtual, library, rpc)
-        stack.callback(setattr, worker, "deadline", worker.deadline)
-        worker.deadline = deadline
-        # Each process that asks a real device takes some of its memory, so those are for one process only. An
-        # rpc-server even talks to one process only, and lets others wait.
-        is_shared = is_own and library is None and bool(gpus) and not rpc
-        second = stack.enter_context(Worker(virtual, timeout=ask.timeout, on_log=on_log)) if is_shared else None
-        beside = _Beside(second, model_files(model)) if second else None
-        is_placed = has_overrides or n_gpu_layers is not None or devices is not None or split_mode != "layer"
-        is_free = not is_placed and not beside_it.mtp
-        if beside and is_free:
-            beside.load(virtual)
+    is_given = worker is not None
+    beginning.parse_meanwhile()
+    with (
+        worker_for(ask, worker, on_log, at_once=True) as worker,
+        limited(worker, deadline),
+        beginning.suggest(ask, model, is_given=is_given, on_log=on_log) as suggested,
+    ):
         # the header that was read last is at hand for its skeleton
-        draft = open_draft(beside_it, worker)
+        drafts = open_draft(ask.sharing, worker)
         opened = open_model(model, worker.header)
-        check_mtp(beside_it, opened)
-        given = for_model(given, opened, cpu_moe, n_cpu_moe)
-        overrides = given.tensor_buft_overrides
+        check_mtp(ask.sharing, opened)
         stamps = tuple(stamp_of(file) for file in opened.files)
-        machine = _machine(worker, virtual, ask.host_memory, bool(gpus), bool(rpc))
-        if gpus and not virtual and devices is None:
-            devices = tuple(device.name for device in machine.devices)
-        chosen = _choose(machine, devices, split_mode, main_gpu)
-        known = () if virtual else calibrated.read()
-
-        def limits_of(infos: Sequence[DeviceInfo], given: int | Sequence[int] | None) -> tuple[DeviceLimit, ...]:
-            return device_limits(infos, given, [default_margin(calibrated.outside_of(info, known)) for info in infos])
-
-        limits = limits_of(chosen, ask.margin)
-        named = _choose(machine, beside_it.names or ["none"], "layer", 0)
-        # a list has a margin for each device of the model's
-        others = limits_of([info for info in named if info not in chosen], None if _is_each(ask.margin) else ask.margin)
-        if overrides:
-            worker.check_patterns([override.pattern for override in overrides])
-        fixed: dict[str, object] = {
-            "n_ctx": n_ctx,
-            "n_gpu_layers": n_gpu_layers,
-            "tensor_split": tensor_split if tensor_split and any(tensor_split) else None,
-            "devices": devices,
-            "n_ubatch": given.n_ubatch if embedding else parameters.get("n_ubatch"),
-            "type_k": parameters.get("type_k"),
-            "type_v": parameters.get("type_v"),
-            "op_offload": parameters.get("op_offload"),
-            "flash_attn": parameters.get("flash_attn"),
-        }
-        pinned = _pinned(worker, opened, overrides, limits)
-        # a device that cannot keep its margin is left out, unless the user has put something there
-        has_none = any(d != HOST and limits[d].target <= 0 for d in pinned.values())
-        if split_mode == "none" or has_none:
-            fixed["devices"] = [limit.name for limit in limits]
-        n_ctx_train = opened.n_ctx_train or min(fit_ctx, MAX_TOKENS)
-        streams = 1 if given.kv_unified else given.n_seq_max
-        is_asked = ask.prompt is not None or ask.generate is not None
-        if n_ctx is None:
-            context = n_ctx_train if is_asked else min(fit_ctx, n_ctx_train)
-        else:
-            context = context_of_a_sequence(given, n_ctx_train)
-        workload = workload_of(ask.prompt, ask.generate, context, is_set=bool(n_ctx))
-        if is_asked:
-            fit_ctx = max(fit_ctx, workload.prompt + workload.generate)
-        priced = machine.devices if draft or beside_it.mmproj else chosen
-        request = Request(
-            params=replace(given, n_ctx=n_ctx or own_context(n_ctx_train, streams)),
-            fixed=frozenset(name for name, value in fixed.items() if value is not None),
-            devices=limits,
-            host=HostLimit(machine.host_total, machine.host_free, ask.host_margin, "paging" in allowed),
-            n_layer=opened.n_layer,
-            n_ctx_train=n_ctx_train,
-            is_movable=is_expert if opened.is_moe else _is_ffn_weight,
-            is_expert_model=opened.is_moe,
-            fit_ctx=fit_ctx,
-            model_bytes=opened.bytes,
-            pinned=pinned,
-            facts=facts_of(opened),
-            speeds=_speeds(virtual, priced, machine.devices, worker, remote_bandwidths),
-            host_speed=host_speed or _host_speed(bool(gpus)),
-            workload=workload,
-            objective=ask.objective,
-            strategy=ask.strategy,
-            allow=allowed,
+        machine = machine_of(
+            worker.devices, ask.virtual, ask.host_memory, is_described=ask.is_described, has_rpc=bool(ask.rpc)
         )
-        drafts = Drafts(worker, draft) if draft else None
-        llama = _llama(worker, beside, opened, ask.skeleton, drafts)
-        shared = choices(
-            beside_it,
-            worker,
-            opened,
-            draft,
-            drafts,
-            given.flash_attn,
-            machine.devices,
-            machine.host_total,
-            limits,
-            request.speeds,
+        known = () if ask.virtual else calibrated.read()
+        request = request_of(ask, opened, machine, questions_of(ask, worker, machine), known)
+        plan = planning.fit(
+            request,
+            ModelSummary.of(opened),
+            beginning.llama_for(worker, suggested, opened, ask.skeleton, drafts),
+            on_progress or (lambda _: None),
+            ask.is_described,
+            choices(ask.sharing, worker, opened, drafts, machine, request),
+            limits_beside(ask, machine, request, known),
+            deadline,
         )
-        report = on_progress or (lambda _: None)
-        data = planning.fit(request, _summary(opened), llama, report, bool(gpus), shared, others, deadline)
         if ask.margin is not None:
-            check_margins(limits, data.problems)
-        for each in filter(None, (worker if is_own else None, second)):
-            each.dismiss()
+            check_margins(request.devices, plan.problems)
+        if not is_given:
+            worker.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}
-    data = replace(data, rpc=worker.rpc if remote.intersection(data.breakdown.devices) else ())
-    data = replace(data, asked=words, files=stamps)
-    return Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
-
-
-def _load_of(parameters: Fitting, beside_it: Asked) -> Params:
-    """The parameters of a load that a fit begins with; devices are chosen later."""
-    embedding = parameters.get("embedding") or False
-    n_batch, n_ubatch = batches_of(embedding, parameters.get("n_batch"), parameters.get("n_ubatch"))
-    n_seq_max, kv_unified = sequences_of(
-        embedding, n_batch, parameters.get("n_seq_max"), parameters.get("kv_unified") or False
-    )
-    load: dict[str, Any] = {each.name: parameters.get(each.name) for each in taken_by(Load)}
-    load |= {"n_batch": n_batch, "n_ubatch": n_ubatch, "n_seq_max": n_seq_max, "kv_unified": kv_unified}
-    load |= {"devices": None, "main_gpu": None}
-    return replace(params_of(None, **load), load_mtp=beside_it.mtp, n_rs_seq=beside_it.n_rs_seq)
-
-
-class _Beside:
-    """A worker that measures the model's own file beside another one."""
-
-    def __init__(self, worker: Worker, files: Sequence[FilePath]) -> None:
-        self._worker = worker
-        self._path = str(files[0])
-        self._bytes = sum(file.stat().st_size for file in files)
-        self._devices: tuple[str, ...] = ()
-        self._n_layers = 0
-        self._is_held = False
-        self.loading: Params | None = None
-
-    @property
-    def busy(self) -> bool:
-        return self._worker.busy
-
-    @property
-    def dummy_loads(self) -> int:
-        return self._worker.dummy_loads
-
-    def load(self, devices: Sequence[VirtualDevice]) -> None:
-        """Begin to load the model before anything is known of it but its size.
-
-        Where that is too much for ``devices``, with the placement left open; else with all layers on the only one.
-        """
-        if is_surely_spilled(self._bytes, devices):
-            self._devices = tuple(device.name for device in devices)
-            self._is_held = True
-            self._worker.begin_holding(self._path)
-        elif len(devices) == 1 and self._bytes <= devices[0].free:
-            self.loading = Params(devices=(devices[0].name,))
-            self._worker.begin_loading(self._path, self.loading)
-
-    def know(self, n_layer: int) -> None:
-        """Be told how many layers the model has."""
-        self._n_layers = n_layer + 1
-        if self.loading:
-            self.loading = replace(self.loading, n_gpu_layers=n_layer + 1)
-
-    def awaits(self, params: Params) -> bool:
-        return (
-            self._is_held
-            and sorted(params.devices or ()) == sorted(self._devices)
-            and params.n_gpu_layers >= self._n_layers
-            and bool(params.tensor_buft_overrides)
-        )
-
-    def begin(self, params: Params) -> None:
-        self._is_held = False
-        self._worker.begin_measure(self._path, params, reserve=True)
-
-    def finish(self) -> Breakdown:
-        return self._worker.finish_measure()
-
-
-def _llama(
-    worker: Worker, beside: _Beside | None, model: Model, skeleton: bool, drafts: Drafts | None
-) -> planning.Llama:
-    """The ways to ask llama.cpp about ``model``."""
-    path, loads = str(model.path), worker.dummy_loads
-    copy = Skeleton(tuple(map(str, model.files)))
-    if beside:
-        beside.know(model.n_layer)
-
-    def shared_loads() -> int:
-        return drafts.loads if drafts else 0
-
-    def until(deadline: float | None) -> None:
-        worker.deadline = deadline
-
-    return planning.Llama(
-        own=planning.Loads(
-            lambda params: worker.measure(path, params, reserve=True), lambda params: worker.layout(path, params)
-        ),
-        dummy_loads=lambda: worker.dummy_loads - loads + (beside.dummy_loads if beside else 0) - shared_loads(),
-        skeleton=planning.Loads(lambda params: worker.measure(copy, params), lambda params: worker.layout(copy, params))
-        if skeleton
-        else None,
-        beside=beside,
-        shared_loads=shared_loads,
-        until=until,
-    )
+    rpc = worker.rpc if remote.intersection(plan.breakdown.devices) else ()
+    return replace(plan, rpc=rpc, asked=words, files=stamps)
 
 
 @held(Measuring)
@@ -493,8 +172,8 @@ def measure(
 
     Raises what ``fit`` raises.
     """
-    with _asked(model, parameters, on_log, worker) as (asked, _, opened, params):
-        return asked.measure(str(opened.path), params)
+    with one_load(Ask.of_a_load(parameters), os.fsdecode(model), worker, on_log) as load:
+        return load.worker.measure(str(load.model.path), load.params)
 
 
 @held(Estimating)
@@ -516,69 +195,31 @@ def estimate(
 
     Raises what ``fit`` raises.
     """
-    ask = Ask.of(parameters)
-    check_split_mode(parameters.get("split_mode") or Params.split_mode)
-    host_speed = None if ask.host_bandwidth is None else _given_host_speed(ask.host_bandwidth, bool(ask.gpus))
-    remote_bandwidths = _given_bandwidths(ask.rpc, ask.rpc_bandwidth)
-    with _asked(model, parameters, on_log, worker) as found:
-        asked, virtual, opened, params = found
-        context = context_of_a_sequence(params, opened.n_ctx_train or Workload.prompt + Workload.generate)
-        workload = workload_of(ask.prompt, ask.generate, context, is_set=bool(params.n_ctx))
+    ask = Ask.of_a_load(parameters)
+    check_split_mode(ask.load.split_mode)
+    with one_load(ask, os.fsdecode(model), worker, on_log) as load:
+        context = context_of_a_sequence(load.params, load.model.n_ctx_train or Workload.prompt + Workload.generate)
+        workload = workload_of(ask.prompt, ask.generate, context, is_set=bool(load.params.n_ctx))
         check_live_tokens(live_tokens, context)
-        breakdown = asked.measure(str(opened.path), params)
-        layout = asked.layout(Skeleton(tuple(map(str, opened.files))), replace(params, n_ctx=breakdown.n_ctx))
-        every = asked.devices() if breakdown.devices else ()
-        by_name = {info.name: info for info in every}
-        infos = tuple(by_name[name] for name in breakdown.devices)
-        known = _speeds(virtual, infos, every, asked, remote_bandwidths)
+        breakdown, layout = load.measured()
+        every = load.worker.devices() if breakdown.devices else ()
+        infos = choose(every, breakdown.devices)
+        speeds = device_speeds(infos, every, ask.virtual, load.worker.speed, ask.remote_bandwidths)
         return price_params(
-            facts_of(opened),
+            facts_of(load.model),
             layout,
-            params,
+            load.params,
             breakdown,
             Speeds(
                 breakdown.devices,
-                tuple(known[info.name] for info in infos),
+                tuple(speeds[info.name] for info in infos),
                 tuple(info.free for info in infos),
-                host_speed or _host_speed(bool(ask.gpus)),
+                speed_of_host(ask.host_bandwidth, is_described=ask.is_described),
             ),
-            _pinned(asked, opened, params.tensor_buft_overrides, infos),
+            pinned_by(load.params, load.model, infos, load.worker.match),
             workload,
             live_tokens,
         )
-
-
-@contextmanager
-def _asked(
-    model: Path,
-    parameters: Measuring,
-    on_log: Callable[[str], None] | None,
-    worker: Worker | None,
-) -> Iterator[tuple[Worker, tuple[VirtualDevice, ...], Model, Params]]:
-    """A worker to ask about one load of ``model``, the given one or one for this: it, the virtual devices, the rest."""
-    ask = Ask.of(parameters)
-    gpus, rpc, devices = ask.gpus, ask.rpc, ask.devices
-    virtual = _virtual(gpus)
-    params = params_of(None, **parameters)
-    library = _library(ask.profile, virtual)
-    if gpus and not virtual and not rpc:
-        params = replace(params, devices=_no_devices(devices))
-    if worker is not None:
-        worker.configure(virtual, library, rpc)
-        own: AbstractContextManager[Worker] = nullcontext(worker)
-    else:
-        own = Worker(virtual, library=library, timeout=ask.timeout, on_log=on_log, rpc=rpc)
-    with own as asked:
-        if gpus and rpc and not virtual:
-            machine = Machine(_described(asked.devices()), (), None, None)
-            params = replace(params, devices=tuple(device.name for device in _choose(machine, devices, "layer", 0)))
-        if params.split_mode == "none" and params.main_gpu > 0:
-            _check_main_gpu(params.main_gpu, asked.devices() if params.devices is None else params.devices)
-        opened = open_model(os.fsdecode(model), asked.header)
-        check_context(params.n_ctx or opened.n_ctx_train, opened.n_ctx_train, params.n_seq_max)
-        params = for_model(params, opened, parameters.get("cpu_moe") or False, parameters.get("n_cpu_moe"))
-        asked.check_patterns([override.pattern for override in params.tensor_buft_overrides])
-        yield asked, virtual, opened, params
 
 
 @door()
@@ -589,11 +230,11 @@ def devices(
     timeout: float = DEFAULT_TIMEOUT,
 ) -> tuple[tuple[DeviceInfo, ...], DeviceInfo]:
     """The devices that a model would be offloaded to, and the host with the memory that it has available."""
-    virtual = _virtual(gpus)
+    virtual = virtual_devices([gpus] if isinstance(gpus, (str, VirtualDevice)) else gpus)
     with Worker(virtual, timeout=timeout, rpc=rpc) as worker:
-        memory = measure_host_memory()
+        memory = host_memory()
         found = worker.devices() if virtual or rpc or not gpus else ()
-        return _described(found) if gpus else found, replace(worker.host(), total=memory.total, free=memory.available)
+        return described(found) if gpus else found, replace(worker.host(), total=memory.total, free=memory.available)
 
 
 @door()
@@ -629,7 +270,7 @@ def calibrate(
         return Worker(virtual, timeout=timeout, on_log=on_log, rpc=() if virtual else rpc)
 
     with start() as real, tempfile.TemporaryDirectory(prefix="fitter-") as directory:
-        chosen = _choose(Machine(real.devices(), (), None, None), devices, "layer", 0)
+        chosen = choose(real.devices(), devices)
         if not chosen:
             raise LibraryError(
                 "llama.cpp has no GPU here to calibrate: run this where the card is, with a llama-cpp-python that was "
@@ -647,21 +288,10 @@ def calibrate(
         if model is not None:
             path = open_model(os.fsdecode(model), real.header).path
             compared = (calibration.CalibrationModel(path.name, path, False),)
-        comparisons = []
-        for group in [*((info,) for info in chosen), *([chosen] if len(chosen) > 1 else [])]:
-            virtual = [device for info in group if (device := twins[info.name])]
-            if len(virtual) == len(group):
-                with start(virtual) as other:
-                    wanted = calibration.configurations()
-                    found = calibration.compare(real.measure, other.measure, group, compared, wanted, report)
-                    comparisons.append(found)
+        comparisons = [*calibration.compare_twins(real.measure, start, chosen, twins, compared, report)]
         measured = []
         for info in chosen:
-            loads = []
-            for candidate in (candidate for candidate in small if candidate.is_loaded):
-                report(f"{info.name}: loading {candidate.name}")
-                with start() as loader:
-                    loads.append(calibration.load(real, loader, info, candidate))
+            loads = calibration.load_each(real, start, info, small, report)
             comparisons.append(calibration.compare_loads(real.measure, loads, info))
             measured.append(calibration.device_calibration(info, twins[info.name], loads))
     records = calibration.records(measured)
@@ -673,7 +303,7 @@ def calibrate(
 def verify(
     model: Path | None = None,
     *,
-    plan: PlanData | PlanDocument | Path | None = None,
+    plan: Plan | Path | None = None,
     tolerance: int | str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[str], None] | None = None,
@@ -694,7 +324,7 @@ def verify(
     """
     from fitter.planning import verification
 
-    timeout = Ask.of(parameters).timeout
+    timeout = parameters.get("timeout") or DEFAULT_TIMEOUT
     if parameters.get("gpus"):
         raise UsageError("virtual devices cannot run a model: verify a plan for those that are here")
     if plan is None:
@@ -703,42 +333,19 @@ def verify(
         plan = fit(model, on_progress=on_progress, on_log=on_log, **parameters)
     elif others := [name for name in parameters if name != "timeout"]:
         raise UsageError(f"the plan has all parameters: leave {', '.join(others)} out")
-    if not isinstance(plan, PlanData):
-        from fitter.output.plan_file import PlanDocument, read_plan
+    if not isinstance(plan, Plan):
+        from fitter.output.plan_file import read_plan
 
-        if not isinstance(plan, PlanDocument):
-            plan = read_plan(path("plan", plan))
-    prediction = _prediction(plan)
+        plan = read_plan(path("plan", plan))
+    check_can_run(plan)
     patience = timeout + plan.model.bytes / _LOADED_PER_SECOND
     with Worker(timeout=patience, on_log=on_log, rpc=plan.rpc) as worker:
         opened = open_model(plan.model.path if model is None else os.fsdecode(model), worker.header)
-        _check_same_model(plan.model, _summary(opened))
+        verification.check_same_model(plan.model, ModelSummary.of(opened))
         if on_progress:
             on_progress(Progress(0, "loading for real"))
         allowed = size("tolerance", tolerance or 0)
-        return verification.verify(prediction, opened.path, worker, lambda: measure_host_memory().available, allowed)
-
-
-def _prediction(plan: PlanData | PlanDocument) -> Prediction:
-    from fitter.planning.verification import Prediction
-
-    if not isinstance(plan, PlanData):
-        params, rows = plan.params, plan.rows
-    elif plan.virtual:
-        raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
-    else:
-        params, rows = resolved(plan), plan.breakdown.rows
-    # what has nothing of the model need not be here
-    used = tuple(use for use in plan.devices if use.name in (params.devices or ()))
-    return Prediction(plan.model, params, rows, used, plan.host, plan.problems, plan.shared)
-
-
-def _check_same_model(planned: ModelSummary, found: ModelSummary) -> None:
-    """Raise ``UsageError`` where a plan is of another model than the one that was found."""
-    for what in ("architecture", "name", "bytes"):
-        wanted, here = getattr(planned, what), getattr(found, what)
-        if wanted != here:
-            raise UsageError(f"the plan is of another model than {found.path}: its {what} is {wanted}, not {here}")
+        return verification.verify(plan, opened.path, worker, lambda: host_memory().available, allowed)
 
 
 @door()
@@ -754,179 +361,59 @@ def inspect(model: Path, *, n_ctx: int | None = None, timeout: float = DEFAULT_T
         params = Params(n_ctx=n_ctx or 0, n_gpu_layers=0, devices=())
         breakdown = worker.measure(str(opened.path), params)
         layout = worker.layout(str(opened.path), params)
-    units = units_of(layout, opened.n_layer, lambda _: False)
-    known = {entry.name for entry in layout.entries if entry.buffer_type == LAYOUT_DEVICE and entry.kind == "context"}
-    layers = [_layer_size(opened, None, units[-1].cache if known else 0)]
-    layers += [_layer_size(opened, unit.index, unit.cache) for unit in units[:-1]]
-    return Inspection(
-        model=_summary(opened),
-        metadata=opened.metadata,
-        roles=_roles([(role_of(tensor.name), tensor.bytes) for tensor in opened.tensors]),
-        layers=tuple(layers),
-        n_ctx=breakdown.n_ctx,
-        rows=breakdown.rows,
-    )
+    return inspection_of(opened, breakdown, layout)
 
 
-def _layer_size(model: Model, index: int | None, cache: int) -> LayerSize:
-    own = [(role_of(tensor.name), tensor.bytes) for tensor in model.tensors if layer_of(tensor.name) == index]
-    return LayerSize(index, _roles(own), cache)
+class _Methods:
+    """What the methods of a plan do; what only some of them need is imported by those."""
+
+    def text(self, plan: Plan) -> str:
+        from fitter.output.table import plan_text
+
+        return plan_text(plan)
+
+    def arguments(self, plan: Plan) -> list[str]:
+        from fitter.output.arguments import arguments
+
+        return arguments(plan)
+
+    def to_dict(self, plan: Plan) -> dict[str, Any]:
+        from fitter.output.json import to_dict
+
+        return to_dict(plan)
+
+    def format(self, plan: Plan, name: str, anyway: bool) -> str:
+        from fitter.output.formats import render
+
+        return render(plan, name, anyway=anyway)
+
+    def explain(self, plan: Plan) -> str:
+        from fitter.output.explanation import explanation
+
+        return explanation(plan)
+
+    def llama_kwargs(self, plan: Plan) -> dict[str, Any]:
+        from fitter.output.keywords import llama_kwargs
+
+        return llama_kwargs(plan)
+
+    def load(self, plan: Plan, kwargs: Mapping[str, Any]) -> Llama:
+        from fitter.loading import load
+
+        loaded: Llama = load(plan, kwargs, fit)  # type: ignore[assignment]
+        return loaded
+
+    def verify(self, plan: Plan, tolerance: int | str, timeout: float) -> Verification:
+        return verify(plan=plan, tolerance=tolerance, timeout=timeout)
 
 
-def _roles(tensors: Sequence[tuple[Role, int]]) -> tuple[RoleSize, ...]:
-    sizes = [[size for role, size in tensors if role is wanted] for wanted in Role]
-    return tuple(RoleSize(role.value, len(own), sum(own)) for role, own in zip(Role, sizes, strict=True) if own)
+def _restored(values: dict[str, Any]) -> Plan:
+    return Plan(**values)
 
 
-def _is_each(margin: int | Sequence[int] | None) -> bool:
-    """Whether it is a margin for each device, not one for all."""
-    return not isinstance(margin, int) and margin is not None and len(margin) > 1
-
-
-def _virtual(gpus: str | VirtualDevice | Sequence[str | VirtualDevice]) -> tuple[VirtualDevice, ...]:
-    if isinstance(gpus, (str, VirtualDevice)):
-        gpus = [gpus]
-    if all(isinstance(gpu, VirtualDevice) for gpu in gpus):
-        return tuple(gpu for gpu in gpus if isinstance(gpu, VirtualDevice))
-    if all(isinstance(gpu, str) for gpu in gpus):
-        return parse_gpus([gpu for gpu in gpus if isinstance(gpu, str)])
-    raise UsageError("gpus mixes descriptions and devices: give one kind")
-
-
-def _library(profile: str | None, virtual: tuple[VirtualDevice, ...]) -> CudaLibrary | None:
-    if profile is None:
-        return None
-    name, _, place = profile.partition(":")
-    if name != "library":
-        raise UsageError(
-            f"unknown profile '{profile}'; there is library or library:DIRECTORY, and others are part of a GPU's "
-            "description, such as metal:64GiB"
-        )
-    other = next((device for device in virtual if device.profile != "cuda"), None)
-    if other is not None:
-        raise UsageError(f"the profile 'library' plans NVIDIA cards, and {other.name} ({other.description}) is none")
-    if not virtual:
-        raise UsageError("the profile 'library' plans cards that are not here: describe them, such as --gpu rtx-4090")
-    from fitter.llama.cuda_library import find_cuda_library
-
-    return find_cuda_library(place or None)
-
-
-def _no_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
-    """The devices of a machine without a GPU: this one's are none of them."""
-    if devices and [name.lower() for name in devices] != ["none"]:
-        raise UsageError(f"unknown device '{devices[0]}': --gpu none is a machine without a GPU")
-    return ()
-
-
-def _machine(
-    worker: Worker, virtual: tuple[VirtualDevice, ...], host_memory: int | None, is_described: bool, has_rpc: bool
-) -> Machine:
-    host = _host_bytes(host_memory)
-    if not is_described:
-        return real_machine(worker.devices(), measure_host_memory(), host)
-    # a machine without a GPU has no use for what is here
-    found = worker.devices() if virtual or has_rpc else ()
-    return replace(virtual_machine(virtual, host), devices=_described(found))
-
-
-def _described(devices: Sequence[DeviceInfo]) -> tuple[DeviceInfo, ...]:
-    """Those of a machine that is described: not this machine's own."""
-    return tuple(device for device in devices if device.virtual or device.backend == RPC)
-
-
-def _host_bytes(host: int | None) -> int | None:
-    if host is not None and host < 1:
-        raise UsageError(f"host memory of {host} bytes is too little")
-    return host
-
-
-def _speeds(
-    virtual: Sequence[VirtualDevice],
-    infos: Sequence[DeviceInfo],
-    every: Sequence[DeviceInfo],
-    worker: Worker,
-    remote_bandwidths: Sequence[float],
-) -> dict[str, DeviceSpeed]:
-    """The speed of each of ``infos`` by its name, which are some of ``every`` device that there is."""
-    described = {device.name: device for device in virtual}
-    speeds = {info.name: speed_of(described.get(info.name, info)) for info in infos}
-    if any(info.backend == RPC for info in infos):
-        from fitter.machine.remote import remote_speeds
-
-        speeds |= remote_speeds(infos, every, worker.speed, remote_bandwidths)
-    return speeds
-
-
-def _given_bandwidths(rpc: str | Sequence[str], given: float | str | Sequence[float | str] | None) -> tuple[float, ...]:
-    if given is None:
-        return ()
-    if not rpc:
-        raise UsageError("a bandwidth of remote devices is given, and no rpc-server: name one with --rpc")
-    from fitter.machine.remote import parse_bandwidths
-
-    return parse_bandwidths(given)
-
-
-def _given_host_speed(given: float | str, is_described: bool) -> HostSpeed:
-    from fitter.machine import bandwidth
-
-    speed = bandwidth.given(given if isinstance(given, str) else f"{given:.0f}")
-    return speed if is_described else replace(speed, threads=bandwidth.this_host().cores)
-
-
-def _host_speed(is_described: bool) -> HostSpeed:
-    """What this machine reads; of a host that is not this one, nothing can be measured."""
-    if is_described:
-        return default_host()
-    from fitter.machine import bandwidth
-
-    return bandwidth.host_speed()
-
-
-def _choose(
-    machine: Machine, names: Sequence[str] | None, split_mode: SplitMode, main_gpu: int
-) -> tuple[DeviceInfo, ...]:
-    """The machine's devices that the user named (``none`` for none), all of them without a word of his."""
-    chosen = machine.devices
-    if names is not None and [name.lower() for name in names] != ["none"]:
-        by_name = {device.name: device for device in machine.devices}
-        for name in names:
-            if name not in by_name:
-                raise UsageError(f"unknown device '{name}'; there are: {', '.join(by_name) or 'none'}")
-        if len(set(names)) != len(names):
-            raise UsageError("a device is named twice")
-        chosen = tuple(by_name[name] for name in names)
-    elif names is not None:
-        chosen = ()
-    if split_mode == "none" and chosen:
-        _check_main_gpu(main_gpu, chosen)
-        chosen = () if main_gpu < 0 else (chosen[main_gpu],)
-    return chosen
-
-
-def _check_main_gpu(main_gpu: int, devices: Sequence[object]) -> None:
-    if main_gpu >= len(devices):
-        raise UsageError(f"main GPU {main_gpu} is not there: {len(devices)} devices are, counted from 0")
-
-
-def _pinned(worker: Worker, model: Model, overrides: Sequence[Any], limits: Sequence[Any]) -> dict[str, int]:
-    if not overrides:
-        return {}
-    index_of = {limit.buffer_type: d for d, limit in enumerate(limits)}
-    targets = [index_of.get(override.buffer_type, HOST) for override in overrides]
-    names = [tensor.name for tensor in model.tensors]
-    matches = worker.match([override.pattern for override in overrides], names)
-    return dict(pinned_matches(names, matches, targets))
-
-
-def _is_ffn_weight(name: str) -> bool:
-    return _FFN_WEIGHT.search(name) is not None
-
-
-def _summary(model: Model) -> ModelSummary:
-    return ModelSummary(str(model.path), model.name, model.architecture, model.bytes)
-
+register(_Methods())
+# a plan that is read from a pickle has its methods: this module is imported for it
+copyreg.pickle(Plan, lambda plan: (_restored, (dict(vars(plan)),)))
 
 __all__ = [
     "Breakdown",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fitter.errors import LibraryError, ModelError, UsageError
 
 if TYPE_CHECKING:
-    from fitter.api import Llama as Llama
+    from fitter.planning.plan import Llama as Llama
 else:
 
     class _Loaded(type):

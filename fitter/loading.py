@@ -8,11 +8,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fitter.errors import ModelError, OutOfMemoryError, PlanError, UsageError
+from fitter.errors import ModelError, OutOfMemoryError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.model.source import model_files, show
 from fitter.output.keywords import keywords
-from fitter.planning.plan import PlanData, check_fits, stamp_of
+from fitter.planning.plan import Plan, check_can_run, check_fits, stamp_of
 
 if TYPE_CHECKING:
     from fitter.llama.planned import PlannedLlama
@@ -27,7 +27,7 @@ _UNMEASURED = {
 """Parameters of ``Llama`` that change what llama.cpp allocates, and what to do where a plan does not count them."""
 
 
-def load(plan: PlanData, kwargs: Mapping[str, Any], fit: Callable[..., PlanData]) -> PlannedLlama:
+def load(plan: Plan, kwargs: Mapping[str, Any], fit: Callable[..., Plan]) -> PlannedLlama:
     """Load ``plan``, or what ``fit`` makes fit now where a device refuses memory that it counts on."""
     timeout = plan.asked.get("timeout", DEFAULT_TIMEOUT)
     for again in range(REFITS + 1):
@@ -45,7 +45,7 @@ def load(plan: PlanData, kwargs: Mapping[str, Any], fit: Callable[..., PlanData]
     raise AssertionError("every load either succeeds or raises")
 
 
-def load_once(plan: PlanData, model_path: str, kwargs: Mapping[str, Any], timeout: float | None = None) -> PlannedLlama:
+def load_once(plan: Plan, model_path: str, kwargs: Mapping[str, Any], timeout: float | None = None) -> PlannedLlama:
     """Load ``model_path`` with all parameters of ``plan``, those included that ``llama_cpp.Llama`` has no name for.
 
     ``kwargs`` go to ``llama_cpp.Llama``. ``use_mmap`` is its default, true: host weights are mapped from the file
@@ -62,14 +62,13 @@ def load_once(plan: PlanData, model_path: str, kwargs: Mapping[str, Any], timeou
     """
     check_fits(plan)
     planned, fixed = native(), keywords(plan)
-    if plan.virtual:
-        raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
+    check_can_run(plan)
     _check_keywords(plan, fixed, kwargs)
     loaded: PlannedLlama = planned.load(plan, model_path, fixed, kwargs, timeout)
     return loaded
 
 
-def _check_keywords(plan: PlanData, fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
+def _check_keywords(plan: Plan, fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
     planned = native()
     planned.check_names(kwargs)
     for name, value in kwargs.items():
@@ -84,7 +83,7 @@ def _check_keywords(plan: PlanData, fixed: Mapping[str, Any], kwargs: Mapping[st
         planned.warn(f"the chat handler's {projector} takes memory that the plan does not count: fit with it")
 
 
-def _is_shared(plan: PlanData, kind: str, path: str) -> bool:
+def _is_shared(plan: Plan, kind: str, path: str) -> bool:
     return any(
         shared.kind == kind and os.path.realpath(shared.name) == os.path.realpath(path) for shared in plan.shared
     )
@@ -100,7 +99,7 @@ def native() -> ModuleType:
     return planned
 
 
-def check_unchanged(plan: PlanData) -> None:
+def check_unchanged(plan: Plan) -> None:
     """Raise ``ModelError`` where the plan's model is gone, or no longer what was fitted."""
     model_files(plan.model.path)
     for stamp in plan.files:
@@ -112,7 +111,7 @@ def check_unchanged(plan: PlanData) -> None:
             raise ModelError(f"{show(Path(stamp.path))} has changed since it was fitted: fit it again")
 
 
-def _refit(plan: PlanData, refused: OutOfMemoryError, fit: Callable[..., PlanData]) -> PlanData:
+def _refit(plan: Plan, refused: OutOfMemoryError, fit: Callable[..., Plan]) -> Plan:
     fitted = fit(plan.model.path, **plan.asked)
     if not fitted.fits:
         problem = fitted.problems[0]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from fitter.llama.types import DeviceInfo, VirtualDevice
-from fitter.machine.host import HostMemory
+from fitter.errors import UsageError
+from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed, VirtualDevice
+from fitter.machine.host import HostMemory, host_memory
+from fitter.machine.speed import DeviceSpeed, HostSpeed, default_host, speed_of
 
 
 @dataclass(frozen=True)
@@ -49,3 +51,86 @@ def real_machine(devices: Sequence[DeviceInfo], memory: HostMemory, host: int | 
     if host is None:
         return Machine(offload, (), memory.total, memory.available)
     return Machine(offload, (), max(memory.total, host), host)
+
+
+def described(devices: Sequence[DeviceInfo]) -> tuple[DeviceInfo, ...]:
+    """Those of a machine that is described: not this machine's own."""
+    return tuple(device for device in devices if device.virtual or device.backend == RPC)
+
+
+def machine_of(
+    devices: Callable[[], Sequence[DeviceInfo]],
+    virtual: Sequence[VirtualDevice],
+    host: int | None,
+    *,
+    is_described: bool,
+    has_rpc: bool,
+) -> Machine:
+    """The machine to plan for: this one, or one that ``is_described``, whose ``host`` bytes have a limit where given.
+
+    ``devices`` are those that llama.cpp reports; it is asked only where some of them may be part of that machine.
+    """
+    if not is_described:
+        return real_machine(devices(), host_memory(), host)
+    found = devices() if virtual or has_rpc else ()
+    return replace(virtual_machine(virtual, host), devices=described(found))
+
+
+def choose(devices: Sequence[DeviceInfo], names: Sequence[str] | None) -> tuple[DeviceInfo, ...]:
+    """Those of ``devices`` that are named, in that order (``none`` for none); all of them where nothing is.
+
+    Raises ``UsageError`` for a name that there is not, or twice.
+    """
+    if names is None:
+        return tuple(devices)
+    if [name.lower() for name in names] == ["none"]:
+        return ()
+    by_name = {device.name: device for device in devices}
+    for name in names:
+        if name not in by_name:
+            raise UsageError(f"unknown device '{name}'; there are: {', '.join(by_name) or 'none'}")
+    if len(set(names)) != len(names):
+        raise UsageError("a device is named twice")
+    return tuple(by_name[name] for name in names)
+
+
+def check_main_gpu(main_gpu: int, devices: Sequence[object]) -> None:
+    """Raise ``UsageError`` for a main GPU that is none of ``devices``."""
+    if main_gpu >= len(devices):
+        raise UsageError(f"main GPU {main_gpu} is not there: {len(devices)} devices are, counted from 0")
+
+
+def device_speeds(
+    infos: Sequence[DeviceInfo],
+    every: Sequence[DeviceInfo],
+    virtual: Sequence[VirtualDevice],
+    measure: Callable[[str, int, float], MeasuredSpeed],
+    remote_bandwidths: Sequence[float] = (),
+) -> dict[str, DeviceSpeed]:
+    """The speed of each of ``infos`` by its name, which are some of ``every`` device that there is.
+
+    A remote one is measured, or has one of ``remote_bandwidths``: ``fitter.machine.remote`` says how.
+    """
+    known = {device.name: device for device in virtual}
+    speeds = {info.name: speed_of(known.get(info.name, info)) for info in infos}
+    if any(info.backend == RPC for info in infos):
+        from fitter.machine.remote import remote_speeds
+
+        speeds |= remote_speeds(infos, every, measure, remote_bandwidths)
+    return speeds
+
+
+def speed_of_host(given: float | str | None, *, is_described: bool) -> HostSpeed:
+    """The host's speed as it is ``given``, or else what this machine reads; of a described one, a stated default.
+
+    Raises ``UsageError`` for what is no bandwidth.
+    """
+    if given is None and is_described:
+        # of a host that is not this one, nothing can be measured
+        return default_host()
+    from fitter.machine import bandwidth
+
+    if given is None:
+        return bandwidth.host_speed()
+    speed = bandwidth.given(given if isinstance(given, str) else f"{given:.0f}")
+    return speed if is_described else replace(speed, threads=bandwidth.this_host().cores)

@@ -91,6 +91,16 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     return tuple(devices)
 
 
+def virtual_devices(gpus: Sequence[str | VirtualDevice]) -> tuple[VirtualDevice, ...]:
+    """The virtual devices of what is all descriptions, or all devices already. Raises ``UsageError``."""
+    devices = tuple(gpu for gpu in gpus if isinstance(gpu, VirtualDevice))
+    if not devices:
+        return parse_gpus([gpu for gpu in gpus if isinstance(gpu, str)])
+    if len(devices) < len(gpus):
+        raise UsageError("gpus mixes descriptions and devices: give one kind")
+    return devices
+
+
 def parse_twin(text: str) -> tuple[str, int]:
     """Profile and compute capability of ``cuda:8.9``. Raises ``UsageError``."""
     kind = _parse_profile(f"{text}:1MiB")

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from fitter.errors import PlanError
 from fitter.kinds import Flag
 from fitter.parameters import PARAMETERS, SHARED, Parameter, of_a_load
-from fitter.planning.plan import PlanData, SharedUse
+from fitter.planning.plan import Plan
+from fitter.planning.summary import SharedUse
 
 
-def arguments(plan: PlanData) -> list[str]:
+def arguments(plan: Plan) -> list[str]:
     """The arguments that make a llama.cpp program allocate what was measured for ``plan``.
 
     Whatever decides about memory is there, unless it equals a default that all three programs share. Raises
@@ -28,7 +29,7 @@ def arguments(plan: PlanData) -> list[str]:
     return [*args, *_shared(plan.shared), "-fit", "off"]
 
 
-def _words(plan: PlanData, each: Parameter) -> list[str]:
+def _words(plan: Plan, each: Parameter) -> list[str]:
     """How one parameter is said, where it has to be."""
     params = plan.params
     value = params.of_parameter(each)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from fitter.output.units import duration, human
 from fitter.planning.cost import Part
 from fitter.planning.explain import Bound, Choice, Reason
-from fitter.planning.plan import PlanData
+from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price, SpeedSource
 
 _NAMED_PARTS = 3
 
 
-def explanation(plan: PlanData) -> str:
+def explanation(plan: Plan) -> str:
     """What ``plan`` spends its time on, what each choice was made over, and how much faster another one could be."""
     if plan.estimate is None:
         return "nothing is estimated" if plan.fits else "a plan that does not fit has no estimate"

@@ -10,19 +10,20 @@ from fitter.llama.types import Array, DeviceInfo, MetadataValue, Params, Row
 from fitter.machine.catalogue import capability_text
 from fitter.output.arguments import arguments
 from fitter.parameters import of_a_load
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, SharedUse, resolved
+from fitter.planning.plan import Plan, resolved
 from fitter.planning.pricing import Price
+from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem, SharedUse
 
 if TYPE_CHECKING:
     from fitter.machine.catalogue import CatalogueGpu
     from fitter.planning.calibration import Calibration
     from fitter.planning.inspection import Inspection
-    from fitter.planning.verification import MemoryUse, Verification
+    from fitter.planning.verified import MemoryUse, Verification
 
 SCHEMA = 1
 
 
-def to_dict(plan: PlanData) -> dict[str, Any]:
+def to_dict(plan: Plan) -> dict[str, Any]:
     """``plan`` by the published schema."""
     return {
         "schema": SCHEMA,
@@ -297,7 +298,7 @@ def _estimate(price: Price) -> dict[str, Any]:
     }
 
 
-def _explanation(plan: PlanData) -> dict[str, Any]:
+def _explanation(plan: Plan) -> dict[str, Any]:
     bound = plan.bound
     distance = None if bound is None or plan.estimate is None else bound.distance(plan.estimate.seconds)
     return {

@@ -7,10 +7,10 @@ from typing import Any
 from fitter.errors import PlanError
 from fitter.llama.types import Params
 from fitter.parameters import MAX_SEQUENCES, Parameter, of_a_load
-from fitter.planning.plan import PlanData, check_fits
+from fitter.planning.plan import Plan, check_fits
 
 
-def llama_kwargs(plan: PlanData, *, anyway: bool = False) -> dict[str, Any]:
+def llama_kwargs(plan: Plan, *, anyway: bool = False) -> dict[str, Any]:
     """Keyword arguments that make ``llama_cpp.Llama`` allocate what was measured for ``plan``.
 
     Host weights are still mapped from the file, as is ``Llama``'s default; with ``use_mmap=False`` they are allocated,
@@ -45,20 +45,20 @@ def _sequences(params: Params) -> tuple[tuple[int, bool], ...]:
     return ((1, False), (1, True))
 
 
-def _are_default(plan: PlanData) -> bool:
+def _are_default(plan: Plan) -> bool:
     """Whether llama.cpp takes the plan's devices here without being told."""
     from fitter.llama.devices import default_names
 
     return not plan.virtual and plan.params.devices == default_names()
 
 
-def keywords(plan: PlanData) -> dict[str, Any]:
+def keywords(plan: Plan) -> dict[str, Any]:
     """All that ``llama_cpp.Llama`` has a keyword for. Raises ``PlanError`` for more adapters than it has room for."""
     known = [each for each in of_a_load().values() if each.native and each.is_keyword_of_llama]
     return {each.name: _value(plan, each) for each in known} | _adapter(plan)
 
 
-def _value(plan: PlanData, each: Parameter) -> Any:
+def _value(plan: Plan, each: Parameter) -> Any:
     """What ``Llama`` is told of one parameter."""
     value = plan.params.of_parameter(each)
     if each.key == "n_ctx":
@@ -71,7 +71,7 @@ def _value(plan: PlanData, each: Parameter) -> Any:
     return each.kind.native(str(each.key), value)
 
 
-def _adapter(plan: PlanData) -> dict[str, Any]:
+def _adapter(plan: Plan) -> dict[str, Any]:
     adapters = plan.params.lora
     if len(adapters) > 1:
         raise PlanError(f"llama_cpp.Llama has room for one adapter, and the plan has {len(adapters)}: fit with one")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fitter.errors import UsageError
-from fitter.llama.types import Params, Row
+from fitter.llama.types import Breakdown, Params, Row
 from fitter.output.json import SCHEMA
 from fitter.parameters import of_a_load
+from fitter.planning.cost import Estimate, Workload
+from fitter.planning.explain import REASONS, Bound, Choice, Reason
 from fitter.planning.limits import check_params
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
+from fitter.planning.plan import Plan
+from fitter.planning.pricing import Price
+from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
 from fitter.text import LONGEST_TEXT, printable
 
 _T = TypeVar("_T")
@@ -23,35 +26,11 @@ _LARGEST = 64 * 2**20
 """No plan is that long; a model is."""
 
 
-@dataclass(frozen=True)
-class PlanDocument:
-    """What the file says, as in ``PlanData``; ``rows`` are the measured bytes per buffer type.
-
-    ``prompt_tokens_per_second`` and ``generation_tokens_per_second`` are ``None`` where there is no estimate.
-    """
-
-    model: ModelSummary
-    params: Params
-    arguments: tuple[str, ...]
-    devices: tuple[DeviceUse, ...]
-    host: HostUse
-    rows: tuple[Row, ...]
-    prompt_tokens_per_second: float | None
-    generation_tokens_per_second: float | None
-    levers: tuple[str, ...]
-    shared: tuple[SharedUse, ...]
-    rpc: tuple[str, ...]
-    search: Search
-    problems: tuple[Problem, ...]
-
-    @property
-    def fits(self) -> bool:
-        """Whether every device and the host keep their margin."""
-        return not self.problems
-
-
-def read_plan(path: str | os.PathLike[str]) -> PlanDocument:
+def read_plan(path: str | os.PathLike[str]) -> Plan:
     """The plan in the file ``path``. Keys that this version does not know are passed over.
+
+    What the file does not hold has its default: whether the devices are virtual ones, the number of layers, what the
+    time goes to, what ``fit`` was asked.
 
     Raises ``UsageError`` where there is no such file, or where it is no plan, of another schema, or lacks something.
     """
@@ -146,7 +125,7 @@ class _Entry:
         return _Wrong(f"{where} is {found}, not {what}")
 
 
-def _plan(document: _Entry) -> PlanDocument:
+def _plan(document: _Entry) -> Plan:
     if (schema := document["schema"].whole()) != SCHEMA:
         raise _Wrong(f"it has schema {schema}, and this version of fitter reads {SCHEMA}")
     problems = document["problems"].each(
@@ -154,22 +133,64 @@ def _plan(document: _Entry) -> PlanDocument:
     )
     if document["fits"].flag() == bool(problems):
         raise _Wrong("'fits' and 'problems' contradict each other")
-    estimate = document["estimate"]
-    return PlanDocument(
-        model=_model(document["model"]),
-        params=_params(document["params"]),
-        arguments=document["arguments"].each(_Entry.text),
-        devices=document["devices"].each(_device),
-        host=_host(document["host"]),
-        rows=document["memory"].each(_row),
-        prompt_tokens_per_second=estimate.maybe(lambda entry: entry["prompt_tokens_per_second"].number()),
-        generation_tokens_per_second=estimate.maybe(lambda entry: entry["generation_tokens_per_second"].number()),
+    model, params = _model(document["model"]), _params(document["params"])
+    devices, host = document["devices"].each(_device), _host(document["host"])
+    breakdown = Breakdown(document["memory"].each(_row), params.devices or (), params.n_ctx)
+    return Plan(
+        model=model,
+        params=params,
+        breakdown=breakdown,
+        devices=devices,
+        host=host,
+        search=_search(document["search"]),
+        problems=problems,
+        estimate=document["estimate"].maybe(lambda entry: _price(entry, breakdown)),
+        choices=document["explanation"]["choices"].each(_choice) if "explanation" in document else (),
+        bound=document["explanation"]["bound"].maybe(_bound) if "explanation" in document else None,
         levers=document["levers"].each(_Entry.text),
         shared=document["shared"].each(_shared),
         rpc=document["rpc"].each(_Entry.text),
-        search=_search(document["search"]),
-        problems=problems,
     )
+
+
+def _price(entry: _Entry, breakdown: Breakdown) -> Price:
+    """The two speeds, as the price of a usual request: which one it was, the file does not say."""
+    prompt, generation = (
+        1 / speed if (speed := entry[f"{kind}_tokens_per_second"].number()) else float("inf")
+        for kind in ("prompt", "generation")
+    )
+    workload = Workload()
+    estimate = Estimate(prompt, generation, workload.prompt * prompt + workload.generate * generation)
+    return Price(estimate, workload, workload.prompt + workload.generate / 2, (), breakdown)
+
+
+def _choice(entry: _Entry) -> Choice:
+    return Choice(
+        entry["subject"].shown(),
+        entry["chosen"].shown(),
+        entry["seconds"].number(),
+        entry["runner_up"].maybe(_Entry.shown),
+        entry["runner_up_seconds"].maybe(_Entry.number),
+    )
+
+
+def _bound(entry: _Entry) -> Bound:
+    seconds, distance = entry["seconds"].number(), entry["distance"].maybe(_Entry.number)
+    # plans had a bound before they had reasons
+    reasons = entry["reasons"].each(_reason) if "reasons" in entry else ()
+    return Bound(
+        seconds,
+        entry["text"].shown(),
+        None if distance is None else seconds * (1 + distance),
+        tuple(reason for reason in reasons if reason is not None),
+    )
+
+
+def _reason(entry: _Entry) -> Reason | None:
+    """One reason, ``None`` for a kind that this version does not know."""
+    kind = next((kind for kind in REASONS if kind == entry["kind"].text()), None)
+    seconds, size = entry["seconds"].number(), entry["bytes"].size()
+    return None if kind is None else Reason(kind, seconds, size, entry["devices"].each(_Entry.text))
 
 
 def _model(entry: _Entry) -> ModelSummary:

@@ -17,15 +17,16 @@ from fitter.model.source import show
 from fitter.output.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.narrow import NarrowTable, too_narrow
 from fitter.output.units import dummy_loads, human, mib, scaled, speed
-from fitter.planning.plan import DeviceUse, HostUse, PlanData, SharedUse
+from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price
+from fitter.planning.summary import DeviceUse, HostUse, SharedUse
 from fitter.text import LONGEST_NAME, as_log_line, printable
 
 if TYPE_CHECKING:
     from fitter.machine.catalogue import CatalogueGpu
     from fitter.planning.calibration import Calibration, Comparison
     from fitter.planning.inspection import Inspection
-    from fitter.planning.verification import Verification
+    from fitter.planning.verified import Verification
 
 _FILE_WIDTH = 120
 _LONGEST_KEY = 80
@@ -68,14 +69,14 @@ def print_to(stream: IO[str], renderable: RenderableType) -> None:
     stream.write("".join(f"{as_log_line(line.rstrip())}\n" for line in capture.get().splitlines()))
 
 
-def plan_text(plan: PlanData) -> str:
+def plan_text(plan: Plan) -> str:
     """The table of ``plan`` as text, as a file gets it, without the last newline."""
     out = io.StringIO()
     print_to(out, plan_table(plan))
     return out.getvalue().removesuffix("\n")
 
 
-def plan_table(plan: PlanData, *, verbose: bool = False) -> RenderableType:
+def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
     """What ``plan`` takes of every device and of the host, its parameters, and its time; ``verbose``: also why."""
     parts: list[RenderableType] = [_title(plan), _use_table(plan)]
     if verbose:
@@ -304,7 +305,7 @@ def _table(
     return table
 
 
-def _title(plan: PlanData) -> Text:
+def _title(plan: Plan) -> Text:
     model = plan.model
     verdict = ("fits", "bold green") if plan.fits else ("does not fit", "bold red")
     return Text.assemble(
@@ -312,7 +313,7 @@ def _title(plan: PlanData) -> Text:
     )
 
 
-def _use_table(plan: PlanData) -> Table:
+def _use_table(plan: Plan) -> Table:
     shares = ("shared",) if plan.shared else ()
     columns = ("total", "free", "model", "context", "compute", *shares, "used", "left", "margin")
     table = _table("MiB", *columns, spare=("", "total", ("model", "context", "compute", "shared"), "free"), names="")
@@ -338,13 +339,9 @@ def _shared(shared: SharedUse) -> str:
     return f"{_KINDS.get(shared.kind, shared.kind)}{name}: {places or 'nothing'}"
 
 
-def _parameters(plan: PlanData) -> list[str]:
+def _parameters(plan: Plan) -> list[str]:
     params = plan.params
-    layers = plan.n_layer + 1
-    offloaded = layers if params.n_gpu_layers < 0 else min(params.n_gpu_layers, layers)
-    if not plan.breakdown.devices:
-        offloaded = 0
-    where = [f"context {params.n_ctx or plan.breakdown.n_ctx}", f"{offloaded} of {layers} layers on devices"]
+    where = [f"context {params.n_ctx or plan.breakdown.n_ctx}", f"{_layers(plan)} on devices"]
     if params.tensor_split is not None and len(plan.breakdown.devices) > 1:
         where.append("split " + ",".join(f"{value:g}" for value in params.tensor_split))
     how = [f"batch {params.n_batch}/{params.n_ubatch}"]
@@ -356,6 +353,14 @@ def _parameters(plan: PlanData) -> list[str]:
     lines = [" · ".join(where), " · ".join(how)]
     lines += [f"{override.pattern} in {override.buffer_type}" for override in params.tensor_buft_overrides]
     return list(map(printable, lines))
+
+
+def _layers(plan: Plan) -> str:
+    layers, n_gpu_layers = plan.n_layer + 1, plan.params.n_gpu_layers if plan.breakdown.devices else 0
+    if not plan.n_layer:
+        # the file of a plan does not say how many there are
+        return "all layers" if n_gpu_layers < 0 else f"{n_gpu_layers} layers"
+    return f"{layers if n_gpu_layers < 0 else min(n_gpu_layers, layers)} of {layers} layers"
 
 
 def _estimate(price: Price) -> str:

@@ -1,19 +1,110 @@
-"""What ``fit`` is asked for beside llama.cpp's own parameters: checked values, each with its default. Bytes."""
+"""What a call is asked, checked without libllama: the parameters of a load, the machine, and what the best plan is.
+
+Bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
-from fitter.llama.types import VirtualDevice
-from fitter.parameters import DEFAULTS
+from fitter.errors import UsageError
+from fitter.llama.types import Params, VirtualDevice
+from fitter.machine.devices import speed_of_host
+from fitter.machine.gpu import virtual_devices
+from fitter.parameters import DEFAULTS, Fitting, Load, Measuring, taken_by
+from fitter.planning.constraints import (
+    batches_of,
+    check_choices,
+    check_pins,
+    check_profile,
+    check_split_mode,
+    levers,
+    params_of,
+    sequences_of,
+)
+from fitter.planning.shared import DRAFT_MAX, parse_reserve
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What is to share the memory with the model; named as the keywords of ``fit``."""
+
+    reserve: Mapping[str, int] | tuple[str, ...] = DEFAULTS["reserve"]
+    model_draft: str | None = DEFAULTS["model_draft"]
+    devices_draft: tuple[str, ...] | None = DEFAULTS["devices_draft"]
+    n_gpu_layers_draft: int | None = DEFAULTS["n_gpu_layers_draft"]
+    type_k_draft: str | None = DEFAULTS["type_k_draft"]
+    type_v_draft: str | None = DEFAULTS["type_v_draft"]
+    mtp: bool = DEFAULTS["mtp"]
+    draft_max: int | None = DEFAULTS["draft_max"]
+    mmproj: str | None = DEFAULTS["mmproj"]
+    mmproj_device: str | None = DEFAULTS["mmproj_device"]
+    image_min_tokens: int | None = DEFAULTS["image_min_tokens"]
+    image_max_tokens: int | None = DEFAULTS["image_max_tokens"]
+
+    def check(self) -> None:
+        """Raise ``UsageError`` for what makes no sense whatever the model and the machine."""
+        parse_reserve(self.reserve)
+        if self.model_draft is not None and self.mtp:
+            raise UsageError(
+                "a draft model and the model's own layers (--mtp) cannot draft both: leave one of them out"
+            )
+        value: object
+        for option, value in (("-devd", self.devices_draft), ("-ngld", self.n_gpu_layers_draft)):
+            if value is not None and self.model_draft is None:
+                raise UsageError(f"{option} is about a draft model: name one with -md, or leave it out")
+        if len(set(named := self.named_for_draft or ())) != len(named):
+            raise UsageError("a device of the draft model is named twice")
+        for option, value in (("-ctkd", self.type_k_draft), ("-ctvd", self.type_v_draft)):
+            if value is not None and self.model_draft is None and not self.mtp:
+                raise UsageError(f"{option} is about drafting: use it with -md or --mtp, or leave it out")
+        if self.draft_max is not None and not self.mtp:
+            raise UsageError("--spec-draft-n-max changes the memory with --mtp only: leave it out")
+        images = (("--image-min-tokens", self.image_min_tokens), ("--image-max-tokens", self.image_max_tokens))
+        for option, value in (("-mmdev", self.mmproj_device), *images):
+            if value is not None and self.mmproj is None:
+                raise UsageError(f"{option} is about a projector: name one with --mmproj, or leave it out")
+
+    @property
+    def n_rs_seq(self) -> int:
+        """States of a recurrent model that llama-server keeps for tokens that are taken back."""
+        return (self.draft_max or DRAFT_MAX) if self.mtp else 0
+
+    @property
+    def named_for_draft(self) -> tuple[str, ...] | None:
+        """Devices of the draft model, none for the host; ``None`` where they are to be chosen."""
+        return _named(self.devices_draft)
+
+    @property
+    def named_for_projector(self) -> tuple[str, ...] | None:
+        """The device of the projector, none for the host; ``None`` where it is to be chosen."""
+        return None if self.mmproj_device is None else _named((self.mmproj_device,))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Devices that are named for something else than the model."""
+        return tuple(dict.fromkeys((*(self.named_for_draft or ()), *(self.named_for_projector or ()))))
+
+    @property
+    def may_be_anywhere(self) -> bool:
+        """Whether something else than the model may be on any device of the machine."""
+        return self.model_draft is not None or bool(self.mmproj)
 
 
 @dataclass(frozen=True)
 class Ask:
-    """The machine, its limits, and what the best plan is; named as the keywords of ``fit``."""
+    """What ``fit`` is asked beside callbacks and a worker; most of it is named as its keywords are.
 
+    ``load`` has the parameters of a load as far as they are known without the model, ``given`` the keywords that were
+    set. ``devices`` and ``main_gpu`` are not in the ``load`` of a fit, which chooses them.
+    """
+
+    load: Params = field(default_factory=Params)
+    given: frozenset[str] = frozenset()
+    sharing: Sharing = field(default_factory=Sharing)
     gpus: tuple[str | VirtualDevice, ...] = DEFAULTS["gpus"]
     profile: str | None = DEFAULTS["profile"]
     rpc: tuple[str, ...] = DEFAULTS["rpc"]
@@ -26,15 +117,122 @@ class Ask:
     allow: tuple[str, ...] = DEFAULTS["allow"]
     skeleton: bool = DEFAULTS["skeleton"]
     devices: tuple[str, ...] | None = DEFAULTS["devices"]
+    main_gpu: int = DEFAULTS["main_gpu"]
+    cpu_moe: bool = DEFAULTS["cpu_moe"]
+    n_cpu_moe: int | None = DEFAULTS["n_cpu_moe"]
     prompt: int | None = DEFAULTS["prompt"]
     generate: int | None = DEFAULTS["generate"]
     host_bandwidth: float | str | None = DEFAULTS["host_bandwidth"]
     rpc_bandwidth: float | str | tuple[float | str, ...] | None = DEFAULTS["rpc_bandwidth"]
     objective: str = DEFAULTS["objective"]
     strategy: str = DEFAULTS["strategy"]
-    live_tokens: int | None = DEFAULTS["live_tokens"]
 
     @classmethod
-    def of(cls, checked: Mapping[str, Any]) -> Ask:
-        """What is asked with these keywords; those that are not there are not set."""
-        return cls(**{field.name: checked[field.name] for field in fields(cls) if field.name in checked})
+    def of(cls, checked: Fitting) -> Ask:
+        """What ``fit`` is asked with these keywords, each checked by itself; ``None`` is not set.
+
+        Raises ``UsageError`` for what makes no sense whatever the model and the machine are.
+        """
+        sharing = Sharing(**_set(Sharing, checked))
+        load = _begun(checked, sharing)
+        ask = cls(load=load, given=_given(checked), sharing=sharing, **_set(cls, checked))
+        ask.check()
+        return ask
+
+    @classmethod
+    def of_a_load(cls, checked: Measuring) -> Ask:
+        """What is asked about exactly one load, with nothing to choose. Raises ``UsageError`` as ``of`` does."""
+        ask = cls(load=params_of(None, **checked), given=_given(checked), **_set(cls, checked))
+        ask.check_machine()
+        return replace(ask, load=replace(ask.load, devices=ask.named))
+
+    def check(self) -> None:
+        """Raise ``UsageError`` for what makes no sense whatever the model and the machine are."""
+        check_split_mode(self.load.split_mode)
+        check_choices(self.objective, self.strategy)
+        check_pins(self.load.n_gpu_layers, self.load.tensor_split)
+        levers(self.allow)
+        self.sharing.check()
+        self.check_machine()
+
+    def check_machine(self) -> None:
+        """Raise ``UsageError`` for a machine that cannot be."""
+        if self.host_bandwidth is not None:
+            speed_of_host(self.host_bandwidth, is_described=True)
+        if self.rpc_bandwidth is not None and not self.rpc:
+            raise UsageError("a bandwidth of remote devices is given, and no rpc-server: name one with --rpc")
+        _ = self.remote_bandwidths
+        check_profile(self.profile, self.virtual)
+        if self.is_without_devices and self.devices:
+            raise UsageError(f"unknown device '{self.devices[0]}': --gpu none is a machine without a GPU")
+        if self.host_memory is not None and self.host_memory < 1:
+            raise UsageError(f"host memory of {self.host_memory} bytes is too little")
+
+    @cached_property
+    def virtual(self) -> tuple[VirtualDevice, ...]:
+        """The devices that are described. Raises ``UsageError``."""
+        return virtual_devices(self.gpus)
+
+    @property
+    def is_described(self) -> bool:
+        """Whether the machine is another one than this."""
+        return bool(self.gpus)
+
+    @property
+    def is_without_devices(self) -> bool:
+        """Whether the machine has no device at all."""
+        return self.is_described and not self.virtual and not self.rpc
+
+    @property
+    def named(self) -> tuple[str, ...] | None:
+        """The devices that the model may be on, as they are named; ``None`` where they are not."""
+        return () if self.is_without_devices else self.devices
+
+    @property
+    def remote_bandwidths(self) -> tuple[float, ...]:
+        """Bytes per second of remote devices, one for all or one for each, where they are given."""
+        if self.rpc_bandwidth is None:
+            return ()
+        from fitter.machine.remote import parse_bandwidths
+
+        return parse_bandwidths(self.rpc_bandwidth)
+
+    @property
+    def is_workload_given(self) -> bool:
+        """Whether the request to be fast at is said, so that a context has to hold it."""
+        return self.prompt is not None or self.generate is not None
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether something is said of where the model goes, or of which layers are loaded."""
+        has_overrides = bool(self.load.tensor_buft_overrides or self.cpu_moe or self.n_cpu_moe)
+        is_split = self.load.split_mode != Params.split_mode
+        return has_overrides or "n_gpu_layers" in self.given or self.named is not None or is_split or self.sharing.mtp
+
+
+def _given(checked: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(name for name, value in checked.items() if value is not None)
+
+
+def _set(kind: type[Ask] | type[Sharing], checked: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the keywords that are set and that ``kind`` has a field for."""
+    return {each.name: checked[each.name] for each in fields(kind) if checked.get(each.name) is not None}
+
+
+def _begun(checked: Fitting, sharing: Sharing) -> Params:
+    """The parameters of a load that a fit begins with; devices are chosen later."""
+    embedding = checked.get("embedding") or False
+    n_batch, n_ubatch = batches_of(embedding, checked.get("n_batch"), checked.get("n_ubatch"))
+    n_seq_max, kv_unified = sequences_of(
+        embedding, n_batch, checked.get("n_seq_max"), checked.get("kv_unified") or False
+    )
+    load: dict[str, Any] = {each.name: checked.get(each.name) for each in taken_by(Load)}
+    load |= {"n_batch": n_batch, "n_ubatch": n_ubatch, "n_seq_max": n_seq_max, "kv_unified": kv_unified}
+    load |= {"devices": None, "main_gpu": None}
+    return replace(params_of(None, **load), load_mtp=sharing.mtp, n_rs_seq=sharing.n_rs_seq)
+
+
+def _named(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    return () if [name.lower() for name in names] == ["none"] else tuple(names)

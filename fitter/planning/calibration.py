@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -111,6 +112,13 @@ class Calibration:
         return not any(comparison.differences for comparison in self.comparisons)
 
 
+class Measurer(Protocol):
+    """A worker process on real or virtual devices, as far as dummy loads go."""
+
+    def measure(self, path: Path, params: Params) -> Breakdown:
+        """One dummy load; raises ``LlamaCppError`` where llama.cpp cannot make it."""
+
+
 class Process(Protocol):
     """A worker process on the real devices."""
 
@@ -205,6 +213,27 @@ def compare(
     return Comparison(names, "twin", loads, tuple(differences))
 
 
+def compare_twins(
+    real: Measure,
+    start: Callable[[Sequence[VirtualDevice]], AbstractContextManager[Measurer]],
+    devices: Sequence[DeviceInfo],
+    twins: Mapping[str, VirtualDevice | None],
+    models: Sequence[CalibrationModel],
+    on_step: Callable[[str], None] = lambda _: None,
+) -> tuple[Comparison, ...]:
+    """Dummy loads of every model on each of ``devices`` against its twin, and on all of them together.
+
+    ``start`` begins a process with virtual devices. Devices without a twin are left out.
+    """
+    found = []
+    for group in [*((info,) for info in devices), *([tuple(devices)] if len(devices) > 1 else [])]:
+        virtual = [device for info in group if (device := twins[info.name])]
+        if len(virtual) == len(group):
+            with start(virtual) as other:
+                found.append(compare(real, other.measure, group, models, configurations(), on_step))
+    return tuple(found)
+
+
 def compare_loads(measure: Measure, loads: Iterable[Load], info: DeviceInfo) -> Comparison:
     """What real ``loads`` on the device took against what dummy loads say of them."""
     count, differences = 0, []
@@ -277,6 +306,23 @@ def load(observer: Process, loader: Process, info: DeviceInfo, model: Calibratio
     outside = before - _free(loaded.devices, info) - own
     # Where less went than llama.cpp counts, the report stands still (a CPU behind RPC), or somebody freed memory.
     return Load(model, loaded, idle - started if idle >= started else None, outside if outside >= 0 else None)
+
+
+def load_each(
+    observer: Process,
+    start: Callable[[], AbstractContextManager[Process]],
+    info: DeviceInfo,
+    models: Iterable[CalibrationModel],
+    on_step: Callable[[str], None] = lambda _: None,
+) -> tuple[Load, ...]:
+    """Real loads on one device, of those of ``models`` that are for that, each in a process of its own."""
+    loads = []
+    for model in models:
+        if model.is_loaded:
+            on_step(f"{info.name}: loading {model.name}")
+            with start() as loader:
+                loads.append(load(observer, loader, info, model))
+    return tuple(loads)
 
 
 def device_calibration(info: DeviceInfo, twin: VirtualDevice | None, loads: Sequence[Load]) -> DeviceCalibration:

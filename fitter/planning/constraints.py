@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fitter.errors import UsageError
-from fitter.llama.types import DeviceInfo, Lora, Params, TensorBuftOverride
+from fitter.llama.types import DeviceInfo, Lora, Params, TensorBuftOverride, VirtualDevice
 from fitter.model.header import Model
 from fitter.model.tensors import layer_of
 from fitter.parameters import MAX_SEQUENCES, PARAMETERS, Measuring, of_a_load, taken_by
 from fitter.planning import limits
 from fitter.planning.cost import Workload
-from fitter.planning.plan import Problem
 from fitter.planning.request import (
     DEFAULT_MARGIN,
     LEVERS,
@@ -24,6 +23,7 @@ from fitter.planning.request import (
     DeviceLimit,
 )
 from fitter.planning.shared import HOST_NAME
+from fitter.planning.summary import Problem
 from fitter.values import MAX_SCALE
 
 if TYPE_CHECKING:
@@ -170,6 +170,22 @@ def check_choices(objective: str, strategy: str) -> None:
     for name, value, choices in (("objective", objective, OBJECTIVES), ("strategy", strategy, STRATEGIES)):
         if value not in choices:
             raise UsageError(f"unknown {name} '{value}': there is {', '.join(choices)}")
+
+
+def check_profile(profile: str | None, virtual: Sequence[VirtualDevice]) -> None:
+    """Raise ``UsageError`` for a profile that there is not, or that the ``virtual`` devices cannot have."""
+    if profile is None:
+        return
+    if profile.partition(":")[0] != "library":
+        raise UsageError(
+            f"unknown profile '{profile}'; there is library or library:DIRECTORY, and others are part of a GPU's "
+            "description, such as metal:64GiB"
+        )
+    other = next((device for device in virtual if device.profile != "cuda"), None)
+    if other is not None:
+        raise UsageError(f"the profile 'library' plans NVIDIA cards, and {other.name} ({other.description}) is none")
+    if not virtual:
+        raise UsageError("the profile 'library' plans cards that are not here: describe them, such as --gpu rtx-4090")
 
 
 def check_pins(n_gpu_layers: int | None, tensor_split: Sequence[float] | None) -> None:

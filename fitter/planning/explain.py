@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+ReasonKind = Literal["context", "compute", "whole"]
+REASONS: tuple[ReasonKind, ...] = ("context", "compute", "whole")
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -39,7 +42,7 @@ class Reason:
     compute buffers; ``devices`` cannot hold their own), or ``whole`` (layers and tensors are not divided).
     """
 
-    kind: Literal["context", "compute", "whole"]
+    kind: ReasonKind
     seconds: float
     bytes: int = 0
     devices: tuple[str, ...] = ()

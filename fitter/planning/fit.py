@@ -15,11 +15,12 @@ from fitter.planning.context_limit import Excess
 from fitter.planning.explain import Choice
 from fitter.planning.levers import Found, changes, improve, pulled, used
 from fitter.planning.objective import objective_seconds, rank
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search, SharedUse
+from fitter.planning.plan import Plan
 from fitter.planning.pricing import bound_of, price_placement, reasons_of
 from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record, Request
 from fitter.planning.search import search
 from fitter.planning.shared import Shared, beyond, draft_seconds, lacking, lowered, remembered, taken
+from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
 from fitter.planning.trial import Trial
 
 _T = TypeVar("_T")
@@ -83,7 +84,7 @@ def fit(
     shared: Sequence[Shared] = (),
     others: Sequence[DeviceLimit] = (),
     deadline: float | None = None,
-) -> PlanData:
+) -> Plan:
     """The plan for ``request``, measured on the user's own file. Raises what asking llama.cpp raises.
 
     ``shared`` is what shares the memory: of several choices the plan has the best one. ``others`` are devices for that
@@ -99,7 +100,7 @@ def fit(
     occupied = tuple(device for device in others if taken(uses, device.name))
     devices = _device_uses((*request.devices, *occupied), breakdown, uses)
     host = _host_use(request, breakdown, uses)
-    return PlanData(
+    return Plan(
         model=summary,
         params=trial.params,
         breakdown=breakdown,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fitter.llama.types import MetadataValue, Row
-from fitter.planning.plan import ModelSummary
+from fitter.llama.types import LAYOUT_DEVICE, Breakdown, Layout, MetadataValue, Row
+from fitter.model.header import Model
+from fitter.model.tensors import Role, layer_of, role_of
+from fitter.planning.memory import units_of
+from fitter.planning.summary import ModelSummary
 
 
 @dataclass(frozen=True)
@@ -48,3 +51,29 @@ class Inspection:
     layers: tuple[LayerSize, ...]
     n_ctx: int
     rows: tuple[Row, ...]
+
+
+def inspection_of(model: Model, breakdown: Breakdown, layout: Layout) -> Inspection:
+    """What ``model`` is made of: ``breakdown`` and ``layout`` are of a load with everything on the host."""
+    units = units_of(layout, model.n_layer, lambda _: False)
+    has_caches = any(entry.buffer_type == LAYOUT_DEVICE and entry.kind == "context" for entry in layout.entries)
+    layers = [_layer_size(model, None, units[-1].cache if has_caches else 0)]
+    layers += [_layer_size(model, unit.index, unit.cache) for unit in units[:-1]]
+    return Inspection(
+        model=ModelSummary.of(model),
+        metadata=model.metadata,
+        roles=_roles([(role_of(tensor.name), tensor.bytes) for tensor in model.tensors]),
+        layers=tuple(layers),
+        n_ctx=breakdown.n_ctx,
+        rows=breakdown.rows,
+    )
+
+
+def _layer_size(model: Model, index: int | None, cache: int) -> LayerSize:
+    own = [(role_of(tensor.name), tensor.bytes) for tensor in model.tensors if layer_of(tensor.name) == index]
+    return LayerSize(index, _roles(own), cache)
+
+
+def _roles(tensors: Sequence[tuple[Role, int]]) -> tuple[RoleSize, ...]:
+    sizes = [[size for role, size in tensors if role is wanted] for wanted in Role]
+    return tuple(RoleSize(role.value, len(own), sum(own)) for role, own in zip(Role, sizes, strict=True) if own)

@@ -1,168 +1,114 @@
-"""A plan: parameters, and the memory that llama.cpp measured for them. Sizes in bytes."""
+"""A plan: parameters, and the memory that llama.cpp measured for them. Sizes in bytes.
+
+What says a plan as text, loads it or verifies it is above this room: it is handed in once, with ``register``.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fitter.errors import PlanError
-from fitter.llama.types import Breakdown, Params, Row
+from fitter.llama.types import Breakdown, Params
+from fitter.parameters import DEFAULTS
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.pricing import Price
 from fitter.planning.request import MIB
+from fitter.planning.summary import (
+    DeviceUse,
+    FileStamp,
+    HostUse,
+    LeftOut,
+    ModelSummary,
+    Problem,
+    Search,
+    SharedUse,
+    stamp_of,
+)
+from fitter.text import LONGEST_NAME, printable
+
+if TYPE_CHECKING:
+    import os
+    from typing import final
+
+    import llama_cpp
+
+    from fitter.planning.verified import Verification
+
+    @final
+    class Llama(llama_cpp.Llama):
+        """What ``fitter.Llama`` and ``Plan.load`` make: a ``llama_cpp.Llama`` with a plan."""
+
+        plan: Plan
+
+        def __init__(self, model_path: str | os.PathLike[str], **keywords: Any) -> None: ...
+
+        @classmethod
+        def from_pretrained(  # type: ignore[override]
+            cls, repo_id: str, filename: str | None, additional_files: list[str] | None = None, **keywords: Any
+        ) -> Llama: ...
+
+
+class Methods(Protocol):
+    """What the methods of a plan do that planning itself has no means for."""
+
+    def text(self, plan: Plan) -> str:
+        """The table of the plan."""
+
+    def arguments(self, plan: Plan) -> list[str]:
+        """llama.cpp's arguments, whether the plan fits or not."""
+
+    def to_dict(self, plan: Plan) -> dict[str, Any]:
+        """The plan as JSON-ready data."""
+
+    def format(self, plan: Plan, name: str, anyway: bool) -> str:
+        """The plan in one of the formats."""
+
+    def explain(self, plan: Plan) -> str:
+        """Why the plan is as it is."""
+
+    def llama_kwargs(self, plan: Plan) -> dict[str, Any]:
+        """Keyword arguments for ``llama_cpp.Llama``."""
+
+    def load(self, plan: Plan, kwargs: Mapping[str, Any]) -> Llama:
+        """The model, loaded as planned."""
+
+    def verify(self, plan: Plan, tolerance: int | str, timeout: float) -> Verification:
+        """The plan, loaded for real and compared."""
+
+
+_methods: Methods | None = None
+
+
+def register(methods: Methods) -> None:
+    """Have plans use ``methods`` from now on: ``fitter.api`` does so when it is imported."""
+    global _methods
+    _methods = methods
+
+
+def _registered() -> Methods:
+    if _methods is None:
+        raise RuntimeError("nothing is there that says or loads a plan: import fitter.api first")
+    return _methods
 
 
 @dataclass(frozen=True)
-class ModelSummary:
-    """What the plan is for. ``bytes``: all tensors of all split files."""
+class Plan:
+    """Parameters that llama.cpp measured to fit (or, with ``fits`` false, the nearest that were tried).
 
-    path: str
-    name: str
-    architecture: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class SharedUse:
-    """What something beside the model takes of the same memory, in a plan.
-
-    ``kind``: ``projector``, ``draft``, ``mtp``, ``lora`` or ``reserve``. ``name``: its file, or what it is reserved
-    for. ``rows``: by device or host, ``device`` being ``None`` on the host. ``arguments`` are llama-server's for it,
-    which take what was measured.
-    """
-
-    kind: str
-    name: str
-    rows: tuple[Row, ...]
-    arguments: tuple[str, ...] = ()
-
-    def on(self, device: str | None) -> int:
-        """Bytes on a device, or on the host (``None``)."""
-        return sum(row.used for row in self.rows if row.device == device)
-
-
-@dataclass(frozen=True)
-class DeviceUse:
-    """What a plan takes of one device, by llama.cpp's measurement; ``shared`` is what else is there (``SharedUse``)."""
-
-    name: str
-    description: str
-    total: int
-    free: int
-    margin: int
-    model: int
-    context: int
-    compute: int
-    shared: int = 0
-
-    @property
-    def used(self) -> int:
-        """Bytes that llama.cpp allocates there, and what shares the device with it."""
-        return self.model + self.context + self.compute + self.shared
-
-    @property
-    def left(self) -> int:
-        """Free bytes less used ones; negative where the plan does not fit."""
-        return self.free - self.used
-
-    @property
-    def fits(self) -> bool:
-        """Whether at least the margin is left."""
-        return self.left >= self.margin
-
-
-@dataclass(frozen=True)
-class HostUse:
-    """What a plan takes of host memory. ``total`` and ``free`` are ``None`` where the host is unlimited.
-
-    ``shared`` is what else is there (``SharedUse``).
-    """
-
-    total: int | None
-    free: int | None
-    margin: int
-    model: int
-    context: int
-    compute: int
-    shared: int = 0
-
-    @property
-    def used(self) -> int:
-        """Bytes that llama.cpp allocates there, every host buffer type counted, and what shares it."""
-        return self.model + self.context + self.compute + self.shared
-
-    @property
-    def left(self) -> int | None:
-        """Free bytes less used ones, ``None`` where the host is unlimited."""
-        return None if self.free is None else self.free - self.used
-
-    @property
-    def fits(self) -> bool:
-        """Whether at least the margin is left."""
-        return self.left is None or self.left >= self.margin
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Why a plan does not fit: ``missing`` bytes on ``device`` (a device's name, or ``host``)."""
-
-    device: str
-    missing: int
-    message: str
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A device that a plan puts nothing on, whatever its speed. ``reason``: ``margin``, which leaves no room there."""
-
-    device: str
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True)
-class Search:
-    """What finding the plan took: dummy loads (another context of a loaded model is none) and seconds.
-
-    ``shared_loads`` are those of what shares the memory, counted apart. One that ``is_cut_short`` ended with the time
-    limit, so that there may be a better plan.
-    """
-
-    dummy_loads: int
-    seconds: float
-    shared_loads: int = 0
-    is_cut_short: bool = False
-
-
-@dataclass(frozen=True)
-class FileStamp:
-    """What a file of the model was when it was read: bytes, and nanoseconds of its last change."""
-
-    path: str
-    bytes: int
-    changed: int
-
-
-def stamp_of(path: str | os.PathLike[str]) -> FileStamp:
-    """The stamp of the file at ``path`` as it is now. Raises ``OSError``."""
-    found = os.stat(path)
-    return FileStamp(os.fspath(path), found.st_size, found.st_mtime_ns)
-
-
-@dataclass(frozen=True)
-class PlanData:
-    """Parameters confirmed by a dummy load of the user's own file, with what that load measured.
+    They were confirmed by a dummy load of the user's own file, and the rest is what that load measured. ``bool(plan)``
+    is ``plan.fits``, ``str(plan)`` the table that the command shows. A plan that was read from a file has what the file
+    says, and defaults for the rest.
 
     ``breakdown`` holds the rows per buffer type; ``problems`` is empty exactly when the plan fits.
-    ``n_layer`` counts the repeating layers that llama.cpp can offload (without the output layer). ``estimate`` is what
-    the plan takes in time, ``None`` where it does not fit. ``choices`` says what was chosen over what, ``bound`` what
+    ``n_layer`` counts the repeating layers that llama.cpp can offload (without the output layer), 0 where that is not
+    known; ``virtual`` says whether the devices are described ones. ``estimate`` is what the plan takes in time,
+    ``None`` where it does not fit. ``choices`` says what was chosen over what, ``bound`` what
     no placement is faster than, ``levers`` what was given up for it, of what the user allowed to be. ``shared`` is what
     else takes of the same memory; it is in no row of ``breakdown``. ``rpc`` has the rpc-servers (``host:port``) that
     were given, where the plan uses a device of theirs; their order decides how those are named. ``asked`` has what
-    ``fit`` was called with, ``files`` what was fitted: to load what was planned, and to fit again. A plan is true where
-    it fits.
+    ``fit`` was called with, ``files`` what was fitted: to load what was planned, and to fit again.
     """
 
     model: ModelSummary
@@ -172,8 +118,8 @@ class PlanData:
     host: HostUse
     search: Search
     problems: tuple[Problem, ...]
-    n_layer: int
-    virtual: bool
+    n_layer: int = 0
+    virtual: bool = False
     estimate: Price | None = None
     choices: tuple[Choice, ...] = ()
     bound: Bound | None = None
@@ -202,6 +148,63 @@ class PlanData:
     def __bool__(self) -> bool:
         return self.fits
 
+    def __str__(self) -> str:
+        return _registered().text(self)
+
+    def __repr__(self) -> str:
+        names = ", ".join(printable(name) for name in self.breakdown.devices) or "the host"
+        verdict = "fits" if self.fits else "does not fit"
+        n_ctx = self.params.n_ctx or self.breakdown.n_ctx
+        return f"<Plan: {printable(self.model.name, LONGEST_NAME)} {verdict}, n_ctx={n_ctx}, on {names}>"
+
+    def arguments(self, *, anyway: bool = False) -> list[str]:
+        """llama.cpp's command-line arguments.
+
+        Raises ``PlanError`` where the plan does not fit, unless they are asked for ``anyway``, and where llama.cpp has
+        no argument for what the plan needs.
+        """
+        if not anyway:
+            check_fits(self, "arguments(anyway=True)")
+        return _registered().arguments(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON-ready data, schema 1; sizes in bytes."""
+        return _registered().to_dict(self)
+
+    def format(self, name: str, *, anyway: bool = False) -> str:
+        """The plan as ``fitter fit --format`` writes it.
+
+        ``name`` is ``args``, ``shell``, ``json``, ``ini``, ``env``, ``python`` or ``ik_llama``. Raises ``PlanError``
+        where that format has no word for what the plan needs; all but ``json`` also where the plan does not fit, unless
+        it is asked for ``anyway``.
+        """
+        return _registered().format(self, name, anyway)
+
+    def explain(self) -> str:
+        """Why the plan is as it is: what takes its time, each choice's runner-up, the proven distance to the best."""
+        return _registered().explain(self)
+
+    def llama_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments for ``llama_cpp.Llama``. Raises ``PlanError`` where it has none for what the plan needs."""
+        return _registered().llama_kwargs(self)
+
+    def load(self, **kwargs: Any) -> Llama:
+        """A ``llama_cpp.Llama`` with the whole plan applied, overrides too; ``kwargs`` go to ``Llama``.
+
+        Its ``plan`` is what it was loaded with: where a device has less memory than the plan counts on, what ``fit``
+        was asked for is fitted again, at most twice, with a ``PlanWarning``.
+
+        Raises ``PlanError`` where the plan does not fit or is for devices that are not here, ``UsageError`` for
+        ``kwargs`` that contradict it, ``ModelError`` where the model is gone or another one, ``OutOfMemoryError``
+        where a device refuses memory even so, ``RemoteError`` where an rpc-server fails, ``LlamaCppError`` where
+        llama.cpp cannot load the model. Where llama.cpp would end the process, ``LlamaCppCrashError`` is raised.
+        """
+        return _registered().load(self, kwargs)
+
+    def verify(self, *, tolerance: int | str = 0, timeout: float = DEFAULTS["timeout"]) -> Verification:
+        """Load the plan for real in a worker process, and compare: ``fitter.verify``."""
+        return _registered().verify(self, tolerance, timeout)
+
 
 def _why_left_out(use: DeviceUse) -> str:
     margin = f"its margin of {_mib_up(use.margin)} MiB"
@@ -218,15 +221,39 @@ def _mib_up(size: int) -> int:
     return -(-size // MIB)
 
 
-def check_fits(plan: PlanData, remedy: str = "") -> None:
+def check_fits(plan: Plan, remedy: str = "") -> None:
     """Raise ``PlanError`` for a plan that does not fit: nobody is to run it by accident. ``remedy`` is a way to."""
     if not plan.fits:
         more = f"; {remedy} gives it all the same" if remedy else ""
         raise PlanError(f"the plan does not fit: {plan.problems[0].message}{more}")
 
 
-def resolved(plan: PlanData) -> Params:
+def check_can_run(plan: Plan) -> None:
+    """Raise ``PlanError`` for a plan that no machine can run."""
+    if plan.virtual:
+        raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
+
+
+def resolved(plan: Plan) -> Params:
     """The plan's parameters with what llama.cpp chose where they leave it the choice: context and devices."""
     params, found = plan.params, plan.breakdown
     devices = found.devices if params.devices is None else params.devices
     return replace(params, n_ctx=params.n_ctx or found.n_ctx, devices=devices)
+
+
+__all__ = [
+    "DeviceUse",
+    "FileStamp",
+    "HostUse",
+    "LeftOut",
+    "ModelSummary",
+    "Plan",
+    "Problem",
+    "Search",
+    "SharedUse",
+    "check_can_run",
+    "check_fits",
+    "register",
+    "resolved",
+    "stamp_of",
+]

@@ -66,8 +66,9 @@ class Request:
     """One fit: ``params`` holds every value that the user set and the defaults of the rest.
 
     ``fixed`` names the fields of ``params`` that fitting must keep (``n_ctx``, ``n_gpu_layers``, ``tensor_split``,
-    ``devices``) or that no lever may change (``n_ubatch``, ``type_k``, ``type_v``, ``op_offload``). Overrides in
-    ``params`` are the user's and always kept. ``allow`` has the levers (of ``LEVERS``) that the user lets it use.
+    ``devices``, ``flash_attn``) or that no lever may change (``n_ubatch``, ``type_k``, ``type_v``, ``op_offload``).
+    Overrides in ``params`` are the user's and always kept. ``allow`` has the levers (of ``LEVERS``) that the user lets
+    it use.
     ``n_ctx_train`` and ``n_layer`` (repeating layers, those for multi-token prediction counted) come from the model;
     ``fit_ctx`` is the smallest context per sequence that is worth having. ``model_bytes`` is what all tensors have in
     the file. ``pinned`` says of the tensors that an override of the user's catches where they go (a device's index or

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from fitter.errors import UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning.plan import SharedUse
 from fitter.planning.request import MIB, SHARED_ROW, DeviceLimit, HostLimit, Measure, Request
+from fitter.planning.summary import SharedUse
 from fitter.values import parse_size
 from fitter.values import size as whole_size
 

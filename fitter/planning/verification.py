@@ -6,144 +6,53 @@ What loads is handed in, so that everything here works without a device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
-from fitter.errors import PlanError
-from fitter.llama.types import Breakdown, DeviceInfo, Params, Row
+from fitter.errors import PlanError, UsageError
+from fitter.llama.types import Breakdown, DeviceInfo, Row
 from fitter.planning.calibration import Process
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Problem, SharedUse
-
-Kind = Literal["model", "context", "compute"]
-KINDS: tuple[Kind, ...] = ("model", "context", "compute")
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a plan says: parameters, and the bytes of each buffer type; ``problems`` says why it does not fit."""
-
-    model: ModelSummary
-    params: Params
-    rows: tuple[Row, ...]
-    devices: tuple[DeviceUse, ...]
-    host: HostUse
-    problems: tuple[Problem, ...] = ()
-    shared: tuple[SharedUse, ...] = ()
+from fitter.planning.plan import Plan, check_can_run, resolved
+from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem
+from fitter.planning.verified import MemoryUse, Verification, VerifiedRow
 
 
-@dataclass(frozen=True)
-class VerifiedDifference:
-    """Bytes of one kind in one buffer type that are not those predicted."""
-
-    buffer_type: str
-    kind: Kind
-    predicted: int
-    real: int
-
-    @property
-    def more(self) -> int:
-        """Real bytes beyond the predicted ones; negative where there are fewer."""
-        return self.real - self.predicted
+def check_same_model(planned: ModelSummary, found: ModelSummary) -> None:
+    """Raise ``UsageError`` where a plan is of another model than the one that was found."""
+    for what in ("architecture", "name", "bytes"):
+        wanted, here = getattr(planned, what), getattr(found, what)
+        if wanted != here:
+            raise UsageError(f"the plan is of another model than {found.path}: its {what} is {wanted}, not {here}")
 
 
-@dataclass(frozen=True)
-class VerifiedRow:
-    """One buffer type: ``predicted`` and ``real`` are rows of it, of zeros where one side has none."""
-
-    predicted: Row
-    real: Row
-
-    @property
-    def differences(self) -> Iterator[VerifiedDifference]:
-        """Those of its bytes that differ."""
-        for kind in KINDS:
-            predicted, real = getattr(self.predicted, kind), getattr(self.real, kind)
-            if predicted != real:
-                yield VerifiedDifference(self.real.buffer_type, kind, predicted, real)
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Free memory of a device (or ``host``) before the load and with it; ``counted`` is what llama.cpp counts there."""
-
-    name: str
-    before: int
-    after: int
-    counted: int
-
-    @property
-    def unaccounted(self) -> int | None:
-        """Bytes that went and that llama.cpp does not count; negative where other memory was freed meanwhile.
-
-        ``None`` where the device's report stands still, as that of a CPU behind RPC does.
-        """
-        return None if self.counted and self.before == self.after else self.before - self.after - self.counted
-
-
-@dataclass(frozen=True)
-class Verification:
-    """The answer: nothing was loaded where there are ``problems``, and ``rows`` and ``memory`` are empty then.
-
-    ``memory`` has the devices in order, and the host last. ``shared`` is what the plan has beside the model, which is
-    not loaded. ``tolerance``: bytes by which each number may exceed its prediction.
-    """
-
-    model: ModelSummary
-    params: Params
-    tolerance: int
-    rows: tuple[VerifiedRow, ...] = ()
-    memory: tuple[MemoryUse, ...] = ()
-    shared: tuple[SharedUse, ...] = ()
-    problems: tuple[Problem, ...] = ()
-
-    @property
-    def fits(self) -> bool:
-        """Whether the plan fits, and could be loaded."""
-        return not self.problems
-
-    @property
-    def differences(self) -> tuple[VerifiedDifference, ...]:
-        """Every number that is not the predicted one, in either direction."""
-        return tuple(difference for row in self.rows for difference in row.differences)
-
-    @property
-    def exceeding(self) -> tuple[VerifiedDifference, ...]:
-        """Those that exceed their prediction by more than the tolerance."""
-        return tuple(difference for difference in self.differences if difference.more > self.tolerance)
-
-    @property
-    def holds(self) -> bool:
-        """Whether it was loaded and nothing exceeds its prediction."""
-        return self.fits and not self.exceeding
-
-
-def verify(
-    prediction: Prediction, path: Path, loader: Process, host_free: Callable[[], int], tolerance: int
-) -> Verification:
-    """Load ``path`` in ``loader``, a fresh process on the real devices, as ``prediction`` says, and compare.
+def verify(plan: Plan, path: Path, loader: Process, host_free: Callable[[], int], tolerance: int) -> Verification:
+    """Load ``path`` in ``loader``, a fresh process on the real devices, as ``plan`` says, and compare.
 
     ``host_free`` says what the host has available. A plan that does not fit, or not any more, is not loaded. Raises
-    ``PlanError`` where a device of the plan is not here.
+    ``PlanError`` where a device of the plan is not here, or its devices are virtual.
     """
-    answer = Verification(prediction.model, prediction.params, tolerance, shared=prediction.shared)
-    if prediction.problems:
-        return replace(answer, problems=prediction.problems)
+    check_can_run(plan)
+    params = resolved(plan)
+    answer = Verification(plan.model, params, tolerance, shared=plan.shared)
+    if plan.problems:
+        return replace(answer, problems=plan.problems)
+    # what has nothing of the model need not be here
+    uses = tuple(use for use in plan.devices if use.name in (params.devices or ()))
     # The process uses the devices from this question on: what it takes of them for itself is gone before and after.
     before = loader.memory()
-    _check_devices(prediction, before)
+    _check_devices(uses, before)
     host_before = host_free()
-    if problems := tuple(_problems_now(prediction, before, host_before)):
+    if problems := tuple(_problems_now(uses, plan.host, before, host_before)):
         return replace(answer, problems=problems)
-    loaded = loader.load(path, prediction.params)
+    loaded = loader.load(path, params)
     host_after = host_free()
     real = loaded.breakdown
     memory = [
         MemoryUse(use.name, _free(before, use.name), _free(loaded.devices, use.name), real.on(use.name).used)
-        for use in prediction.devices
+        for use in uses
     ]
     memory.append(MemoryUse("host", host_before, host_after, real.host.used))
-    return replace(answer, rows=compare(prediction.rows, real), memory=tuple(memory))
+    return replace(answer, rows=compare(plan.breakdown.rows, real), memory=tuple(memory))
 
 
 def compare(predicted: Sequence[Row], real: Breakdown) -> tuple[VerifiedRow, ...]:
@@ -160,20 +69,22 @@ def _empty(row: Row) -> Row:
     return replace(row, model=0, context=0, compute=0)
 
 
-def _check_devices(prediction: Prediction, here: Sequence[DeviceInfo]) -> None:
+def _check_devices(uses: Sequence[DeviceUse], here: Sequence[DeviceInfo]) -> None:
     known = {device.name: device.description for device in here}
     names = ", ".join(known) or "no device"
-    for use in prediction.devices:
+    for use in uses:
         if use.name not in known:
             raise PlanError(f"the plan is for {use.name} ({use.description}), and llama.cpp has {names} here")
         if use.description != known[use.name]:
             raise PlanError(f"the plan's {use.name} is '{use.description}', and here it is '{known[use.name]}'")
 
 
-def _problems_now(prediction: Prediction, here: Sequence[DeviceInfo], host_free: int) -> Iterator[Problem]:
+def _problems_now(
+    uses: Sequence[DeviceUse], host: HostUse, here: Sequence[DeviceInfo], host_free: int
+) -> Iterator[Problem]:
     """What the plan needs and is not free at this moment: loading it would take others' memory, or fail."""
-    limits = [(use.name, use.used - use.shared, _free(here, use.name)) for use in prediction.devices]
-    limits.append(("host", prediction.host.used - prediction.host.shared, host_free))
+    limits = [(use.name, use.used - use.shared, _free(here, use.name)) for use in uses]
+    limits.append(("host", host.used - host.shared, host_free))
     for name, needed, free in limits:
         if needed > free:
             message = f"the plan takes {needed} bytes on {name}, and {free} are free there now: fit again"

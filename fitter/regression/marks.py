@@ -21,7 +21,7 @@ from fitter.model.source import model_files, show
 from fitter.output import table
 from fitter.parameters import of_a_case
 from fitter.planning.limits import MOST_SPEED
-from fitter.planning.plan import PlanData
+from fitter.planning.plan import Plan
 from fitter.regression import MARKER
 from fitter.regression.cases import Budget, Case, make_cases, suggest
 from fitter.regression.check import Outcome
@@ -231,7 +231,7 @@ class Checks:
             raise found
         return found
 
-    def _failure(self, case: Case, plan: PlanData, snapshot: Snapshot, is_stored: bool) -> str:
+    def _failure(self, case: Case, plan: Plan, snapshot: Snapshot, is_stored: bool) -> str:
         """The sentence that says what is wrong, if anything is. Raises ``UsageError`` where nothing is stored."""
         locked = None
         if is_stored and not self.is_update:
@@ -340,7 +340,7 @@ def _size(value: Any, what: str) -> int:
         raise UsageError(f"{what}: {error}") from None
 
 
-def _text(plan: PlanData) -> str:
+def _text(plan: Plan) -> str:
     out = io.StringIO()
     table.print_to(out, table.plan_table(plan))
     return out.getvalue().rstrip("\n")

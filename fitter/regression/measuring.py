@@ -27,7 +27,7 @@ from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, Lo
 from fitter.text import printable
 
 if TYPE_CHECKING:
-    from fitter.planning.plan import PlanData
+    from fitter.planning.plan import Plan
 
 _MOST_HEADER = 2**30
 """Bytes that no header has: a lock that says more is damaged."""
@@ -184,7 +184,7 @@ def _fitted(case: Case, worker: Worker, version: str, stopped: threading.Event) 
     return snapshot_of(plan, case, worker, version)
 
 
-def snapshot_of(plan: PlanData, case: Case, worker: Worker, version: str) -> Snapshot:
+def snapshot_of(plan: Plan, case: Case, worker: Worker, version: str) -> Snapshot:
     """What ``plan`` takes, as a lock has it; ``version`` is what ``worker`` says of its llama.cpp."""
     devices, host = _memory(plan.breakdown.rows)
     params = replace(plan.params, devices=plan.breakdown.devices) if plan.params.devices is None else plan.params
@@ -212,7 +212,7 @@ def snapshot_of(plan: PlanData, case: Case, worker: Worker, version: str) -> Sna
     )
 
 
-def _model(plan: PlanData, worker: Worker) -> LockedModel:
+def _model(plan: Plan, worker: Worker) -> LockedModel:
     files = model_files(plan.model.path)
     read = [worker.header(file) for file in files]
     header_bytes = tuple(header.data_offset for header in read)

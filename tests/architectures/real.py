@@ -19,7 +19,8 @@ from pathlib import Path
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import Header, ModelInfo, Params, TensorBuftOverride
-from fitter.planning.verification import VerifiedDifference, compare
+from fitter.planning.verification import compare
+from fitter.planning.verified import VerifiedDifference
 from tests.architectures.compare import with_context
 from tests.servers import RpcServer
 

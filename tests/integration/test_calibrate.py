@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fitter import api
+from fitter import api, asking
 from fitter.errors import LibraryError, LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDevice
@@ -207,7 +207,8 @@ class StandIn(Worker):
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[StandIn]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(api, "Worker", StandIn)
+    for module in (api, asking):
+        monkeypatch.setattr(module, "Worker", StandIn)
     monkeypatch.setattr(StandIn, "processes", 0)
     return StandIn
 

@@ -30,7 +30,7 @@ from fitter.output import formats
 from fitter.output.formats import FORMATS
 from fitter.output.formats import settings as options
 from fitter.planning.constraints import params_of
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Search
+from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Search
 from fitter.values import plain_pattern
 from tests.formats import ik_llama
 from tests.formats import upstream as server
@@ -126,7 +126,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def said(plan: PlanData) -> Params:
+def said(plan: Plan) -> Params:
     """The parameters of ``plan`` as llama.cpp's options can say them: other words for the same."""
     params = plan.params
     split = None

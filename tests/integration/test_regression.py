@@ -22,6 +22,7 @@ import pytest
 from fitter import api
 from fitter.llama.client import Worker
 from fitter.machine import bandwidth
+from fitter.machine import devices as machine_devices
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.host import HostMemory
 from fitter.machine.speed import HostSpeed
@@ -266,7 +267,7 @@ def test_a_second_machine(repository: Repository, locked: Repository, tmp_path: 
 
 def test_the_machine_is_not_asked(repository: Repository, locked: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory and the speed of it are another one's here."""
-    monkeypatch.setattr(api, "measure_host_memory", lambda: HostMemory(2**30, 2**29))
+    monkeypatch.setattr(machine_devices, "host_memory", lambda: HostMemory(2**30, 2**29))
     monkeypatch.setattr(bandwidth, "host_speed", lambda *_: HostSpeed(1e9, "slow"))
     repository.lock.unlink()
     assert all(measured.error is None for measured in check.lock(repository.cases))

@@ -20,7 +20,7 @@ from fitter.errors import LlamaCppError, PlanError, RemoteError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params
 from fitter.planning.request import Progress
-from fitter.planning.verification import Verification
+from fitter.planning.verified import Verification
 from tests.servers import Proxy, RpcServer
 from tests.tiny import TINY_DENSE, write_tiny
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fitter.api import Plan
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.cost import Estimate, Part, Workload
 from fitter.planning.explain import Bound, Choice
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, PlanData, Problem, Search
+from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Problem, Search
 from fitter.planning.pricing import Price, SpeedSource
 
 MIB = 1024 * 1024
@@ -34,10 +35,10 @@ def make_plan(
     choices: tuple[Choice, ...] = (),
     bound: Bound | None = None,
     is_cut_short: bool = False,
-) -> PlanData:
+) -> Plan:
     """A plan that takes 2048 MiB of weights, 256 of context and 100 of compute on each of ``devices``."""
     rows = tuple(Row(name, name, False, 2048 * MIB, 256 * MIB, 100 * MIB) for name in devices)
-    return PlanData(
+    return Plan(
         model=MODEL,
         params=params or Params(n_ctx=n_ctx, n_gpu_layers=33),
         breakdown=Breakdown((*rows, HOST_ROW), tuple(devices), n_ctx, flash_attn),

@@ -14,10 +14,10 @@ from fitter import api
 from fitter.cli import main
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
-from fitter.planning.plan import PlanData, Problem
+from fitter.planning.plan import Plan, Problem
 from fitter.planning.request import Progress
 
-Install = Callable[[PlanData | BaseException], None]
+Install = Callable[[Plan | BaseException], None]
 PROBLEM = Problem("host", 244 * MIB, "the host is 244 MiB short: free host memory")
 
 
@@ -25,7 +25,7 @@ PROBLEM = Problem("host", 244 * MIB, "the host is 244 MiB short: free host memor
 def answer(monkeypatch: pytest.MonkeyPatch) -> Install:
     """Make ``api.fit`` return a plan or raise an error."""
 
-    def install(what: PlanData | BaseException) -> None:
+    def install(what: Plan | BaseException) -> None:
         def fit(model: str, *, on_progress: Any, on_log: Any, **given: Any) -> api.Plan:
             if on_progress:
                 on_progress(Progress(0, "context 4096"))

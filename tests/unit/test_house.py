@@ -24,6 +24,8 @@ ROOMS = (
     "fitter.api",
     "fitter.early",
     "fitter.loading",
+    "fitter.beginning",
+    "fitter.asking",
     "fitter.sharing",
     "fitter.kept",
     "fitter.door",

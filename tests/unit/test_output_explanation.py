@@ -15,7 +15,7 @@ from fitter.output.json import to_dict
 from fitter.output.units import duration
 from fitter.planning.cost import Part
 from fitter.planning.explain import Bound, Choice, Reason
-from fitter.planning.plan import PlanData, Problem
+from fitter.planning.plan import Plan, Problem
 from fitter.planning.pricing import SpeedSource
 
 PRICE = make_price(prompt=1000, generation=10)
@@ -148,7 +148,7 @@ def test_a_plan_without_an_estimate() -> None:
     assert explanation(plan) == "a plan that does not fit has no estimate"
 
 
-def rendered(plan: PlanData, verbose: bool) -> str:
+def rendered(plan: Plan, verbose: bool) -> str:
     out = io.StringIO()
     table.print_to(out, table.plan_table(plan, verbose=verbose))
     return out.getvalue()

@@ -13,13 +13,13 @@ from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.output.formats import FORMATS, render, settings
 from fitter.output.formats.ini import section
-from fitter.planning.plan import PlanData, Problem
+from fitter.planning.plan import Plan, Problem
 
 SPILL = TensorBuftOverride("^blk.(1|2).ffn_up_exps.weight$", "CPU")
 SPLIT = Params(n_ctx=4096, n_gpu_layers=33, tensor_split=(20.0, 13.0), tensor_buft_overrides=(SPILL,))
 
 
-def plan_at(path: str, **params: Any) -> PlanData:
+def plan_at(path: str, **params: Any) -> Plan:
     plan = make_plan(replace(SPLIT, **params))
     return replace(plan, model=replace(plan.model, path=path))
 

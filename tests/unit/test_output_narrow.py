@@ -14,7 +14,7 @@ from test_output_table import Terminal
 from fitter.llama.types import DeviceInfo
 from fitter.output import table
 from fitter.output.narrow import short_name
-from fitter.planning.plan import PlanData
+from fitter.planning.plan import Plan
 from fitter.regression import report
 from fitter.regression.compare import Move
 
@@ -23,7 +23,7 @@ HOST = DeviceInfo("CPU", "AMD EPYC 7763 64-Core Processor", "cpu", "CPU", 2**35,
 MOVES = (Move("CUDA0 compute", 100 * MIB, 300 * MIB, "bytes", "beyond max_growth of 1 %", failure=True),)
 
 
-def plan_on(count: int) -> PlanData:
+def plan_on(count: int) -> Plan:
     """A plan on ``count`` cards of three kinds, beside a host with a terabyte."""
     plan = make_plan(devices=[f"CUDA{index}" for index in range(count)])
     devices = tuple(

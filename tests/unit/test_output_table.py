@@ -11,7 +11,7 @@ from fitter.machine.catalogue import CatalogueGpu, Sources
 from fitter.output import table
 from fitter.output.progress import _Step, progress
 from fitter.output.units import speed
-from fitter.planning.plan import PlanData, Problem
+from fitter.planning.plan import Plan, Problem
 from fitter.planning.pricing import SpeedSource
 from fitter.planning.request import Progress
 
@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def rendered(plan: PlanData, *, verbose: bool = False) -> str:
+def rendered(plan: Plan, *, verbose: bool = False) -> str:
     out = io.StringIO()
     table.print_to(out, table.plan_table(plan, verbose=verbose))
     return out.getvalue()

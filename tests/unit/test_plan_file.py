@@ -14,6 +14,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import Lora, Params, Row, TensorBuftOverride
 from fitter.output.json import dumps, to_dict
 from fitter.output.plan_file import read_plan
+from fitter.planning.explain import Bound, Choice, Reason
 from fitter.planning.plan import Problem, SharedUse, resolved
 
 EVERYTHING = Params(
@@ -52,22 +53,30 @@ def test_no_parameter_of_the_example_has_its_default() -> None:
 def test_what_is_written_is_read_back(tmp_path: Path, params: Params) -> None:
     rows = (Row("CUDA0", "CUDA0", False, 5, 0, 0), Row("Host", None, True, 0, 0, 7))
     shared = SharedUse("draft", "draft.gguf", rows, ("-md", "draft.gguf"))
+    bound = Bound(1.5, reached=3.2, reasons=(Reason("compute", 1.75, 300, ("CUDA1",)), Reason("whole", 3.2)))
+    choices = (
+        Choice("where", "here", 2.0, "there", 2.5),
+        Choice("which", "this", 1.0, "that"),
+        Choice("how", "so", 1.0),
+    )
     plan = replace(
-        make_plan(params, estimate=make_price(), levers=("no op_offload",)), shared=(shared,), rpc=("127.0.0.1:50052",)
+        make_plan(params, estimate=make_price(), levers=("no op_offload",), bound=bound, choices=choices),
+        shared=(shared,),
+        rpc=("127.0.0.1:50052",),
     )
     (tmp_path / "plan.json").write_text(dumps(to_dict(plan)))
     found = read_plan(tmp_path / "plan.json")
     assert found.params == resolved(plan)
-    assert (found.model, found.devices, found.host, found.rows) == (
+    assert (found.model, found.devices, found.host, found.breakdown.rows) == (
         plan.model,
         plan.devices,
         plan.host,
         plan.breakdown.rows,
     )
     assert (found.levers, found.shared, found.rpc, found.search) == (plan.levers, plan.shared, plan.rpc, plan.search)
-    assert found.arguments == tuple(to_dict(plan)["arguments"])
-    assert (found.prompt_tokens_per_second, found.generation_tokens_per_second) == (1240, 38.04)
     assert found.fits
+    # the file has the devices that llama.cpp takes by itself
+    assert to_dict(found) == to_dict(replace(plan, params=resolved(plan)))
 
 
 def test_a_plan_that_does_not_fit(tmp_path: Path) -> None:
@@ -76,12 +85,35 @@ def test_a_plan_that_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(dumps(to_dict(plan)))
     found = read_plan(tmp_path / "plan.json")
     assert (found.fits, found.problems) == (False, (problem,))
-    assert found.prompt_tokens_per_second is found.generation_tokens_per_second is None
+    assert found.estimate is None
+
+
+def test_what_an_earlier_version_did_not_say(tmp_path: Path) -> None:
+    document = to_dict(make_plan(bound=Bound(1.5, reached=3.0)))
+    del document["explanation"]["bound"]["reasons"]
+    (tmp_path / "plan.json").write_text(dumps(document))
+    assert read_plan(tmp_path / "plan.json").bound == Bound(1.5)
+    del document["explanation"]
+    (tmp_path / "plan.json").write_text(dumps(document))
+    found = read_plan(tmp_path / "plan.json")
+    assert (found.choices, found.bound) == ((), None)
+
+
+def test_a_plan_that_was_read_says_all_that_it_has(tmp_path: Path) -> None:
+    plan = make_plan(Params(n_ctx=4096, n_gpu_layers=17, devices=("CUDA0", "CUDA1")), estimate=make_price())
+    (tmp_path / "plan.json").write_text(plan.format("json"))
+    found = read_plan(tmp_path / "plan.json")
+    assert "context 4096 · 17 layers on devices" in str(found)
+    assert "17 of 33 layers on devices" in str(plan)
+    for name in ("args", "shell", "json", "ini", "env"):
+        assert found.format(name) == plan.format(name)
 
 
 def test_what_a_later_version_adds_is_passed_over(tmp_path: Path) -> None:
     document = to_dict(make_plan())
     document["more"] = document["params"]["more"] = 1
+    reason = {"kind": "weather", "seconds": 2.0, "bytes": 0, "devices": []}
+    document["explanation"]["bound"] = {"seconds": 1.0, "text": "", "distance": 1.0, "reasons": [reason]}
     (tmp_path / "plan.json").write_text(dumps(document))
     assert read_plan(tmp_path / "plan.json").fits
 

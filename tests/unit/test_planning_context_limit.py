@@ -13,7 +13,7 @@ from fitter.llama.types import Breakdown, Layout, LayoutEntry, Params
 from fitter.planning import context_limit
 from fitter.planning.context_limit import Excess, limited, usable, wider, within
 from fitter.planning.fit import Llama, Loads, fit
-from fitter.planning.plan import ModelSummary, PlanData
+from fitter.planning.plan import ModelSummary, Plan
 from fitter.planning.request import DeviceLimit, Request
 
 MODEL = SyntheticModel(n_ctx_train=1 << 20)
@@ -46,7 +46,7 @@ def taking(devices: tuple[DeviceLimit, ...], *mib: int | None) -> tuple[DeviceLi
     return tuple(replace(device, largest_tensor=size) for device, size in zip(devices, sizes, strict=True))
 
 
-def fitted(asked: Request, llama: SyntheticLlama) -> PlanData:
+def fitted(asked: Request, llama: SyntheticLlama) -> Plan:
     ways = Llama(Loads(llama.measure, llama.record), lambda: 0)
     return fit(asked, SUMMARY, ways, lambda progress: None, True)
 

@@ -11,7 +11,7 @@ from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 from fitter.errors import LlamaCppCrashError, LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning.fit import Llama, Loads, fit, placement_of
-from fitter.planning.plan import ModelSummary, PlanData
+from fitter.planning.plan import ModelSummary, Plan
 from fitter.planning.request import DeviceLimit, Progress, Request
 
 DENSE = SyntheticModel()
@@ -65,16 +65,16 @@ def run(
     own: SyntheticLlama,
     skeleton: Loads | None,
     second: Second | None = None,
-) -> PlanData:
+) -> Plan:
     llama = Llama(Loads(own.measure, own.record), lambda: 0, skeleton, second)
     return fit(request(own.model, devices), SUMMARY, llama, lambda progress: None, True)
 
 
-def plain(model: SyntheticModel, devices: tuple[DeviceLimit, ...]) -> PlanData:
+def plain(model: SyntheticModel, devices: tuple[DeviceLimit, ...]) -> Plan:
     return run(devices, SyntheticLlama(model, devices), None)
 
 
-def same(a: PlanData, b: PlanData) -> bool:
+def same(a: Plan, b: Plan) -> bool:
     return replace(a, search=b.search) == b
 
 
@@ -206,7 +206,7 @@ class Hurried(SyntheticLlama):
             self.left -= 1
 
 
-def hurried(asked: Request, copy: Hurried, own: SyntheticLlama) -> PlanData:
+def hurried(asked: Request, copy: Hurried, own: SyntheticLlama) -> Plan:
     ways = Loads(copy.measure, copy.record)
     llama = Llama(Loads(own.measure, own.record), lambda: 0, ways, until=copy.until)
     return fit(asked, SUMMARY, llama, lambda progress: None, True, deadline=1.0)

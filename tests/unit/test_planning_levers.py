@@ -17,7 +17,7 @@ from fitter.planning.levers import Found, apply, changes, improve, used
 from fitter.planning.memory import HOST, Item
 from fitter.planning.objective import GAIN
 from fitter.planning.placement import Placement
-from fitter.planning.plan import ModelSummary, PlanData
+from fitter.planning.plan import ModelSummary, Plan
 from fitter.planning.pricing import Price
 from fitter.planning.request import LEVERS, DeviceLimit, Request
 from fitter.planning.trial import Trial
@@ -315,7 +315,7 @@ def test_unknown_levers_suggest_the_nearest() -> None:
             levers(["paging", wrong])
 
 
-def planned(llama: SyntheticLlama, made: Request, measure: Callable[[Params], Breakdown] | None = None) -> PlanData:
+def planned(llama: SyntheticLlama, made: Request, measure: Callable[[Params], Breakdown] | None = None) -> Plan:
     loads = Loads(measure or llama.measure, llama.record)
     copy = SyntheticLlama(llama.model, llama.limits)
     summary = ModelSummary("model.gguf", "model", "llama", 0)

@@ -13,7 +13,7 @@ from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Params, Row
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.fit import Llama, Loads, fit
-from fitter.planning.plan import ModelSummary, PlanData, SharedUse
+from fitter.planning.plan import ModelSummary, Plan, SharedUse
 from fitter.planning.request import DeviceLimit
 from fitter.planning.shared import (
     Draft,
@@ -79,7 +79,7 @@ def plan_of(
     *shared: Shared,
     others: tuple[DeviceLimit, ...] = (),
     host_mib: int | None = None,
-) -> PlanData:
+) -> Plan:
     own, copy = SyntheticLlama(model, devices), SyntheticLlama(model, devices)
     llama = Llama(Loads(own.measure, own.record), lambda: 0, Loads(copy.measure, copy.record))
     return fit(request(model, devices, host_mib), SUMMARY, llama, lambda step: None, True, shared, others)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
+import io
+import pickle
 import re
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +23,17 @@ from plans import MIB, make_plan
 
 import fitter
 from fitter import api
-from fitter.planning.plan import Problem
+from fitter.planning.plan import FileStamp, Problem
 
 PROBLEM = Problem("host", 244 * MIB, "the host is 244 MiB short")
 ROOT = Path(__file__).parents[2]
-NOT_IMPORTED = ("fitter.output.plan_file", "fitter.planning.calibration", "fitter.planning.verification")
+NOT_IMPORTED = ("fitter.planning.calibration", "fitter.planning.verified")
 """Modules whose names annotations use without importing them."""
 
 
 def plan_of(**changes: Any) -> api.Plan:
-    data = make_plan(**changes)
-    return api.Plan(**{field.name: getattr(data, field.name) for field in fields(data)})
+    plan: api.Plan = make_plan(**changes)
+    return plan
 
 
 def names() -> dict[str, Any]:
@@ -141,6 +144,49 @@ def test_nothing_in_a_name_acts() -> None:
     assert "\n" not in repr(hostile)
     assert "\x1b" not in repr(hostile)
     assert len(repr(hostile)) < 300
+
+
+def earlier(plan: api.Plan) -> api.Plan:
+    """``plan`` from a pickle as it was when ``Plan`` was a class of ``fitter.api``."""
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, protocol=0)
+    pickler.dispatch_table = {}
+    pickler.dump(plan)
+    data = file.getvalue().replace(b"fitter.planning.plan\nPlan", b"fitter.api\nPlan")
+    assert b"fitter.planning.summary\nDeviceUse" in data
+    read: api.Plan = pickle.loads(data.replace(b"fitter.planning.summary\n", b"fitter.planning.plan\n"))
+    return read
+
+
+COPIES: dict[str, Callable[[api.Plan], api.Plan]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda plan: pickle.loads(pickle.dumps(plan)),
+    "a pickle of an earlier version": earlier,
+    "replace": replace,
+}
+
+
+@pytest.mark.parametrize("made", COPIES.values(), ids=COPIES)
+def test_a_copy_is_the_plan(made: Callable[[api.Plan], api.Plan]) -> None:
+    plan = replace(plan_of(), asked={"n_ctx": 4096}, files=(FileStamp("model.gguf", 1, 2),))
+    found = made(plan)
+    assert type(found) is api.Plan
+    assert found == plan and hash(found) == hash(plan) and vars(found) == vars(plan)
+    assert found.arguments() == plan.arguments()
+
+
+def test_plans_differ_by_what_they_say_alone() -> None:
+    plan = plan_of()
+    assert plan == replace(plan, asked={"n_ctx": 4096}) != replace(plan, levers=("ubatch",))
+    assert plan and not replace(plan, problems=(PROBLEM,))
+
+
+def test_a_plan_of_another_process_has_its_methods(tmp_path: Path) -> None:
+    (tmp_path / "plan").write_bytes(pickle.dumps(plan_of()))
+    code = "import pickle, sys; print(*pickle.load(open(sys.argv[1], 'rb')).arguments())"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "plan")], capture_output=True, text=True)
+    assert done.stdout.split() == plan_of().arguments(), done.stderr
 
 
 # --- types

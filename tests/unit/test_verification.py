@@ -9,13 +9,11 @@ from plans import GIB, MIB, make_plan
 from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row
 from fitter.output.json import verification_to_dict
-from fitter.planning.plan import Problem, SharedUse
-from fitter.planning.verification import MemoryUse, Prediction, Verification, compare, verify
+from fitter.planning.plan import Plan, Problem, SharedUse
+from fitter.planning.verification import compare, verify
+from fitter.planning.verified import MemoryUse, Verification
 
-PLAN = make_plan(devices=["CUDA0"], virtual=False)
-PREDICTION = Prediction(
-    PLAN.model, Params(n_ctx=4096, devices=("CUDA0",)), PLAN.breakdown.rows, PLAN.devices, PLAN.host
-)
+PLAN = make_plan(Params(n_ctx=4096, devices=("CUDA0",)), devices=["CUDA0"], virtual=False)
 USED = (2048 + 256 + 100) * MIB
 HOST_USED = 320 * MIB
 
@@ -41,14 +39,14 @@ class Loader:
         return Loaded(Breakdown(self.rows, ("CUDA0",), 4096), (device(self.after),))
 
 
-def run(loader: Loader, tolerance: int = 0, prediction: Prediction = PREDICTION, host: int = 64 * GIB) -> Verification:
-    return verify(prediction, Path("model.gguf"), loader, lambda: host, tolerance)
+def run(loader: Loader, tolerance: int = 0, plan: Plan = PLAN, host: int = 64 * GIB) -> Verification:
+    return verify(plan, Path("model.gguf"), loader, lambda: host, tolerance)
 
 
 def test_every_byte_as_predicted() -> None:
     loader = Loader(after=8 * GIB - USED - 300 * MIB)
     found = run(loader)
-    assert loader.loaded == [(Path("model.gguf"), PREDICTION.params)]
+    assert loader.loaded == [(Path("model.gguf"), PLAN.params)]
     assert found.holds and found.fits and not found.differences
     assert found.memory == (
         MemoryUse("CUDA0", 8 * GIB, 8 * GIB - USED - 300 * MIB, USED),
@@ -86,7 +84,7 @@ def test_a_buffer_type_that_one_side_lacks() -> None:
 def test_a_plan_that_does_not_fit_is_not_loaded() -> None:
     problem = Problem("CUDA0", 5, "too little")
     loader = Loader()
-    found = run(loader, prediction=replace(PREDICTION, problems=(problem,)))
+    found = run(loader, plan=replace(PLAN, problems=(problem,)))
     assert not loader.loaded
     assert (found.fits, found.holds, found.problems) == (False, False, (problem,))
     document = verification_to_dict(found)
@@ -111,13 +109,13 @@ def test_a_plan_that_fits_no_more_is_not_loaded(free: int, host: int, missing: l
 
 
 def test_what_shares_the_memory_is_neither_loaded_nor_needed() -> None:
-    prediction = replace(
-        PREDICTION,
+    plan = replace(
+        PLAN,
         devices=(replace(PLAN.devices[0], shared=GIB),),
         shared=(SharedUse("projector", "mmproj.gguf", (Row("CUDA0", "CUDA0", False, GIB, 0, 0),)),),
     )
-    found = run(Loader(device(USED)), prediction=prediction)
-    assert found.holds and found.shared == prediction.shared
+    found = run(Loader(device(USED)), plan=plan)
+    assert found.holds and found.shared == plan.shared
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fitter.errors import UsageError
 
 if TYPE_CHECKING:
-    from fitter.planning.plan import PlanData
+    from fitter.planning.plan import Plan
 
 FORMATS = {
     "args": "llama.cpp's arguments on one line",
@@ -30,7 +30,7 @@ UNQUOTED = ("args", "ik_llama")
 """Formats that are arguments on one line, as ``$(...)`` takes them."""
 
 
-def render(plan: PlanData, name: str, *, anyway: bool = False) -> str:
+def render(plan: Plan, name: str, *, anyway: bool = False) -> str:
     """``plan`` in the format ``name``, one of ``FORMATS``, without a newline at the end.
 
     Every format says every parameter of the plan, or raises :class:`PlanError` that names what its reader has no word
@@ -49,7 +49,7 @@ def render(plan: PlanData, name: str, *, anyway: bool = False) -> str:
     return text
 
 
-def words(plan: PlanData, name: str) -> list[str]:
+def words(plan: Plan, name: str) -> list[str]:
     """The arguments of ``plan`` in the format ``name``, one of ``UNQUOTED``, whether it fits or not.
 
     Raises :class:`PlanError` for what cannot be on one line, and what ``render`` raises.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fitter.output.arguments import arguments
-from fitter.planning.plan import PlanData
+from fitter.planning.plan import Plan
 
 
-def words(plan: PlanData) -> list[str]:
+def words(plan: Plan) -> list[str]:
     """What ``plan.arguments()`` says."""
     return arguments(plan)

@@ -6,10 +6,10 @@ import shlex
 
 from fitter.errors import PlanError
 from fitter.output.formats.settings import Setting, anywhere
-from fitter.planning.plan import PlanData
+from fitter.planning.plan import Plan
 
 
-def text(plan: PlanData) -> str:
+def text(plan: Plan) -> str:
     """A line for the model's path and for every argument.
 
     A value that a shell would change is in quotes, which a shell and systemd take away and docker's ``--env-file``

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from fitter.errors import PlanError
 from fitter.output.formats.settings import Setting, settings
-from fitter.planning.plan import PlanData
+from fitter.planning.plan import Plan
 
 _EVERY_LAYER = 999
 """More layers than any model has: the fork takes a number only."""
 
 
-def words(plan: PlanData) -> list[str]:
+def words(plan: Plan) -> list[str]:
     """The arguments of ``plan`` as ik_llama.cpp knows them.
 
     Raises :class:`PlanError` for what the fork cannot be told. What it always does needs no option: one KV cache for
@@ -31,48 +31,48 @@ def words(plan: PlanData) -> list[str]:
     return [*args, "-fa", _flash_attn(plan)]
 
 
-def _same(setting: Setting, _: PlanData) -> list[str]:
+def _same(setting: Setting, _: Plan) -> list[str]:
     return [setting.option.name, setting.value]
 
 
-def _flag(setting: Setting, _: PlanData) -> list[str]:
+def _flag(setting: Setting, _: Plan) -> list[str]:
     return [setting.option.name]
 
 
-def _nothing(_: Setting, __: PlanData) -> list[str]:
+def _nothing(_: Setting, __: Plan) -> list[str]:
     return []
 
 
-def _device(setting: Setting, plan: PlanData) -> list[str]:
+def _device(setting: Setting, plan: Plan) -> list[str]:
     for name in setting.value.split(","):
         if not re.fullmatch(r"none|(CUDA|ROCm|Vulkan)\d+", name):
             raise PlanError(f"ik_llama.cpp knows no device called {name}, which this plan uses: leave it out with -dev")
     return _same(setting, plan)
 
 
-def _n_gpu_layers(setting: Setting, plan: PlanData) -> list[str]:
+def _n_gpu_layers(setting: Setting, plan: Plan) -> list[str]:
     value = str(max(_EVERY_LAYER, plan.n_layer + 1)) if setting.value == "all" else setting.value
     return [setting.option.name, value]
 
 
-def _split_mode(setting: Setting, plan: PlanData) -> list[str]:
+def _split_mode(setting: Setting, plan: Plan) -> list[str]:
     if setting.value not in ("none", "layer"):
         raise PlanError(f"ik_llama.cpp has no split mode {setting.value}, which this plan needs")
     return _same(setting, plan)
 
 
-def _flash_attn(plan: PlanData) -> str:
+def _flash_attn(plan: Plan) -> str:
     """What llama.cpp made of ``auto``, which the fork takes for ``on``."""
     resolved = plan.breakdown.flash_attn
     return plan.params.flash_attn if resolved is None else "on" if resolved else "off"
 
 
-def _no_op_offload(_: Setting, __: PlanData) -> list[str]:
+def _no_op_offload(_: Setting, __: Plan) -> list[str]:
     """No operation at all (-1) is offloaded (0)."""
     return ["-op", "-1,0"]
 
 
-_WRITERS: dict[str, Callable[[Setting, PlanData], list[str]]] = {
+_WRITERS: dict[str, Callable[[Setting, Plan], list[str]]] = {
     "-c": _same,
     "-dev": _device,
     "-ngl": _n_gpu_layers,

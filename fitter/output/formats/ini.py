@@ -7,10 +7,10 @@ from pathlib import Path
 
 from fitter.errors import PlanError
 from fitter.output.formats.settings import Setting, anywhere
-from fitter.planning.plan import PlanData
+from fitter.planning.plan import Plan
 
 
-def text(plan: PlanData) -> str:
+def text(plan: Plan) -> str:
     """The preset: version, a section named like the file, the model's whole path and every argument by its long name.
 
     Raises :class:`PlanError` where a value has something in it that llama-server would cut off.

@@ -10,10 +10,10 @@ from fitter.errors import PlanError
 from fitter.kinds import Kind, Paths, Texts
 from fitter.output.formats.settings import settings
 from fitter.parameters import PARAMETERS, SHARED, Load, taken_by
-from fitter.planning.plan import PlanData
+from fitter.planning.plan import Plan
 
 
-def text(plan: PlanData) -> str:
+def text(plan: Plan) -> str:
     """A script that leaves the loaded model in ``llm``.
 
     ``llama_cpp.Llama`` takes the parameters itself where it has all of them; else the script has fitter measure exactly
@@ -30,7 +30,7 @@ def text(plan: PlanData) -> str:
     return _script("import fitter", "plan = fitter.fit", path, fit_kwargs(plan)) + "\nllm = plan.load()"
 
 
-def fit_kwargs(plan: PlanData) -> dict[str, Any]:
+def fit_kwargs(plan: Plan) -> dict[str, Any]:
     """Keyword arguments of ``fitter.fit`` that leave it nothing to choose: what it measures is what ``plan`` is."""
     pins = {each.name: plan.params.of_parameter(each) for each in taken_by(Load) if each.key and each.section != SHARED}
     overrides = [part for each in settings(plan) if each.option.name == "-ot" for part in each.value.split(",")]
@@ -50,7 +50,7 @@ def fit_kwargs(plan: PlanData) -> dict[str, Any]:
     return {name: value for name, value in pins.items() if value != []}
 
 
-def _shared_kwargs(plan: PlanData) -> dict[str, Any]:
+def _shared_kwargs(plan: Plan) -> dict[str, Any]:
     """Keyword arguments of ``fitter.fit`` for what shares the memory, every place as in ``plan``."""
     found: dict[str, Any] = {}
     beside = {each.option: each for each in PARAMETERS.values() if each.section == SHARED}

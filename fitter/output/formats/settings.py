@@ -12,7 +12,7 @@ from fitter.errors import PlanError
 from fitter.kinds import Flag
 from fitter.output.arguments import arguments
 from fitter.parameters import PARAMETERS
-from fitter.planning.plan import PlanData
+from fitter.planning.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def options() -> dict[str, Option]:
     return found
 
 
-def settings(plan: PlanData) -> list[Setting]:
+def settings(plan: Plan) -> list[Setting]:
     """The arguments of ``plan``, option by option. Raises :class:`PlanError` for one that has no option."""
     words, known = iter(arguments(plan)), options()
     found = []
@@ -66,7 +66,7 @@ def settings(plan: PlanData) -> list[Setting]:
     return found
 
 
-def anywhere(plan: PlanData) -> list[Setting]:
+def anywhere(plan: Plan) -> list[Setting]:
     """The model and the settings of ``plan`` for a file that is read in another directory: with whole paths."""
     found = [Setting(MODEL, os.path.abspath(plan.model.path))]
     for setting in settings(plan):

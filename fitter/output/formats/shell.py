@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fitter.output.arguments import arguments, check_line, shell_word
-from fitter.planning.plan import PlanData
+from fitter.planning.plan import Plan
 
 
-def text(plan: PlanData) -> str:
+def text(plan: Plan) -> str:
     """One line that ``eval`` reads as ``plan.arguments()``, in sh, bash, zsh and fish alike.
 
     Raises :class:`PlanError` for what cannot be on one line.

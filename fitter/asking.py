@@ -1,0 +1,104 @@
+"""The worker that a call asks: the one that is given, or one for the call alone; and what it is asked about a load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fitter.llama.client import Worker
+from fitter.llama.types import Breakdown, Layout, Params, Skeleton
+from fitter.machine.devices import Machine, check_main_gpu, choose, described, device_speeds, speed_of_host
+from fitter.model.header import Model, open_model
+from fitter.planning.ask import Ask
+from fitter.planning.constraints import for_model
+from fitter.planning.limits import check_context
+from fitter.planning.requesting import Questions
+
+if TYPE_CHECKING:
+    from fitter.llama.cuda_library import CudaLibrary
+
+
+@contextmanager
+def worker_for(
+    ask: Ask,
+    given: Worker | None,
+    on_log: Callable[[str], None] | None,
+    *,
+    at_once: bool = False,
+) -> Iterator[Worker]:
+    """The ``given`` worker, told of the devices of ``ask``, or one that ends with the call.
+
+    ``at_once``: the process of the latter starts now, not with the first question.
+    """
+    library = _library(ask)
+    if given is not None:
+        given.configure(ask.virtual, library, ask.rpc)
+        yield given
+        return
+    with Worker(ask.virtual, library=library, timeout=ask.timeout, on_log=on_log, rpc=ask.rpc) as own:
+        if at_once:
+            own.start()
+        yield own
+
+
+@contextmanager
+def limited(worker: Worker, deadline: float | None) -> Iterator[None]:
+    """Let what ``worker`` is asked end at ``deadline`` (on the monotonic clock), and then be as it was."""
+    before = worker.deadline
+    worker.deadline = deadline
+    try:
+        yield
+    finally:
+        worker.deadline = before
+
+
+def _library(ask: Ask) -> CudaLibrary | None:
+    """The CUDA backend that the profile of ``ask`` names. Raises ``LibraryError`` where there is none."""
+    if ask.profile is None:
+        return None
+    from fitter.llama.cuda_library import find_cuda_library
+
+    return find_cuda_library(ask.profile.partition(":")[2] or None)
+
+
+def questions_of(ask: Ask, worker: Worker, machine: Machine) -> Questions:
+    """What ``worker`` and this machine are asked for a request."""
+    return Questions(
+        worker.match,
+        lambda infos: device_speeds(infos, machine.devices, ask.virtual, worker.speed, ask.remote_bandwidths),
+        lambda: speed_of_host(ask.host_bandwidth, is_described=ask.is_described),
+    )
+
+
+@dataclass(frozen=True)
+class OneLoad:
+    """A worker to ask about one load, its model, and its parameters."""
+
+    worker: Worker
+    model: Model
+    params: Params
+
+    def measured(self) -> tuple[Breakdown, Layout]:
+        """What the load takes, and the sizes of all tensors in it."""
+        breakdown = self.worker.measure(str(self.model.path), self.params)
+        copy = Skeleton(tuple(map(str, self.model.files)))
+        return breakdown, self.worker.layout(copy, replace(self.params, n_ctx=breakdown.n_ctx))
+
+
+@contextmanager
+def one_load(ask: Ask, model: str, given: Worker | None, on_log: Callable[[str], None] | None) -> Iterator[OneLoad]:
+    """What is needed to ask about exactly the load of ``ask``. Raises what ``fit`` raises."""
+    with worker_for(ask, given, on_log) as worker:
+        params = ask.load
+        if ask.is_described and ask.rpc and not ask.virtual:
+            infos = choose(described(worker.devices()), ask.devices)
+            params = replace(params, devices=tuple(info.name for info in infos))
+        if params.split_mode == "none" and params.main_gpu > 0:
+            check_main_gpu(params.main_gpu, worker.devices() if params.devices is None else params.devices)
+        opened = open_model(model, worker.header)
+        check_context(params.n_ctx or opened.n_ctx_train, opened.n_ctx_train, params.n_seq_max)
+        params = for_model(params, opened, ask.cpu_moe, ask.n_cpu_moe)
+        worker.check_patterns([override.pattern for override in params.tensor_buft_overrides])
+        yield OneLoad(worker, opened, params)

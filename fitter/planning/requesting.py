@@ -1,0 +1,164 @@
+"""From what is asked to what is planned: the request about one model on one machine. Bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fitter.llama.types import DeviceInfo, Params
+from fitter.machine.calibrated import Calibrated, outside_of
+from fitter.machine.devices import Machine, check_main_gpu, choose
+from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.model.header import Model
+from fitter.model.tensors import is_expert
+from fitter.parameters import MAX_TOKENS
+from fitter.planning.ask import Ask
+from fitter.planning.constraints import (
+    context_of_a_sequence,
+    default_margin,
+    device_limits,
+    for_model,
+    levers,
+    workload_of,
+)
+from fitter.planning.cost import Workload
+from fitter.planning.limits import own_context
+from fitter.planning.memory import HOST
+from fitter.planning.placement import pinned_matches
+from fitter.planning.request import DeviceLimit, HostLimit, Request
+from fitter.planning.work import facts_of
+
+_FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
+
+_KEPT = frozenset({"n_ctx", "n_gpu_layers", "n_ubatch", "type_k", "type_v", "op_offload", "flash_attn"})
+"""Keywords that fitting keeps where they are set."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What has to be asked or measured for a request; each is asked only where the answer is needed.
+
+    ``match`` says which pattern llama.cpp finds in each name, and raises ``UsageError`` for what is no pattern.
+    ``speeds`` are those of devices by name, ``host_speed`` is the host's.
+    """
+
+    match: Callable[[Sequence[str], Sequence[str]], Sequence[int]]
+    speeds: Callable[[Sequence[DeviceInfo]], Mapping[str, DeviceSpeed]]
+    host_speed: Callable[[], HostSpeed]
+
+
+def request_of(
+    ask: Ask, model: Model, machine: Machine, questions: Questions, known: Sequence[Calibrated] = ()
+) -> Request:
+    """What ``ask`` comes to for ``model`` on ``machine``. ``known`` has what was measured on devices like its own.
+
+    Raises ``UsageError`` for what makes no sense there, and what the ``questions`` raise.
+    """
+    params = for_model(ask.load, model, ask.cpu_moe, ask.n_cpu_moe)
+    named = ask.named
+    if ask.is_described and not ask.virtual and named is None:
+        # those of rpc-servers alone
+        named = tuple(device.name for device in machine.devices)
+    chosen = _chosen(ask, machine, named)
+    devices = _limits(chosen, ask.margin, known)
+    pinned = pinned_by(params, model, devices, questions.match)
+    n_ctx_train = model.n_ctx_train or min(ask.fit_ctx, MAX_TOKENS)
+    workload = _workload(ask, params, n_ctx_train)
+    holds = workload.prompt + workload.generate if ask.is_workload_given else 0
+    return Request(
+        params=replace(params, n_ctx=params.n_ctx or own_context(n_ctx_train, _streams(params))),
+        fixed=_fixed(ask, named, devices, pinned),
+        devices=devices,
+        host=HostLimit(machine.host_total, machine.host_free, ask.host_margin, "paging" in ask.allow),
+        n_layer=model.n_layer,
+        n_ctx_train=n_ctx_train,
+        is_movable=is_expert if model.is_moe else _is_ffn_weight,
+        is_expert_model=model.is_moe,
+        fit_ctx=max(ask.fit_ctx, holds),
+        model_bytes=model.bytes,
+        pinned=pinned,
+        facts=facts_of(model),
+        speeds=dict(questions.speeds(machine.devices if ask.sharing.may_be_anywhere else chosen)),
+        host_speed=questions.host_speed(),
+        workload=workload,
+        objective=ask.objective,
+        strategy=ask.strategy,
+        allow=levers(ask.allow),
+    )
+
+
+def limits_beside(
+    ask: Ask, machine: Machine, request: Request, known: Sequence[Calibrated] = ()
+) -> tuple[DeviceLimit, ...]:
+    """The devices of ``ask`` that are for something else than the model alone. Raises ``UsageError`` as above."""
+    of_the_model = {limit.name for limit in request.devices}
+    others = [info for info in choose(machine.devices, ask.sharing.names) if info.name not in of_the_model]
+    # a list has a margin for each device of the model's
+    is_list = isinstance(ask.margin, tuple) and len(ask.margin) > 1
+    return _limits(others, None if is_list else ask.margin, known)
+
+
+def pinned_by(
+    params: Params,
+    model: Model,
+    devices: Sequence[DeviceLimit | DeviceInfo],
+    match: Callable[[Sequence[str], Sequence[str]], Sequence[int]],
+) -> dict[str, int]:
+    """Where the overrides of ``params`` put tensors: the index of one of ``devices`` or ``HOST``, by the name."""
+    overrides = params.tensor_buft_overrides
+    if not overrides:
+        return {}
+    index_of = {device.buffer_type: d for d, device in enumerate(devices)}
+    targets = [index_of.get(override.buffer_type, HOST) for override in overrides]
+    names = [tensor.name for tensor in model.tensors]
+    return dict(pinned_matches(names, match([override.pattern for override in overrides], names), targets))
+
+
+def _chosen(ask: Ask, machine: Machine, named: Sequence[str] | None) -> tuple[DeviceInfo, ...]:
+    """The devices that the model may be on."""
+    chosen = choose(machine.devices, named)
+    if ask.load.split_mode != "none" or not chosen:
+        return chosen
+    check_main_gpu(ask.main_gpu, chosen)
+    return () if ask.main_gpu < 0 else (chosen[ask.main_gpu],)
+
+
+def _limits(
+    devices: Sequence[DeviceInfo], margin: int | Sequence[int] | None, known: Sequence[Calibrated]
+) -> tuple[DeviceLimit, ...]:
+    return device_limits(devices, margin, [default_margin(outside_of(device, known)) for device in devices])
+
+
+def _fixed(
+    ask: Ask, named: Sequence[str] | None, devices: Sequence[DeviceLimit], pinned: Mapping[str, int]
+) -> frozenset[str]:
+    """What of the parameters fitting must keep."""
+    # a device that cannot keep its margin is left out, unless the user has put something there
+    has_none = any(d != HOST and devices[d].target <= 0 for d in pinned.values())
+    others = {
+        "n_ctx": bool(ask.load.n_ctx),
+        "n_ubatch": ask.load.embeddings,
+        "tensor_split": bool(ask.load.tensor_split and any(ask.load.tensor_split)),
+        "devices": named is not None or ask.load.split_mode == "none" or has_none,
+    }
+    return ask.given & _KEPT | {name for name, is_fixed in others.items() if is_fixed}
+
+
+def _workload(ask: Ask, params: Params, n_ctx_train: int) -> Workload:
+    """The request to be fast at: it has to be held by the context that is set, or by the smallest that may be."""
+    is_set = "n_ctx" in ask.given or bool(params.n_ctx)
+    if is_set:
+        context = context_of_a_sequence(params, n_ctx_train)
+    else:
+        context = n_ctx_train if ask.is_workload_given else min(ask.fit_ctx, n_ctx_train)
+    return workload_of(ask.prompt, ask.generate, context, is_set=bool(params.n_ctx))
+
+
+def _streams(params: Params) -> int:
+    """Separate KV caches."""
+    return 1 if params.kv_unified else params.n_seq_max
+
+
+def _is_ffn_weight(name: str) -> bool:
+    return _FFN_WEIGHT.search(name) is not None

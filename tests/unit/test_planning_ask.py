@@ -1,0 +1,200 @@
+"""What is asked: every word in its place, and what is refused before anything is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from fitter.errors import UsageError
+from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
+from fitter.machine.gpu import parse_gpus
+from fitter.parameters import PARAMETERS, Estimating, Fitting, Load, taken_by
+from fitter.planning.ask import Ask, Sharing
+
+CARD = parse_gpus(["24GiB"])[0]
+
+
+def checked(words: dict[str, Any]) -> Any:
+    """The keywords as the door hands them on."""
+    return {name: PARAMETERS[name].check(value) for name, value in words.items()}
+
+
+def ask(**words: Any) -> Ask:
+    return Ask.of(checked(words))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a split of every tensor": ({"split_mode": "row"}, "split mode 'row' cannot be fitted"),
+    "an objective that there is not": ({"objective": "fast"}, "unknown objective 'fast': there is request"),
+    "a strategy that there is not": ({"strategy": "mine"}, "unknown strategy 'mine': there is fastest"),
+    "no layers, and shares of them": ({"n_gpu_layers": 0, "tensor_split": [1, 1]}, "-ngl 0 keeps every layer on the"),
+    "a lever that there is not": ({"allow": ["kv-q8"]}, "unknown lever 'kv-q8': did you mean kv-q8_0"),
+    "an override without a place": ({"override_tensor": "exps"}, "exps"),
+    "an adapter without its scale": ({"lora_scaled": ["style.gguf"]}, "'style.gguf' is no scaled adapter"),
+    "a reservation without a size": ({"reserve": ["CUDA0"]}, "CUDA0"),
+    "two that draft": ({"model_draft": "d.gguf", "mtp": True}, "cannot draft both"),
+    "a draft's devices without one": ({"devices_draft": ["CUDA0"]}, "-devd is about a draft model"),
+    "a draft's layers without one": ({"n_gpu_layers_draft": 3}, "-ngld is about a draft model"),
+    "a draft's device twice": (
+        {"model_draft": "d.gguf", "devices_draft": ["CUDA0", "CUDA0"]},
+        "a device of the draft model is named twice",
+    ),
+    "a draft's cache without one": ({"type_k_draft": "q8_0"}, "-ctkd is about drafting"),
+    "drafted tokens without layers": ({"draft_max": 3}, "--spec-draft-n-max changes the memory with --mtp only"),
+    "a projector's device without one": ({"mmproj_device": "CUDA0"}, "-mmdev is about a projector"),
+    "a projector's tokens without one": ({"image_max_tokens": 9}, "--image-max-tokens is about a projector"),
+    "a GPU that there is not": ({"gpus": ["rtx-0000"]}, "rtx-0000"),
+    "no GPU, and one": ({"gpus": ["none", "24GiB"]}, "none means a machine without a GPU"),
+    "descriptions and devices": ({"gpus": ["24GiB", CARD]}, "gpus mixes descriptions and devices: give one kind"),
+    "a device of a machine without any": (
+        {"gpus": ["none"], "devices": ["CUDA0"]},
+        "unknown device 'CUDA0': --gpu none is a machine without a GPU",
+    ),
+    "a profile that there is not": ({"profile": "cuda", "gpus": ["24GiB"]}, "unknown profile 'cuda'"),
+    "a library for another's card": (
+        {"profile": "library", "gpus": ["vulkan:24GiB"]},
+        "plans NVIDIA cards, and Vulkan0",
+    ),
+    "a library for cards that are here": ({"profile": "library:here"}, "plans cards that are not here"),
+    "no bandwidth of the host": ({"host_bandwidth": "fast"}, "'fast' is not a bandwidth"),
+    "a bandwidth of nothing remote": ({"rpc_bandwidth": "9GB/s"}, "no rpc-server: name one with --rpc"),
+    "no bandwidth of what is remote": ({"rpc": ["a:1"], "rpc_bandwidth": ["fast"]}, "'fast' is not a bandwidth"),
+    "a host without memory": ({"host_memory": 0}, "host memory of 0 bytes is too little"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ask(**words)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_libllama_is_not_needed() -> None:
+    code = (
+        "import sys\n"
+        "from fitter.errors import UsageError\n"
+        "from fitter.planning.ask import Ask\n"
+        "assert Ask.of({'gpus': ('24GiB',), 'n_ctx': 4096}).virtual\n"
+        "try: Ask.of({'allow': ('kv',)})\n"
+        "except UsageError as error: print(error)\n"
+        "native = {'llama_cpp', 'cffi', 'fitter.llama.library', 'fitter.llama.client', 'fitter.llama.process'}\n"
+        "print(sorted(native & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said, native = done.stdout.splitlines()
+    assert said.startswith("unknown lever 'kv'")
+    assert native == "[]"
+
+
+def test_every_keyword_of_fit_has_a_place() -> None:
+    own = {field.name for kind in (Ask, Sharing) for field in fields(kind)} - {"load", "given", "sharing"}
+    assert own | {each.name for each in taken_by(Load)} == {each.name for each in taken_by(Fitting)}
+
+
+def test_nothing_is_set() -> None:
+    assert ask() == Ask() == Ask.of(dict.fromkeys(each.name for each in taken_by(Fitting)))  # type: ignore[arg-type]
+    assert Ask.of_a_load({}) == Ask()
+
+
+LOADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a context": ({"n_ctx": 8192}, {"n_ctx": 8192}),
+    "a cache": ({"type_k": "q8_0", "flash_attn": "on"}, {"type_k": "q8_0", "flash_attn": "on"}),
+    "an override": ({"override_tensor": "exps=CPU"}, {"tensor_buft_overrides": (TensorBuftOverride("exps", "CPU"),)}),
+    "devices are chosen": ({"devices": ["CUDA1"], "main_gpu": 1}, {}),
+    "room for all slots": ({"kv_unified_per_slot": 100, "n_seq_max": 4}, {"n_ctx": 400, "n_seq_max": 4}),
+    "texts at once": (
+        {"embedding": True, "n_batch": 1024},
+        {"embeddings": True, "n_batch": 1024, "n_ubatch": 1024, "n_seq_max": 256, "kv_unified": True},
+    ),
+    "its own layers draft": ({"mtp": True}, {"load_mtp": True, "n_rs_seq": 3}),
+    "they draft more": ({"mtp": True, "draft_max": 5}, {"load_mtp": True, "n_rs_seq": 5}),
+}
+
+
+@pytest.mark.parametrize(("words", "expected"), LOADS.values(), ids=LOADS)
+def test_what_a_fit_begins_with(words: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = ask(**words).load
+    more = {"kv_unified_per_slot"} & words.keys()
+    assert replace(found, more=()) == Params(**expected)
+    assert {name for name, _ in found.more} == more
+    assert ask(**words).given == words.keys()
+
+
+EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "devices are said": ({"devices": ["CUDA1"], "main_gpu": 1}, {"devices": ("CUDA1",), "main_gpu": 1}),
+    "no devices": ({"gpus": ["none"]}, {"devices": ()}),
+    "texts, as many as are said": ({"embedding": True}, {"embeddings": True}),
+    "layers that draft": ({"load_mtp": True, "n_rs_seq": 2}, {"load_mtp": True, "n_rs_seq": 2}),
+}
+
+
+@pytest.mark.parametrize(("words", "expected"), EXACT.values(), ids=EXACT)
+def test_exactly_one_load(words: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert words.keys() <= {each.name for each in taken_by(Estimating)}
+    assert Ask.of_a_load(checked(words)).load == Params(**expected)
+
+
+MACHINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "this one": ({}, {"virtual": (), "is_described": False, "is_without_devices": False, "named": None}),
+    "its second device": ({"devices": ["CUDA1"]}, {"is_described": False, "named": ("CUDA1",)}),
+    "one that is described": ({"gpus": ["24GiB"]}, {"virtual": (CARD,), "is_described": True, "named": None}),
+    "one that is at hand": ({"gpus": [CARD]}, {"virtual": (CARD,), "is_described": True}),
+    "one without a GPU": ({"gpus": ["none"]}, {"virtual": (), "is_without_devices": True, "named": ()}),
+    "that, in words": ({"gpus": ["none"], "devices": ["none"]}, {"is_without_devices": True, "named": ()}),
+    "servers alone": ({"gpus": ["none"], "rpc": ["a:1"]}, {"is_without_devices": False, "named": None}),
+    "their speeds": ({"rpc": ["a:1"], "rpc_bandwidth": ["1GB/s,2GB/s"]}, {"remote_bandwidths": (1e9, 2e9)}),
+}
+
+
+@pytest.mark.parametrize(("words", "expected"), MACHINES.values(), ids=MACHINES)
+def test_the_machine(words: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = ask(**words)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+PLACED: dict[str, tuple[dict[str, Any], bool]] = {
+    "nothing": ({}, False),
+    "a context": ({"n_ctx": 512, "type_k": "q8_0"}, False),
+    "layers": ({"n_gpu_layers": 0}, True),
+    "an override": ({"override_tensor": "a=CPU"}, True),
+    "experts": ({"cpu_moe": True}, True),
+    "no experts": ({"cpu_moe": False, "n_cpu_moe": 0}, False),
+    "a device": ({"devices": ["CUDA0"]}, True),
+    "no device": ({"gpus": ["none"]}, True),
+    "one device": ({"split_mode": "none"}, True),
+    "layers that draft": ({"mtp": True}, True),
+}
+
+
+@pytest.mark.parametrize(("words", "is_placed"), PLACED.values(), ids=PLACED)
+def test_whether_anything_is_said_of_the_placement(words: dict[str, Any], is_placed: bool) -> None:
+    assert ask(**words).is_placed is is_placed
+
+
+NAMED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "nobody": ({}, ()),
+    "to be chosen": ({"model_draft": "d.gguf", "mmproj": "p.gguf"}, ()),
+    "the host": ({"model_draft": "d.gguf", "devices_draft": ["none"], "mmproj": "p.gguf", "mmproj_device": "None"}, ()),
+    "both": (
+        {"model_draft": "d.gguf", "devices_draft": ["A", "B"], "mmproj": "p.gguf", "mmproj_device": "B"},
+        ("A", "B"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "names"), NAMED.values(), ids=NAMED)
+def test_devices_of_what_shares_the_memory(words: dict[str, Any], names: tuple[str, ...]) -> None:
+    sharing = ask(**words).sharing
+    assert sharing.names == names
+    assert sharing.may_be_anywhere is bool(words)
+
+
+def test_a_value() -> None:
+    assert ask(gpus=["24GiB"], n_ctx=512) == ask(n_ctx=512, gpus=["24GiB"]) != ask(gpus=["24GiB"])
+    assert ask(gpus=["24GiB"]).virtual == (VirtualDevice(**vars(CARD)),)

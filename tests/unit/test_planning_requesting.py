@@ -1,0 +1,272 @@
+"""From what is asked to the request: what is kept, on which devices, with which margins, for which workload."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fitter.errors import UsageError
+from fitter.llama.types import DeviceInfo, Params, TensorInfo
+from fitter.machine.calibrated import Calibrated
+from fitter.machine.devices import Machine, device_speeds, virtual_machine
+from fitter.machine.speed import HostSpeed
+from fitter.model.header import Model
+from fitter.parameters import PARAMETERS
+from fitter.planning.ask import Ask
+from fitter.planning.constraints import expert_overrides
+from fitter.planning.cost import Workload
+from fitter.planning.memory import HOST
+from fitter.planning.request import MIB, Request
+from fitter.planning.requesting import Questions, limits_beside, request_of
+
+GPUS = ["24GiB", "8GiB"]
+HOST_SPEED = HostSpeed(4e10, "said here")
+NAMES = ("token_embd.weight", *(f"blk.{i}.ffn_{kind}.weight" for i in range(4) for kind in ("up", "down")))
+
+
+def model(n_ctx_train: int = 32768, *, experts: bool = False) -> Model:
+    names = (*NAMES, *(["blk.1.ffn_up_exps.weight"] if experts else []))
+    tensors = tuple(TensorInfo(name, "f16", (8,), 16) for name in names)
+    path = Path("model.gguf")
+    return Model(path, (path,), "model", "llama", 16 * len(names), 4, 0, n_ctx_train, 8 * experts, tensors, {})
+
+
+def match(patterns: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
+    return tuple(next((i for i, one in enumerate(patterns) if re.search(one, name)), -1) for name in names)
+
+
+class Asked:
+    """Answers, and notes of which devices the speed was wanted."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.speeds: list[str] = []
+        self._machine = machine
+        self.questions = Questions(match, self._speeds_of, lambda: HOST_SPEED)
+
+    def _speeds_of(self, infos: Sequence[DeviceInfo]) -> dict[str, Any]:
+        self.speeds += [info.name for info in infos]
+        return device_speeds(infos, infos, self._machine.virtual, lambda *_: pytest.fail("nothing is measured"))
+
+
+def ask(**words: Any) -> Ask:
+    return Ask.of({name: PARAMETERS[name].check(value) for name, value in words.items()})  # type: ignore[arg-type]
+
+
+def machine_of(asked: Ask) -> Machine:
+    return virtual_machine(asked.virtual, asked.host_memory)
+
+
+def request(of: Model | None = None, known: Sequence[Calibrated] = (), **words: Any) -> Request:
+    asked = ask(**{"gpus": GPUS, **words})
+    machine = machine_of(asked)
+    return request_of(asked, of or model(), machine, Asked(machine).questions, known)
+
+
+FIXED: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "nothing": ({}, set()),
+    "a context": ({"n_ctx": 512}, {"n_ctx"}),
+    "the model's own context": ({"n_ctx": 0}, {"n_ctx"}),
+    "room for all slots": ({"kv_unified_per_slot": 512}, {"n_ctx"}),
+    "layers": ({"n_gpu_layers": 3}, {"n_gpu_layers"}),
+    "shares": ({"tensor_split": [3, 1]}, {"tensor_split"}),
+    "shares of nothing": ({"tensor_split": [0, 0]}, set()),
+    "devices": ({"devices": ["CUDA1"]}, {"devices"}),
+    "no devices": ({"gpus": ["none"]}, {"devices"}),
+    "one device": ({"split_mode": "none"}, {"devices"}),
+    "what levers change": (
+        {"n_ubatch": 256, "type_k": "f16", "type_v": "f16", "op_offload": True},
+        {"n_ubatch", "type_k", "type_v", "op_offload"},
+    ),
+    "texts at once": ({"embedding": True}, {"n_ubatch"}),
+    "an override": ({"override_tensor": "ffn_up=CUDA1"}, set()),
+    "an override on a device that is left out": ({"override_tensor": "ffn_up=CUDA1", "margin": 9 << 30}, {"devices"}),
+    "an override on the host": ({"override_tensor": "ffn_up=CPU", "margin": 9 << 30}, set()),
+    "what is only passed on": ({"n_batch": 1024, "swa_full": True, "main_gpu": 1}, set()),
+}
+
+
+@pytest.mark.parametrize(("words", "fixed"), FIXED.values(), ids=FIXED)
+def test_what_is_kept(words: dict[str, Any], fixed: set[str]) -> None:
+    assert request(**words).fixed == fixed
+
+
+DEVICES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "all": ({}, ["CUDA0", "CUDA1"]),
+    "in the order that is said": ({"devices": ["CUDA1", "CUDA0"]}, ["CUDA1", "CUDA0"]),
+    "none": ({"devices": ["none"]}, []),
+    "a machine without any": ({"gpus": ["none"]}, []),
+    "the first": ({"split_mode": "none"}, ["CUDA0"]),
+    "the main one": ({"split_mode": "none", "main_gpu": 1}, ["CUDA1"]),
+    "the main one of those": ({"split_mode": "none", "devices": ["CUDA1", "CUDA0"], "main_gpu": 1}, ["CUDA0"]),
+    "no main one": ({"split_mode": "none", "main_gpu": -1}, []),
+    "a main one without a split": ({"main_gpu": 1}, ["CUDA0", "CUDA1"]),
+}
+
+
+@pytest.mark.parametrize(("words", "names"), DEVICES.values(), ids=DEVICES)
+def test_the_devices(words: dict[str, Any], names: list[str]) -> None:
+    found = request(**words)
+    assert [device.name for device in found.devices] == names
+    assert list(found.speeds) == names
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a device that there is not": ({"devices": ["CUDA7"]}, "unknown device 'CUDA7'; there are: CUDA0, CUDA1"),
+    "a device twice": ({"devices": ["CUDA0", "CUDA0"]}, "a device is named twice"),
+    "a main GPU that there is not": ({"split_mode": "none", "main_gpu": 2}, "main GPU 2 is not there: 2 devices"),
+    "too many margins": ({"margin": [1, 2, 3]}, "3 margins for 2 devices"),
+    "more than the context": ({"n_ctx": 512, "prompt": 500, "generate": 13}, "for a larger -c"),
+    "more than the model's own": ({"prompt": 32768}, "it has no larger one"),
+    "a context beyond all reason": ({"n_ctx": 2**30}, "give 4194304 at most"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_makes_no_sense_there(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        request(**words)
+
+
+WORKLOADS: dict[str, tuple[dict[str, Any], Workload, int]] = {
+    "the smallest context holds it": ({}, Workload(2048, 512), 4096),
+    "a small context": ({"n_ctx": 1000}, Workload(800, 200), 4096),
+    "a small context for each": ({"n_ctx": 4000, "n_seq_max": 4}, Workload(800, 200), 4096),
+    "a small smallest one": ({"fit_ctx": 500}, Workload(400, 100), 500),
+    "a long prompt wants a long context": ({"prompt": 9000}, Workload(9000, 512), 9512),
+    "a long answer does": ({"generate": 9000}, Workload(2048, 9000), 11048),
+    "a short one does not": ({"prompt": 10, "generate": 10}, Workload(10, 10), 4096),
+}
+
+
+@pytest.mark.parametrize(("words", "workload", "fit_ctx"), WORKLOADS.values(), ids=WORKLOADS)
+def test_what_to_be_fast_at(words: dict[str, Any], workload: Workload, fit_ctx: int) -> None:
+    found = request(**words)
+    assert (found.workload, found.fit_ctx) == (workload, fit_ctx)
+
+
+CONTEXTS: dict[str, tuple[Model, dict[str, Any], int]] = {
+    "the model's own": (model(), {}, 32768),
+    "its own for each": (model(), {"n_seq_max": 2}, 65536),
+    "one for all": (model(), {"n_seq_max": 2, "kv_unified": True}, 32768),
+    "what is set": (model(), {"n_ctx": 512}, 512),
+    "a header that does not say": (model(n_ctx_train=0), {}, 4096),
+    "the smallest that is wanted of it": (model(n_ctx_train=0), {"fit_ctx": 1024}, 1024),
+}
+
+
+@pytest.mark.parametrize(("of", "words", "n_ctx"), CONTEXTS.values(), ids=CONTEXTS)
+def test_the_context(of: Model, words: dict[str, Any], n_ctx: int) -> None:
+    assert request(of, **words).params.n_ctx == n_ctx
+
+
+def test_the_parameters_are_those_that_were_given() -> None:
+    experts = expert_overrides(False, 1, NAMES)[0].pattern
+    found = request(n_gpu_layers=2**40, type_k="q8_0", n_cpu_moe=1, override_tensor="a=CPU", devices=["CUDA1"])
+    assert replace(found.params, tensor_buft_overrides=()) == Params(n_ctx=32768, n_gpu_layers=5, type_k="q8_0")
+    assert [each.pattern for each in found.params.tensor_buft_overrides] == ["a", experts]
+
+
+def test_where_overrides_put_tensors() -> None:
+    found = request(override_tensor=["blk.0=CUDA1", "ffn_up=CPU", "blk.3.ffn_down=CUDA0"])
+    ups = {f"blk.{i}.ffn_up.weight": HOST for i in (1, 2, 3)}
+    assert found.pinned == {"blk.0.ffn_up.weight": 1, "blk.0.ffn_down.weight": 1, **ups, "blk.3.ffn_down.weight": 0}
+    assert request().pinned == {}
+
+
+KNOWN = Calibrated("CUDA", "Card", 24 << 30, 900 * MIB)
+REAL = tuple(
+    DeviceInfo(name, description, "gpu", "CUDA", 24 << 30, 20 << 30)
+    for name, description in (("CUDA0", "Card"), ("CUDA1", "Another"))
+)
+
+MARGINS: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "what was measured": ({}, [1412, 1024]),
+    "one for all": ({"margin": "100MiB"}, [100, 100]),
+    "one for each": ({"margin": ["100MiB", "200MiB"]}, [100, 200]),
+    "one for each, in the order that is said": (
+        {"margin": ["100MiB", "200MiB"], "devices": ["CUDA1", "CUDA0"]},
+        [100, 200],
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "margins"), MARGINS.values(), ids=MARGINS)
+def test_margins(words: dict[str, Any], margins: list[int]) -> None:
+    machine = Machine(REAL, (), 64 << 30, 60 << 30)
+    found = request_of(ask(**words), model(), machine, Asked(machine).questions, (KNOWN,))
+    assert [device.margin // MIB for device in found.devices] == margins
+    assert (found.host.total, found.host.free) == (64 << 30, 60 << 30)
+
+
+BESIDE: dict[str, tuple[dict[str, Any], list[tuple[str, int]], list[str]]] = {
+    "nothing": ({}, [], ["CUDA0"]),
+    "a draft on the model's own": ({"model_draft": "d", "devices_draft": ["CUDA0"]}, [], ["CUDA0", "CUDA1"]),
+    "a draft on another": (
+        {"model_draft": "d", "devices_draft": ["CUDA1"], "margin": 5},
+        [("CUDA1", 5)],
+        ["CUDA0", "CUDA1"],
+    ),
+    "a margin for each of the model's": (
+        {"mmproj": "p", "mmproj_device": "CUDA1", "margin": [5]},
+        [("CUDA1", 5)],
+        ["CUDA0", "CUDA1"],
+    ),
+    "a draft that may be anywhere": ({"model_draft": "d"}, [], ["CUDA0", "CUDA1"]),
+}
+
+
+@pytest.mark.parametrize(("words", "limits", "priced"), BESIDE.values(), ids=BESIDE)
+def test_what_else_is_there(words: dict[str, Any], limits: list[tuple[str, int]], priced: list[str]) -> None:
+    asked = ask(gpus=GPUS, devices=["CUDA0"], **words)
+    machine = machine_of(asked)
+    told = Asked(machine)
+    found = request_of(asked, model(), machine, told.questions)
+    assert [(limit.name, limit.margin) for limit in limits_beside(asked, machine, found)] == limits
+    assert told.speeds == priced
+
+
+def test_a_list_of_margins_is_for_the_models_devices() -> None:
+    asked = ask(gpus=[*GPUS, "8GiB"], devices=["CUDA0", "CUDA1"], margin=[1, 2], mmproj="p", mmproj_device="CUDA2")
+    machine = machine_of(asked)
+    found = request_of(asked, model(), machine, Asked(machine).questions)
+    assert [limit.margin for limit in limits_beside(asked, machine, found)] == [1024 * MIB]
+
+
+def test_servers_alone() -> None:
+    """On a machine that is described without a GPU, the devices of its rpc-servers are all that there are."""
+    asked = ask(gpus=["none"], rpc=["host:1"])
+    infos = tuple(DeviceInfo(f"RPC{i}", "There", "gpu", "RPC", 1 << 33, 1 << 33) for i in range(2))
+    machine = Machine(infos, (), None, None)
+    questions = Questions(match, lambda infos: {}, lambda: HOST_SPEED)
+    found = request_of(asked, model(), machine, questions)
+    assert [device.name for device in found.devices] == ["RPC0", "RPC1"]
+    assert "devices" in found.fixed
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "is_movable"),
+    [
+        (model(), "blk.1.ffn_up.weight", True),
+        (model(), "blk.1.attn_q.weight", False),
+        (model(experts=True), "blk.1.ffn_up.weight", False),
+        (model(experts=True), "blk.1.ffn_up_exps.weight", True),
+    ],
+)
+def test_what_may_be_spilled(of: Model, name: str, is_movable: bool) -> None:
+    found = request(of)
+    assert found.is_movable(name) is is_movable
+    assert found.is_expert_model is of.is_moe
+
+
+def test_what_is_the_best() -> None:
+    found = request(objective="context", strategy="llama.cpp", allow=["paging", "ubatch"], host_memory="64GiB")
+    assert (found.objective, found.strategy, found.allow) == ("context", "llama.cpp", {"paging", "ubatch"})
+    assert (found.host.paging, found.host.free, found.host.margin) == (True, 64 << 30, 1024 * MIB)
+    assert found.host_speed == HOST_SPEED
+    assert (found.n_layer, found.model_bytes, found.n_ctx_train) == (4, 144, 32768)
+    assert found.facts is not None
