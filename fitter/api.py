@@ -631,8 +631,8 @@ def calibrate(
         chosen = _choose(Machine(real.devices(), (), None, None), devices, "layer", 0)
         if not chosen:
             raise LibraryError(
-                "llama.cpp has no GPU here to calibrate: run this where the card is, with a llama-cpp-python that was "
-                'installed with its backend, such as CMAKE_ARGS="-DGGML_CUDA=on"'
+                "llama.cpp has no GPU here to calibrate: run this on a machine with one, and install llama-cpp-python "
+                'with its backend, such as CMAKE_ARGS="-DGGML_CUDA=on"'
             )
 
         def report(text: str) -> None:
@@ -701,7 +701,7 @@ def verify(
             raise UsageError("there is nothing to verify: give a model, a plan, or both")
         plan = fit(model, on_progress=on_progress, on_log=on_log, **parameters)
     elif others := [name for name in parameters if name != "timeout"]:
-        raise UsageError(f"the plan has all parameters: leave {', '.join(others)} out")
+        raise UsageError(f"the plan already sets every parameter: leave {', '.join(others)} out")
     if not isinstance(plan, PlanData):
         from fitter.output.plan_file import PlanDocument, read_plan
 
@@ -737,7 +737,7 @@ def _check_same_model(planned: ModelSummary, found: ModelSummary) -> None:
     for what in ("architecture", "name", "bytes"):
         wanted, here = getattr(planned, what), getattr(found, what)
         if wanted != here:
-            raise UsageError(f"the plan is of another model than {found.path}: its {what} is {wanted}, not {here}")
+            raise UsageError(f"the plan is for another model than {found.path}: its {what} is {wanted}, not {here}")
 
 
 @door()
@@ -789,7 +789,7 @@ def _virtual(gpus: str | VirtualDevice | Sequence[str | VirtualDevice]) -> tuple
         return tuple(gpu for gpu in gpus if isinstance(gpu, VirtualDevice))
     if all(isinstance(gpu, str) for gpu in gpus):
         return parse_gpus([gpu for gpu in gpus if isinstance(gpu, str)])
-    raise UsageError("gpus mixes descriptions and devices: give one kind")
+    raise UsageError("gpus has both strings and VirtualDevice objects: give only one kind")
 
 
 def _library(profile: str | None, virtual: tuple[VirtualDevice, ...]) -> CudaLibrary | None:
@@ -798,14 +798,14 @@ def _library(profile: str | None, virtual: tuple[VirtualDevice, ...]) -> CudaLib
     name, _, place = profile.partition(":")
     if name != "library":
         raise UsageError(
-            f"unknown profile '{profile}'; there is library or library:DIRECTORY, and others are part of a GPU's "
-            "description, such as metal:64GiB"
+            f"unknown profile '{profile}': use library or library:DIRECTORY; other profiles are part of a GPU's "
+            "description, such as --gpu metal:64GiB"
         )
     other = next((device for device in virtual if device.profile != "cuda"), None)
     if other is not None:
-        raise UsageError(f"the profile 'library' plans NVIDIA cards, and {other.name} ({other.description}) is none")
+        raise UsageError(f"the profile 'library' is for NVIDIA cards, but {other.name} is '{other.description}'")
     if not virtual:
-        raise UsageError("the profile 'library' plans cards that are not here: describe them, such as --gpu rtx-4090")
+        raise UsageError("the profile 'library' is for virtual cards: describe them, such as --gpu rtx-4090")
     from fitter.llama.cuda_library import find_cuda_library
 
     return find_cuda_library(place or None)
@@ -814,7 +814,7 @@ def _library(profile: str | None, virtual: tuple[VirtualDevice, ...]) -> CudaLib
 def _no_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
     """The devices of a machine without a GPU: this one's are none of them."""
     if devices and [name.lower() for name in devices] != ["none"]:
-        raise UsageError(f"unknown device '{devices[0]}': --gpu none is a machine without a GPU")
+        raise UsageError(f"unknown device '{devices[0]}': --gpu none means a machine without a GPU")
     return ()
 
 
@@ -836,7 +836,7 @@ def _described(devices: Sequence[DeviceInfo]) -> tuple[DeviceInfo, ...]:
 
 def _host_bytes(host: int | None) -> int | None:
     if host is not None and host < 1:
-        raise UsageError(f"host memory of {host} bytes is too little")
+        raise UsageError(f"--host-memory is {host} bytes: give more than 0")
     return host
 
 
@@ -861,7 +861,7 @@ def _given_bandwidths(rpc: str | Sequence[str], given: float | str | Sequence[fl
     if given is None:
         return ()
     if not rpc:
-        raise UsageError("a bandwidth of remote devices is given, and no rpc-server: name one with --rpc")
+        raise UsageError("--rpc-bandwidth is given without an rpc-server: name one with --rpc")
     from fitter.machine.remote import parse_bandwidths
 
     return parse_bandwidths(given)
@@ -894,7 +894,7 @@ def _choose(
             if name not in by_name:
                 raise UsageError(f"unknown device '{name}'; there are: {', '.join(by_name) or 'none'}")
         if len(set(names)) != len(names):
-            raise UsageError("a device is named twice")
+            raise UsageError("a device is named twice: leave one out")
         chosen = tuple(by_name[name] for name in names)
     elif names is not None:
         chosen = ()
@@ -906,7 +906,7 @@ def _choose(
 
 def _check_main_gpu(main_gpu: int, devices: Sequence[object]) -> None:
     if main_gpu >= len(devices):
-        raise UsageError(f"main GPU {main_gpu} is not there: {len(devices)} devices are, counted from 0")
+        raise UsageError(f"main GPU {main_gpu} does not exist: there are {len(devices)} devices, counted from 0")
 
 
 def _pinned(worker: Worker, model: Model, overrides: Sequence[Any], limits: Sequence[Any]) -> dict[str, int]:

@@ -66,12 +66,12 @@ class Asked:
             if value is not None and self.model_draft is None:
                 raise UsageError(f"{option} is about a draft model: name one with -md, or leave it out")
         if len(set(named := _devices(self.devices_draft) or ())) != len(named):
-            raise UsageError("a device of the draft model is named twice")
+            raise UsageError("a device of the draft model is named twice: leave one out")
         for option, value in (("-ctkd", self.type_k_draft), ("-ctvd", self.type_v_draft)):
             if value is not None and self.model_draft is None and not self.mtp:
                 raise UsageError(f"{option} is about drafting: use it with -md or --mtp, or leave it out")
         if self.draft_max is not None and not self.mtp:
-            raise UsageError("--spec-draft-n-max changes the memory with --mtp only: leave it out")
+            raise UsageError("--spec-draft-n-max only affects memory with --mtp: leave it out")
         images = (("--image-min-tokens", self.image_min_tokens), ("--image-max-tokens", self.image_max_tokens))
         for option, value in (("-mmdev", self.mmproj_device), *images):
             if value is not None and self.mmproj is None:
@@ -117,7 +117,7 @@ def open_draft(asked: Asked, worker: Worker) -> Model | None:
     if model.architecture in _HEADS or has_heads_alone:
         raise ModelError(
             f"{show(model.path)} ({model.architecture}) drafts with the model's own context, so it cannot be measured "
-            "alone: give its memory with --reserve"
+            "separately: give its memory with --reserve"
         )
     return model
 

@@ -1,4 +1,4 @@
-"""The machine that a plan is for: this one, or one that exists only as a description."""
+"""The machine that a plan is for: this one, or a described one."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def virtual_machine(virtual: Sequence[VirtualDevice], host: int | None = None) -
 
 
 def real_machine(devices: Sequence[DeviceInfo], memory: HostMemory, host: int | None = None) -> Machine:
-    """This machine with the devices that ggml reports, the CPU left out.
+    """This machine, with the devices that ggml reports except the CPU.
 
-    ``host`` bytes stand for what the host has available where the user says so.
+    ``host``: bytes of available host memory, if the user gives them.
     """
     offload = tuple(device for device in devices if device.type in ("gpu", "igpu"))
     if host is None:

@@ -165,9 +165,13 @@ def _check_devices(prediction: Prediction, here: Sequence[DeviceInfo]) -> None:
     names = ", ".join(known) or "no device"
     for use in prediction.devices:
         if use.name not in known:
-            raise PlanError(f"the plan is for {use.name} ({use.description}), and llama.cpp has {names} here")
+            raise PlanError(
+                f"the plan is for {use.name} ({use.description}), but llama.cpp has {names} here: fit again"
+            )
         if use.description != known[use.name]:
-            raise PlanError(f"the plan's {use.name} is '{use.description}', and here it is '{known[use.name]}'")
+            raise PlanError(
+                f"the plan's {use.name} is '{use.description}', but here it is '{known[use.name]}': fit again"
+            )
 
 
 def _problems_now(prediction: Prediction, here: Sequence[DeviceInfo], host_free: int) -> Iterator[Problem]:
@@ -176,7 +180,7 @@ def _problems_now(prediction: Prediction, here: Sequence[DeviceInfo], host_free:
     limits.append(("host", prediction.host.used - prediction.host.shared, host_free))
     for name, needed, free in limits:
         if needed > free:
-            message = f"the plan takes {needed} bytes on {name}, and {free} are free there now: fit again"
+            message = f"the plan takes {needed} bytes on {name}, but only {free} are free there now: fit again"
             yield Problem(name, needed - free, message)
 
 

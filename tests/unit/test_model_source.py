@@ -84,9 +84,9 @@ def test_a_line_break_in_the_name_stays_out_of_the_message(tmp_path: Path) -> No
 
 
 def test_a_directory(tmp_path: Path) -> None:
-    assert "is a directory; name the GGUF file (there is none in it)" in _refused(tmp_path)
+    assert "is a directory; give the GGUF file (there is no GGUF file in it)" in _refused(tmp_path)
     _files(tmp_path, "b.gguf", "a.gguf")
-    assert "is a directory; name the GGUF file in it, such as a.gguf" in _refused(tmp_path)
+    assert "is a directory; give the GGUF file in it, such as a.gguf" in _refused(tmp_path)
 
 
 def test_a_pipe_is_not_opened(tmp_path: Path) -> None:

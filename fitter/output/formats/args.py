@@ -7,5 +7,5 @@ from fitter.planning.plan import PlanData
 
 
 def words(plan: PlanData) -> list[str]:
-    """What ``plan.arguments()`` says."""
+    """The words of ``plan.arguments()``."""
     return arguments(plan)

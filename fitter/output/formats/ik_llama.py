@@ -13,20 +13,23 @@ from fitter.output.formats.settings import Setting, settings
 from fitter.planning.plan import PlanData
 
 _EVERY_LAYER = 999
-"""More layers than any model has: the fork takes a number only."""
+"""More layers than any model has: the fork accepts only a number."""
 
 
 def words(plan: PlanData) -> list[str]:
-    """The arguments of ``plan`` as ik_llama.cpp knows them.
+    """The arguments of ``plan`` for ik_llama.cpp.
 
-    Raises :class:`PlanError` for what the fork cannot be told. What it always does needs no option: one KV cache for
-    all sequences, and no fitting of its own unless it is asked to.
+    Raises :class:`PlanError` for anything that the fork has no option for. Two things need none, since the fork always
+    does them: one KV cache for all sequences, and no fitting of its own.
     """
     args: list[str] = []
     for setting in settings(plan):
         write = _WRITERS.get(setting.option.name)
         if write is None:
-            raise PlanError(f"ik_llama.cpp has no option like llama.cpp's {setting.option.name}, which this plan needs")
+            raise PlanError(
+                f"ik_llama.cpp has no option like llama.cpp's {setting.option.name}, which this plan needs: "
+                "use another format"
+            )
         args += write(setting, plan)
     return [*args, "-fa", _flash_attn(plan)]
 
@@ -46,7 +49,7 @@ def _nothing(_: Setting, __: PlanData) -> list[str]:
 def _device(setting: Setting, plan: PlanData) -> list[str]:
     for name in setting.value.split(","):
         if not re.fullmatch(r"none|(CUDA|ROCm|Vulkan)\d+", name):
-            raise PlanError(f"ik_llama.cpp knows no device called {name}, which this plan uses: leave it out with -dev")
+            raise PlanError(f"ik_llama.cpp has no device called {name}, which this plan uses: leave it out with -dev")
     return _same(setting, plan)
 
 
@@ -57,18 +60,18 @@ def _n_gpu_layers(setting: Setting, plan: PlanData) -> list[str]:
 
 def _split_mode(setting: Setting, plan: PlanData) -> list[str]:
     if setting.value not in ("none", "layer"):
-        raise PlanError(f"ik_llama.cpp has no split mode {setting.value}, which this plan needs")
+        raise PlanError(f"ik_llama.cpp has no split mode {setting.value}, which this plan needs: use another format")
     return _same(setting, plan)
 
 
 def _flash_attn(plan: PlanData) -> str:
-    """What llama.cpp made of ``auto``, which the fork takes for ``on``."""
+    """What llama.cpp chose for ``auto``, which the fork would read as ``on``."""
     resolved = plan.breakdown.flash_attn
     return plan.params.flash_attn if resolved is None else "on" if resolved else "off"
 
 
 def _no_op_offload(_: Setting, __: PlanData) -> list[str]:
-    """No operation at all (-1) is offloaded (0)."""
+    """Turn offloading off (0) for all operations (-1)."""
     return ["-op", "-1,0"]
 
 

@@ -14,10 +14,10 @@ from fitter.planning.plan import PlanData
 
 
 def text(plan: PlanData) -> str:
-    """A script that leaves the loaded model in ``llm``.
+    """A script that loads the model into ``llm``.
 
-    ``llama_cpp.Llama`` takes the parameters itself where it has all of them; else the script has fitter measure exactly
-    these once more, on the machine that runs it, and load them.
+    It calls ``llama_cpp.Llama`` if that has all the parameters. Otherwise it calls ``fitter.fit`` with every parameter
+    fixed, which measures them again on the machine that runs the script, and then ``plan.load()``.
     """
     from fitter.output.keywords import llama_kwargs
 
@@ -25,13 +25,13 @@ def text(plan: PlanData) -> str:
     try:
         return _script("import llama_cpp", "llm = llama_cpp.Llama", path, llama_kwargs(plan, anyway=True))
     except PlanError:
-        # Llama has no parameter for something of it
+        # Llama has no parameter for something in the plan
         pass
     return _script("import fitter", "plan = fitter.fit", path, fit_kwargs(plan)) + "\nllm = plan.load()"
 
 
 def fit_kwargs(plan: PlanData) -> dict[str, Any]:
-    """Keyword arguments of ``fitter.fit`` that leave it nothing to choose: what it measures is what ``plan`` is."""
+    """Keyword arguments of ``fitter.fit`` that fix every parameter, so that it makes the same plan."""
     pins = {each.name: plan.params.of_parameter(each) for each in taken_by(Load) if each.key and each.section != SHARED}
     overrides = [part for each in settings(plan) if each.option.name == "-ot" for part in each.value.split(",")]
     devices = plan.breakdown.devices if plan.params.devices is None else plan.params.devices
@@ -51,7 +51,7 @@ def fit_kwargs(plan: PlanData) -> dict[str, Any]:
 
 
 def _shared_kwargs(plan: PlanData) -> dict[str, Any]:
-    """Keyword arguments of ``fitter.fit`` for what shares the memory, every place as in ``plan``."""
+    """Keyword arguments of ``fitter.fit`` for what is beside the model, in the same places as in ``plan``."""
     found: dict[str, Any] = {}
     beside = {each.option: each for each in PARAMETERS.values() if each.section == SHARED}
     for setting in settings(plan):
@@ -82,6 +82,6 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, str) and value.isprintable():
-        # JSON's strings are Python's, in double quotes
+        # a JSON string is a Python string in double quotes
         return json.dumps(value, ensure_ascii=False)
     return ascii(value)

@@ -1,6 +1,6 @@
-"""llama.cpp's options by each of their names, and a plan's arguments as settings of them.
+"""A plan's arguments as pairs of an option of llama.cpp and its value.
 
-The formats are made from the arguments that ``fitter.output.arguments`` writes, so that none can leave one out.
+Other formats are made from the arguments that ``fitter.output.arguments`` writes, so that none can leave one out.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fitter.planning.plan import PlanData
 
 @dataclass(frozen=True)
 class Option:
-    """An option of llama.cpp (``common/arg.cpp``) as a plan uses it.
+    """An option of llama.cpp (``common/arg.cpp``) in a plan's arguments.
 
-    ``name`` is what ``arguments`` writes, ``key`` its long name, positive and without dashes. ``env`` is the variable
-    that llama.cpp's programs read, ``None`` where there is none. ``value`` is what a flag sets ``key`` to, ``None``
-    where the option takes a value. ``is_files``: that value is a file, or several with commas.
+    ``name``: as ``arguments`` writes it. ``key``: its long name, in the positive form and without dashes. ``env``: the
+    environment variable that llama.cpp's programs read, if there is one. ``value``: what a flag sets ``key`` to,
+    ``None`` for an option that takes a value. ``is_files``: its value is a file, or several with commas.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Setting:
-    """An option and its value; ``true`` or ``false`` where it is a flag."""
+    """An option and its value, which is ``true`` or ``false`` for a flag."""
 
     option: Option
     value: str
@@ -41,11 +41,11 @@ class Setting:
 
 MODEL = Option("-m", "model", "LLAMA_ARG_MODEL", is_files=True)
 _OWN = (MODEL, Option("-fit", "fit", "LLAMA_ARG_FIT"), Option("--spec-type", "spec-type", "LLAMA_ARG_SPEC_TYPE"))
-"""What a plan says that is no parameter of fitter's."""
+"""Options in a plan's arguments that are not parameters of fitter."""
 
 
 def options() -> dict[str, Option]:
-    """Every option that llama.cpp's programs share with fitter, by the name that a plan's arguments have for it."""
+    """Every option that fitter shares with llama.cpp's programs, by the name that a plan's arguments use."""
     found = {option.name: option for option in _OWN}
     for each in PARAMETERS.values():
         if each.options and not each.is_ours:
@@ -55,19 +55,19 @@ def options() -> dict[str, Option]:
 
 
 def settings(plan: PlanData) -> list[Setting]:
-    """The arguments of ``plan``, option by option. Raises :class:`PlanError` for one that has no option."""
+    """The arguments of ``plan``, option by option. Raises :class:`PlanError` for an argument that is not known."""
     words, known = iter(arguments(plan)), options()
     found = []
     for word in words:
         option = known.get(word)
         if option is None:
-            raise PlanError(f"only --format args and --format json can express {word}, which this plan needs")
+            raise PlanError(f"this format cannot express {word}, which this plan needs: use args or json")
         found.append(Setting(option, next(words) if option.value is None else option.value))
     return found
 
 
 def anywhere(plan: PlanData) -> list[Setting]:
-    """The model and the settings of ``plan`` for a file that is read in another directory: with whole paths."""
+    """The model and the settings of ``plan`` with absolute paths, for a file that may be read in another directory."""
     found = [Setting(MODEL, os.path.abspath(plan.model.path))]
     for setting in settings(plan):
         if setting.option.is_files:
