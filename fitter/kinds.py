@@ -311,7 +311,7 @@ class Size(Kind):
 
 
 @dataclass(frozen=True)
-class Numbers(Kind):
+class Shares(Kind):
     """A share for each device. An empty list is the same as not set."""
 
     metavar: str | None = "N0,N1,..."
@@ -387,7 +387,7 @@ class Texts(Kind):
 
 
 @dataclass(frozen=True)
-class Names(Texts):
+class DeviceNames(Texts):
     """Names of devices, in order; ``none`` is an empty list."""
 
     metavar: str | None = "DEV0,DEV1,..."

@@ -338,7 +338,7 @@ class Load(TypedDict, total=False):
     devices: Annotated[
         str | Sequence[str] | None,
         Parameter(
-            kinds.Names(),
+            kinds.DeviceNames(),
             None,
             "model",
             ("-dev", "--device"),
@@ -393,7 +393,7 @@ class Load(TypedDict, total=False):
     tensor_split: Annotated[
         Sequence[float] | None,
         Parameter(
-            kinds.Numbers(),
+            kinds.Shares(),
             None,
             "model",
             ("-ts", "--tensor-split"),
@@ -679,7 +679,7 @@ class Beside(TypedDict, total=False):
     devices_draft: Annotated[
         str | Sequence[str] | None,
         Parameter(
-            kinds.Names(),
+            kinds.DeviceNames(),
             options=("-devd", "--device-draft", "--spec-draft-device"),
             section=SHARED,
             help="Devices of the draft model; none for the host.",

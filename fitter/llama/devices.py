@@ -137,9 +137,9 @@ def default_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
     return tuple(rpc + (gpus or igpus))
 
 
-def device_named(name: str, devices: Registry) -> Device:
+def device_named(name: str, available: Registry) -> Device:
     """The device of that name. Raises ``UsageError``."""
-    return select((name,), devices)[0]
+    return select((name,), available)[0]
 
 
 def host_of(devices: Registry) -> DeviceInfo:
@@ -150,9 +150,9 @@ def host_of(devices: Registry) -> DeviceInfo:
     raise LibraryError("libllama has no CPU backend: reinstall llama-cpp-python with one")
 
 
-def select(names: Sequence[str], known: Registry) -> tuple[Device, ...]:
+def select(names: Sequence[str], available: Registry) -> tuple[Device, ...]:
     """The devices of those names. Raises ``UsageError`` for an unknown one."""
-    by_name = {d.info.name: d for d in reversed(known.devices) if d.info.type not in ("cpu", "accel")}
+    by_name = {d.info.name: d for d in reversed(available.devices) if d.info.type not in ("cpu", "accel")}
     unknown = [name for name in names if name not in by_name]
     if unknown:
         raise UsageError(f"unknown device '{unknown[0]}'; there are: {', '.join(reversed(by_name)) or 'none'}")

@@ -70,12 +70,12 @@ def store(measured: Iterable[Calibrated]) -> Path:
     return path
 
 
-def outside_of(device: DeviceInfo, known: Iterable[Calibrated]) -> int | None:
+def outside_of(device: DeviceInfo, stored: Iterable[Calibrated]) -> int | None:
     """The stored ``outside`` for a device of the same kind and memory as ``device``, ``None`` if there is none."""
     if device.virtual:
         return None
     key = (device.backend, device.description, device.total)
-    return next((entry.outside for entry in known if _key(entry) == key), None)
+    return next((entry.outside for entry in stored if _key(entry) == key), None)
 
 
 def _key(device: Calibrated) -> tuple[str, str, int]:

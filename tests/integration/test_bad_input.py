@@ -120,7 +120,7 @@ def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
     others = sorted(file for file in tmp_path.iterdir() if file != path)
     assert len(others) == 2
     others[0].unlink()
-    assert_one_line(fitter(str(path)), 3, "1 of 3 split files missing", others[0].name)
+    assert_one_line(fitter(str(path)), 3, "1 of 3 split files are missing", others[0].name)
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,7 @@ def test_a_split_model(tmp_path: Path) -> None:
     last.unlink()
     done = repository.fitter("check")
     assert done.returncode == 3
-    assert "1 of 3 split files missing" in done.stderr
+    assert "1 of 3 split files are missing" in done.stderr
 
 
 # --- wrong input

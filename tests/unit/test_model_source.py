@@ -129,9 +129,9 @@ def test_any_file_of_a_split_stands_for_all(tmp_path: Path, given: str) -> None:
 @pytest.mark.parametrize(
     ("there", "says"),
     [
-        (SPLIT[:2], "1 of 3 split files missing: m-00003-of-00003.gguf"),
-        (SPLIT[1:], "1 of 3 split files missing: m-00001-of-00003.gguf"),
-        (SPLIT[1:2], "2 of 3 split files missing: m-00001-of-00003.gguf, m-00003-of-00003.gguf"),
+        (SPLIT[:2], "1 of 3 split files are missing, download them: m-00003-of-00003.gguf"),
+        (SPLIT[1:], "1 of 3 split files are missing, download them: m-00001-of-00003.gguf"),
+        (SPLIT[1:2], "2 of 3 split files are missing, download them: m-00001-of-00003.gguf, m-00003-of-00003.gguf"),
         ((), "no such file"),
     ],
 )

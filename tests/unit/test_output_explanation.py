@@ -146,7 +146,7 @@ def test_a_remote_device_says_what_its_network_takes() -> None:
 def test_a_plan_without_an_estimate() -> None:
     assert explanation(make_plan()) == "this plan has no time estimate"
     plan = make_plan(problems=(Problem("host", 1, "too little"),))
-    assert explanation(plan) == "a plan that does not fit has no estimate"
+    assert explanation(plan) == "a plan that does not fit has no time estimate"
 
 
 def rendered(plan: PlanData, verbose: bool) -> str:

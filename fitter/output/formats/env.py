@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from fitter.errors import PlanError
-from fitter.output.formats.settings import Setting, anywhere
+from fitter.output.formats.options import OptionValue, with_absolute_paths
 from fitter.planning.plan import PlanData
 
 
@@ -15,7 +15,7 @@ def text(plan: PlanData) -> str:
     A value that a shell would change is quoted. A shell and systemd remove the quotes, but docker's ``--env-file`` does
     not, so a comment warns of it. Raises :class:`PlanError` if llama.cpp has no variable for something in the plan.
     """
-    found = anywhere(plan)
+    found = with_absolute_paths(plan)
     lines = [f"{_variable(each)}={shlex.quote(each.value)}" for each in found]
     quoted = [_variable(each) for each in found if shlex.quote(each.value) != each.value]
     if quoted:
@@ -23,13 +23,13 @@ def text(plan: PlanData) -> str:
     return "\n".join(lines)
 
 
-def _variable(setting: Setting) -> str:
-    option = setting.option
+def _variable(argument: OptionValue) -> str:
+    option = argument.option
     if option.env is None:
         raise PlanError(
             f"llama.cpp has no environment variable for {option.name}, which this plan needs: "
             "use another format, such as ini"
         )
-    if not setting.value.isprintable():
-        raise PlanError(f"{option.env} cannot be on one line: rename '{setting.value}', which has control characters")
+    if not argument.value.isprintable():
+        raise PlanError(f"{option.env} cannot be on one line: rename '{argument.value}', which has control characters")
     return option.env

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from fitter.errors import PlanError
-from fitter.output.formats.settings import Setting, settings
+from fitter.output.formats.options import OptionValue, option_values
 from fitter.planning.plan import PlanData
 
 _EVERY_LAYER = 999
@@ -23,45 +23,45 @@ def words(plan: PlanData) -> list[str]:
     does them: one KV cache for all sequences, and no fitting of its own.
     """
     args: list[str] = []
-    for setting in settings(plan):
-        write = _WRITERS.get(setting.option.name)
+    for argument in option_values(plan):
+        write = _WRITERS.get(argument.option.name)
         if write is None:
             raise PlanError(
-                f"ik_llama.cpp has no option like llama.cpp's {setting.option.name}, which this plan needs: "
+                f"ik_llama.cpp has no option like llama.cpp's {argument.option.name}, which this plan needs: "
                 "use another format"
             )
-        args += write(setting, plan)
+        args += write(argument, plan)
     return [*args, "-fa", _flash_attn(plan)]
 
 
-def _same(setting: Setting, _: PlanData) -> list[str]:
-    return [setting.option.name, setting.value]
+def _same(argument: OptionValue, _: PlanData) -> list[str]:
+    return [argument.option.name, argument.value]
 
 
-def _flag(setting: Setting, _: PlanData) -> list[str]:
-    return [setting.option.name]
+def _flag(argument: OptionValue, _: PlanData) -> list[str]:
+    return [argument.option.name]
 
 
-def _nothing(_: Setting, __: PlanData) -> list[str]:
+def _nothing(_: OptionValue, __: PlanData) -> list[str]:
     return []
 
 
-def _device(setting: Setting, plan: PlanData) -> list[str]:
-    for name in setting.value.split(","):
+def _device(argument: OptionValue, plan: PlanData) -> list[str]:
+    for name in argument.value.split(","):
         if not re.fullmatch(r"none|(CUDA|ROCm|Vulkan)\d+", name):
             raise PlanError(f"ik_llama.cpp has no device called {name}, which this plan uses: leave it out with -dev")
-    return _same(setting, plan)
+    return _same(argument, plan)
 
 
-def _n_gpu_layers(setting: Setting, plan: PlanData) -> list[str]:
-    value = str(max(_EVERY_LAYER, plan.n_layer + 1)) if setting.value == "all" else setting.value
-    return [setting.option.name, value]
+def _n_gpu_layers(argument: OptionValue, plan: PlanData) -> list[str]:
+    value = str(max(_EVERY_LAYER, plan.n_layer + 1)) if argument.value == "all" else argument.value
+    return [argument.option.name, value]
 
 
-def _split_mode(setting: Setting, plan: PlanData) -> list[str]:
-    if setting.value not in ("none", "layer"):
-        raise PlanError(f"ik_llama.cpp has no split mode {setting.value}, which this plan needs: use another format")
-    return _same(setting, plan)
+def _split_mode(argument: OptionValue, plan: PlanData) -> list[str]:
+    if argument.value not in ("none", "layer"):
+        raise PlanError(f"ik_llama.cpp has no split mode {argument.value}, which this plan needs: use another format")
+    return _same(argument, plan)
 
 
 def _flash_attn(plan: PlanData) -> str:
@@ -70,12 +70,12 @@ def _flash_attn(plan: PlanData) -> str:
     return plan.params.flash_attn if resolved is None else "on" if resolved else "off"
 
 
-def _no_op_offload(_: Setting, __: PlanData) -> list[str]:
+def _no_op_offload(_: OptionValue, __: PlanData) -> list[str]:
     """Turn offloading off (0) for all operations (-1)."""
     return ["-op", "-1,0"]
 
 
-_WRITERS: dict[str, Callable[[Setting, PlanData], list[str]]] = {
+_WRITERS: dict[str, Callable[[OptionValue, PlanData], list[str]]] = {
     "-c": _same,
     "-dev": _device,
     "-ngl": _n_gpu_layers,

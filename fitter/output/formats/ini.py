@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from fitter.errors import PlanError
-from fitter.output.formats.settings import Setting, anywhere
+from fitter.output.formats.options import OptionValue, with_absolute_paths
 from fitter.planning.plan import PlanData
 
 
@@ -15,7 +15,7 @@ def text(plan: PlanData) -> str:
 
     Raises :class:`PlanError` for a value that llama-server would not read completely.
     """
-    lines = [f"{each.option.key} = {_value(each)}" for each in anywhere(plan)]
+    lines = [f"{each.option.key} = {_value(each)}" for each in with_absolute_paths(plan)]
     return "\n".join(["version = 1", "", f"[{section(plan.model.path)}]", *lines])
 
 
@@ -28,10 +28,10 @@ def section(path: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", stem) or "model"
 
 
-def _value(setting: Setting) -> str:
-    if re.search(r"[;#]|^\s|\s$", setting.value) or not setting.value.isprintable():
+def _value(argument: OptionValue) -> str:
+    if re.search(r"[;#]|^\s|\s$", argument.value) or not argument.value.isprintable():
         raise PlanError(
-            f"'{setting.value}' cannot be the {setting.option.key} in a llama-server preset: rename the file, without "
+            f"'{argument.value}' cannot be the {argument.option.key} in a llama-server preset: rename the file, without "
             "';', '#', control characters, or white space at either end"
         )
-    return setting.value
+    return argument.value

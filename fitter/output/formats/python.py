@@ -8,7 +8,7 @@ from typing import Any
 
 from fitter.errors import PlanError
 from fitter.kinds import Kind, Paths, Texts
-from fitter.output.formats.settings import settings
+from fitter.output.formats.options import option_values
 from fitter.parameters import PARAMETERS, SHARED, Load, taken_by
 from fitter.planning.plan import PlanData
 
@@ -33,7 +33,7 @@ def text(plan: PlanData) -> str:
 def fit_kwargs(plan: PlanData) -> dict[str, Any]:
     """Keyword arguments of ``fitter.fit`` that fix every parameter, so that it makes the same plan."""
     pins = {each.name: plan.params.of_parameter(each) for each in taken_by(Load) if each.key and each.section != SHARED}
-    overrides = [part for each in settings(plan) if each.option.name == "-ot" for part in each.value.split(",")]
+    overrides = [part for each in option_values(plan) if each.option.name == "-ot" for part in each.value.split(",")]
     devices = plan.breakdown.devices if plan.params.devices is None else plan.params.devices
     margins = {device.name: device.margin for device in plan.devices}
     pins |= {
@@ -54,11 +54,11 @@ def _shared_kwargs(plan: PlanData) -> dict[str, Any]:
     """Keyword arguments of ``fitter.fit`` for what is beside the model, in the same places as in ``plan``."""
     found: dict[str, Any] = {}
     beside = {each.option: each for each in PARAMETERS.values() if each.section == SHARED}
-    for setting in settings(plan):
-        each, value = beside.get(setting.option.name), setting.value
+    for argument in option_values(plan):
+        each, value = beside.get(argument.option.name), argument.value
         if each is not None:
             found[each.name] = _shared_value(each.kind, value)
-        elif (setting.option.name, value) == ("--spec-type", "draft-mtp"):
+        elif (argument.option.name, value) == ("--spec-type", "draft-mtp"):
             found["mtp"] = True
     for use in plan.shared:
         if use.kind == "reserve":

@@ -32,7 +32,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Setting:
+class OptionValue:
     """An option and its value, which is ``true`` or ``false`` for a flag."""
 
     option: Option
@@ -54,7 +54,7 @@ def options() -> dict[str, Option]:
     return found
 
 
-def settings(plan: PlanData) -> list[Setting]:
+def option_values(plan: PlanData) -> list[OptionValue]:
     """The arguments of ``plan``, option by option. Raises :class:`PlanError` for an argument that is not known."""
     words, known = iter(arguments(plan)), options()
     found = []
@@ -62,15 +62,15 @@ def settings(plan: PlanData) -> list[Setting]:
         option = known.get(word)
         if option is None:
             raise PlanError(f"this format cannot express {word}, which this plan needs: use args or json")
-        found.append(Setting(option, next(words) if option.value is None else option.value))
+        found.append(OptionValue(option, next(words) if option.value is None else option.value))
     return found
 
 
-def anywhere(plan: PlanData) -> list[Setting]:
-    """The model and the settings of ``plan`` with absolute paths, for a file that may be read in another directory."""
-    found = [Setting(MODEL, os.path.abspath(plan.model.path))]
-    for setting in settings(plan):
-        if setting.option.is_files:
-            setting = Setting(setting.option, ",".join(map(os.path.abspath, setting.value.split(","))))
-        found.append(setting)
+def with_absolute_paths(plan: PlanData) -> list[OptionValue]:
+    """The model and the arguments of ``plan`` with absolute paths, for a file that may be read in another directory."""
+    found = [OptionValue(MODEL, os.path.abspath(plan.model.path))]
+    for argument in option_values(plan):
+        if argument.option.is_files:
+            argument = OptionValue(argument.option, ",".join(map(os.path.abspath, argument.value.split(","))))
+        found.append(argument)
     return found
