@@ -152,7 +152,7 @@ def catalogue_table(gpus: Iterable[CatalogueGpu]) -> RenderableType:
             " ".join(map(str, numbers)),
         )
     notes = [
-        "total: the card's memory. usable: what the driver leaves of it. free: what llama.cpp can use on an idle card.",
+        "total: the card's memory. usable: what the driver leaves of it. free: what an idle card has free.",
         "GB/s: memory bandwidth. PCIe: bandwidth from the host, also in GB/s. TFLOPS: dense fp16.",
         "sources: of arch, total, usable, free, GB/s, PCIe and TFLOPS, by number:",
     ]

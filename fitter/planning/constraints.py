@@ -86,7 +86,9 @@ def adapters(plain: Iterable[str], scaled: Iterable[str]) -> tuple[Lora, ...]:
     for lora in found:
         for char in ",:" if lora.scale != 1 else ",":
             if char in lora.path:
-                raise UsageError(f"llama.cpp would cut the adapter's path '{lora.path}' at the '{char}': rename the file")
+                raise UsageError(
+                    f"llama.cpp would cut the adapter's path '{lora.path}' at the '{char}': rename the file"
+                )
     return tuple(found)
 
 
@@ -241,9 +243,7 @@ def check_margins(devices: Sequence[DeviceLimit], problems: Sequence[Problem]) -
     )
     host = next((problem.missing for problem in problems if problem.device == HOST_NAME), None)
     why = (
-        "-ngl, -ts or -ot needs a device"
-        if host is None
-        else f"without a device the host lacks {-(-host // MIB)} MiB"
+        "-ngl, -ts or -ot needs a device" if host is None else f"without a device the host lacks {-(-host // MIB)} MiB"
     )
     raise UsageError(
         f"the margin is larger than the device ({margins}), so nothing can be placed there, but {why}: "

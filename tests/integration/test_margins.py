@@ -135,7 +135,9 @@ def test_what_is_left_out(
         )
 
 
-ALL_TOO_LARGE = "the margin is larger than the device (10000 MiB of CUDA0 with 8192 MiB), so nothing can be placed there"
+ALL_TOO_LARGE = (
+    "the margin is larger than the device (10000 MiB of CUDA0 with 8192 MiB), so nothing can be placed there"
+)
 
 
 @pytest.mark.parametrize(

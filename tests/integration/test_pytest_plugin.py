@@ -372,8 +372,7 @@ def test_what_is_stored_is_compared(pytester: pytest.Pytester, root: Path) -> No
     first = run(pytester)
     first.assert_outcomes(failed=5)
     assert said(first)[0] == (
-        "fits_memory: fitter.lock has no entry for test_one.py::test_it: run pytest --fitter-update, "
-        "and commit it"
+        "fits_memory: fitter.lock has no entry for test_one.py::test_it: run pytest --fitter-update, and commit it"
     )
     assert not lock.exists()
 
@@ -562,8 +561,8 @@ def test_without_a_model(pytester: pytest.Pytester) -> None:
     result = run(pytester)
     result.assert_outcomes(failed=1)
     assert said(result) == [
-        "fits_memory: no model: give model=, a fixture called fitter_model, --fitter-model, or fitter_model in pytest's "
-        "settings"
+        "fits_memory: no model: give model=, a fixture called fitter_model, --fitter-model, or fitter_model in "
+        "pytest's settings"
     ]
 
 

@@ -434,7 +434,9 @@ def test_a_busy_server_outlives_who_did_not_wait(dense: Path) -> None:
         host, _, port = endpoint.rpartition(":")
         with socket.create_connection((host, int(port))) as client:
             rpc_servers.greet(client)
-            with pytest.raises(RemoteError, match=f"{endpoint} accepts connections but does not answer: end the program"):
+            with pytest.raises(
+                RemoteError, match=f"{endpoint} accepts connections but does not answer: end the program"
+            ):
                 fitter.fit(dense, rpc=endpoint, timeout=1)
         assert fitter.fit(dense, rpc=endpoint, n_ctx=512).fits
         assert process.poll() is None

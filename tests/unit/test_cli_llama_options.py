@@ -215,7 +215,10 @@ def test_the_model_may_be_an_option(calls: list[tuple[str, dict[str, Any]]], wor
         ("m.gguf --cache_ram=100", "or use --reserve host=SIZE"),
         ("m.gguf --control-vector-layer-range 1 2", "changes what llama.cpp allocates"),
         ("m.gguf --no-repack", "changes what llama.cpp allocates"),
-        ("m.gguf -hf user/repo", "-hf makes llama.cpp download a model, but fitter needs a file: give it as MODEL, or with -m FILE"),
+        (
+            "m.gguf -hf user/repo",
+            "-hf makes llama.cpp download a model, but fitter needs a file: give it as MODEL, or with -m FILE",
+        ),
         ("m.gguf --draft-max 4", "was removed from llama.cpp: leave it out, or use --spec-draft-n-max"),
         ("m.gguf -npp 4", "belongs to another llama.cpp program"),
         ("inspect m.gguf -t 4", "No such option '-t'"),

@@ -211,7 +211,9 @@ def test_every_backend_numbers_its_own_devices() -> None:
         pytest.param(["-1GiB"], "unknown GPU", id="negative"),
         pytest.param(["0GiB"], "must have memory", id="zero"),
         pytest.param(["24GiB:free=0MiB"], "must have memory", id="nothing free"),
-        pytest.param(["24GiB:free=24577MiB"], "free= is more than the device's total memory", id="more free than there is"),
+        pytest.param(
+            ["24GiB:free=24577MiB"], "free= is more than the device's total memory", id="more free than there is"
+        ),
         pytest.param(["24GiB:free=-1GiB"], "is not a size", id="negative free"),
         pytest.param(["24GiB:free=1GiB:free=1GiB"], "given twice", id="free twice"),
         pytest.param(["24GiB:fre=1GiB"], "unknown option 'fre'", id="unknown option"),

@@ -131,8 +131,8 @@ def test_default_speeds_come_last() -> None:
     known, other = SpeedSource("CUDA0", "catalogue", False), SpeedSource("host", "default: two channels", True)
     price = make_price(known, other)
     assert explain_lines(price, [Choice("context", "4096", 1.0)], Bound(1.0))[3:] == [
-        "lower bound: 1 s; this plan takes at most 1411.1 % more than the best placement of these tensors could, by the "
-        "cost model",
+        "lower bound: 1 s; this plan takes at most 1411.1 % more than the best placement of these tensors could, by "
+        "the cost model",
         "speed of host: default: two channels",
     ]
 

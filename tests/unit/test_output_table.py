@@ -168,7 +168,7 @@ def test_catalogue() -> None:
         "one   8.9        8192       -  7168  1008     -       -  cuda        1 2 - 3 - - -\n"
         "two     -        9216    8192  7168  89.6  15.8     116  vulkan-anv  - 4 2 5 1 2 6\n"
         "\n"
-        "total: the card's memory. usable: what the driver leaves of it. free: what llama.cpp can use on an idle card.\n"
+        "total: the card's memory. usable: what the driver leaves of it. free: what an idle card has free.\n"
         "GB/s: memory bandwidth. PCIe: bandwidth from the host, also in GB/s. TFLOPS: dense fp16.\n"
         "sources: of arch, total, usable, free, GB/s, PCIe and TFLOPS, by number:\n"
         "  1  a page\n"

@@ -376,7 +376,10 @@ def test_reservations(given: Any, expected: dict[str, int]) -> None:
         (lambda: parse_reserve({"CUDA0": -1}), "is -1 bytes"),
         (lambda: parse_reserve({"CUDA0": "2"}), "has no unit"),
         (lambda: reservation({"CUDA1": 1}, infos(limits(8)), None), "there are: CUDA0, host"),
-        (lambda: reservation({"CUDA0": 8 * MIB + 1}, infos(limits(8)), None), "9 MiB is more than its total memory of 8 MiB"),
+        (
+            lambda: reservation({"CUDA0": 8 * MIB + 1}, infos(limits(8)), None),
+            "9 MiB is more than its total memory of 8 MiB",
+        ),
         (lambda: reservation({"host": 8}, infos(limits(8)), 7), "--reserve host"),
     ],
 )

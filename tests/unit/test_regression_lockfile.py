@@ -44,7 +44,10 @@ TEXT = dumps(Lock({"b": SNAPSHOT}))
 
 WRONG = {
     "missing": (None, "fitter.lock does not exist: run 'fitter lock' to make it"),
-    "of a later fitter": ("schema = 2\nmore = 1\n", "has schema 2, but this fitter reads schema 1: install a newer fitter"),
+    "of a later fitter": (
+        "schema = 2\nmore = 1\n",
+        "has schema 2, but this fitter reads schema 1: install a newer fitter",
+    ),
     "no lock": ("a = 1\n", "is not a lock that fitter wrote: run 'fitter lock' to make one"),
     "a schema that is none": ("schema = true\n", "is not a lock that fitter wrote"),
     "a schema below 1": ("schema = 0\n", "is damaged: run 'fitter lock'"),

@@ -31,7 +31,7 @@ def section(path: str) -> str:
 def _value(argument: OptionValue) -> str:
     if re.search(r"[;#]|^\s|\s$", argument.value) or not argument.value.isprintable():
         raise PlanError(
-            f"'{argument.value}' cannot be the {argument.option.key} in a llama-server preset: rename the file, without "
-            "';', '#', control characters, or white space at either end"
+            f"'{argument.value}' cannot be the {argument.option.key} in a llama-server preset: rename the file "
+            "without ';', '#', control characters, or white space at either end"
         )
     return argument.value
