@@ -1,4 +1,4 @@
-"""``python -m fitter`` is the command ``fitter``. What takes longest begins before the imports."""
+"""``python -m fitter`` runs the command ``fitter``. The slowest work is started before the imports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 def main() -> NoReturn:
     """Run the process's command line, and end the process with its exit status."""
-    # A process this short has nothing to gain from collecting garbage, nor from taking itself apart at its end.
+    # Garbage collection and interpreter shutdown only cost time in a process this short.
     gc.disable()
     streams.open_standard()
     try:
@@ -35,14 +35,14 @@ def main() -> NoReturn:
 def _run() -> int:
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
-        # An import that is interrupted prints what it was doing.
+        # An interrupted import would print a traceback.
         signal.signal(signal.SIGINT, _leave)
     args = sys.argv[1:]
     has_begun = early.begin(args)
     from fitter import cli
 
     if has_begun:
-        # Whoever asks a worker imports it sooner or later.
+        # Every command that uses a worker needs it.
         import fitter.api  # noqa: F401
     try:
         if is_default:
@@ -55,19 +55,19 @@ def _run() -> int:
 
 
 def _fail(error: Exception) -> int:
-    """Say in one line what nobody has foreseen. Python's own end with status 1 would say that a model does not fit."""
+    """Report an unexpected error in one line. Python itself would exit with status 1, which means "does not fit"."""
     if sys.flags.dev_mode:
         sys.excepthook(type(error), error, error.__traceback__)
     if isinstance(error, ImportError):
-        said = f"fitter cannot be imported ({error}): install llama-fitter again"
+        message = f"fitter cannot be imported ({error}): reinstall llama-fitter"
     else:
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
         place = f" in {os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else ""
         what = f"{type(error).__name__}{place}: {error}"
-        said = f"{what}; this is a bug, please report it with what PYTHONDEVMODE=1 adds"
-    print(f"fitter: error: {printable(said)}", file=sys.stderr, flush=True)
+        message = f"{what}; this is a bug: run it again with PYTHONDEVMODE=1 and report the traceback"
+    print(f"fitter: error: {printable(message)}", file=sys.stderr, flush=True)
     return EXIT_FAILURE
 
 

@@ -273,8 +273,8 @@ def calibrate(
         chosen = choose(real.devices(), devices)
         if not chosen:
             raise LibraryError(
-                "llama.cpp has no GPU here to calibrate: run this where the card is, with a llama-cpp-python that was "
-                'installed with its backend, such as CMAKE_ARGS="-DGGML_CUDA=on"'
+                "llama.cpp has no GPU here to calibrate: run this on a machine with one, and install llama-cpp-python "
+                'with its backend, such as CMAKE_ARGS="-DGGML_CUDA=on"'
             )
 
         def report(text: str) -> None:
@@ -332,7 +332,7 @@ def verify(
             raise UsageError("there is nothing to verify: give a model, a plan, or both")
         plan = fit(model, on_progress=on_progress, on_log=on_log, **parameters)
     elif others := [name for name in parameters if name != "timeout"]:
-        raise UsageError(f"the plan has all parameters: leave {', '.join(others)} out")
+        raise UsageError(f"the plan already sets every parameter: leave {', '.join(others)} out")
     if not isinstance(plan, Plan):
         from fitter.output.plan_file import read_plan
 

@@ -1,4 +1,4 @@
-"""The one door for what comes in from Python: keywords by the table of parameters, checked before anything is done."""
+"""The decorator of every public call: it checks all keywords by the table of parameters before anything is done."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MODEL = Parameter(Path(), name="model")
 
 
 def door(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """A public call whose keywords are checked, and converted to what fitter keeps.
+    """Decorate a public call: its keywords are checked and converted to what fitter uses.
 
-    ``call`` is the class of the keywords that it takes beside its own. ``None`` is not set: such a keyword is not
-    passed on. The signature has every keyword, and the documentation what each one is.
+    ``call`` is the class of the keywords that it takes beside its own. ``None`` means "not set": such a keyword is not
+    passed on. The decorated call has every keyword in its signature and in its docstring.
 
-    The call raises ``UsageError`` for a keyword that it does not have, and for a value that makes no sense.
+    It raises ``UsageError`` for a keyword that it does not have and for a value that makes no sense.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -32,17 +32,17 @@ def door(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
         @functools.wraps(function)
         def enter(*args: _P.args, **given: _P.kwargs) -> _R:
-            known = _known(own, call)
+            table = _table(own, call)
             names = [name for name, each in own.items() if each.kind is not each.KEYWORD_ONLY]
             for name in given:
-                if name not in own and name not in known:
-                    raise UsageError(_unknown(function.__name__, name, (*own, *known)))
+                if name not in own and name not in table:
+                    raise UsageError(_unknown(function.__name__, name, (*own, *table)))
             values = {**dict(zip(names, args, strict=False)), **given}
-            checked = {name: _checked(known, name, value) for name, value in values.items() if value is not None}
+            checked = {name: _checked(table, name, value) for name, value in values.items() if value is not None}
             for name, value in values.items():
                 if value is None and name in own and own[name].default is inspect.Parameter.empty:
-                    checked[name] = _checked(known, name, value)
-            # what is too much is said as Python says it
+                    checked[name] = _checked(table, name, value)
+            # Python itself reports too many positional arguments
             return function(*args[len(names) :], **checked)  # type: ignore[arg-type]
 
         enter.__signature__ = _signature(function, own, call)  # type: ignore[attr-defined]
@@ -53,23 +53,24 @@ def door(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 
 def _own(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters that a function itself has."""
+    """The parameters in a function's own signature."""
     found = inspect.signature(function).parameters
     return {name: each for name, each in found.items() if each.kind is not each.VAR_KEYWORD}
 
 
-def _known(own: Mapping[str, Any], call: Any) -> dict[str, Parameter]:
+def _table(own: Mapping[str, Any], call: Any) -> dict[str, Parameter]:
+    """The entries of the table for all keywords of a call, by name."""
     taken = {each.name: each for each in taken_by(call)} if call else {}
     return {**{name: PARAMETERS[name] for name in own if name in PARAMETERS}, **taken}
 
 
-def _checked(known: Mapping[str, Parameter], name: str, value: Any) -> Any:
-    each = _MODEL if name == "model" else known.get(name)
+def _checked(table: Mapping[str, Parameter], name: str, value: Any) -> Any:
+    each = _MODEL if name == "model" else table.get(name)
     return value if each is None else each.check(value)
 
 
-def _unknown(call: str, name: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+def _unknown(call: str, name: str, names: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
     return f"{call} has no keyword {name}: {f'did you mean {close[0]}?' if close else f'see help(fitter.{call})'}"
 
 
@@ -82,6 +83,6 @@ def _signature(function: Callable[..., Any], own: Mapping[str, inspect.Parameter
 
 
 def _documentation(function: Callable[..., Any], own: Mapping[str, Any], call: Any) -> str:
-    lines = (f"    ``{name}``: {each.text}" for name, each in _known(own, call).items())
-    title = "Keywords, none of which is set where it is ``None``:"
+    lines = (f"    ``{name}``: {each.text}" for name, each in _table(own, call).items())
+    title = "Keywords (``None`` means not set):"
     return "\n".join([inspect.cleandoc(function.__doc__ or ""), "", title, "", *lines])

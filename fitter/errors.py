@@ -35,11 +35,11 @@ class UsageError(FitterError):
 
 
 class ModelError(FitterError):
-    """The model cannot be read: missing, not GGUF, truncated, or of no use for inference."""
+    """The model cannot be used: missing, not GGUF, truncated, or not a language model."""
 
 
 class LibraryError(FitterError):
-    """libllama, ggml and fitter's own native libraries are missing or do not belong together."""
+    """libllama, ggml or fitter's own native libraries are missing, or do not belong together."""
 
 
 class LlamaCppError(FitterError):
@@ -58,15 +58,18 @@ class LlamaCppCrashError(LlamaCppError):
 
 
 class TimeLimitError(FitterError):
-    """The time that a whole fit has was over before a plan that fits was found."""
+    """The time limit of a fit ended before a plan that fits was found."""
 
 
 class RemoteError(FitterError):
-    """An rpc-server cannot be reached, is none, speaks another protocol, or has gone while it was used."""
+    """An rpc-server cannot be reached, is not one, speaks another protocol, or was lost while it was used."""
 
 
 class OutOfMemoryError(LlamaCppError):
-    """llama.cpp was refused memory that a plan counts on: ``missing`` bytes in one piece on ``device``, or ``host``."""
+    """llama.cpp could not allocate memory that a plan needs: ``missing`` bytes in one block on ``device``.
+
+    ``device`` is the name of a device, or ``host``.
+    """
 
     def __init__(self, message: str, device: str, missing: int, log: tuple[str, ...] = ()) -> None:
         super().__init__(message, log)
@@ -75,14 +78,14 @@ class OutOfMemoryError(LlamaCppError):
 
 
 class PlanWarning(UserWarning):
-    """A model was not loaded as its plan says, or takes memory that the plan does not count."""
+    """A model was not loaded as its plan says, or takes memory that the plan does not include."""
 
 
 class PlanError(FitterError):
-    """A plan was asked for something that it cannot do, such as loading parameters that do not fit."""
+    """The plan does not allow what was requested, such as loading parameters that do not fit."""
 
 
 class AnswerError(FitterError):
-    """The answer is known and cannot be written: stdout is closed or full, a file's directory is not there."""
+    """The result cannot be written: stdout is closed or full, or a file's directory does not exist."""
 
     exit_code: ClassVar[int] = EXIT_UNWRITTEN

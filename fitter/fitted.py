@@ -128,4 +128,5 @@ def _as_fit_says(name: str, value: Any) -> Any:
     for word, number in numbers[name].items():
         if number == value:
             return word
-    raise UsageError(f"{name}={value} is none of {', '.join(f'{n} ({word})' for word, n in numbers[name].items())}")
+    choices = ", ".join(f"{n} ({word})" for word, n in numbers[name].items())
+    raise UsageError(f"{name} is {value}: give one of {choices}")

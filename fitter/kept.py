@@ -1,4 +1,4 @@
-"""The door of the calls that take a ``worker``, which keeps its own timeout and log."""
+"""The decorator of public calls that take a ``worker``, whose own timeout and log apply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ _R = TypeVar("_R")
 
 
 def held(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """``door``; ``UsageError`` too for what is no worker, and a ``timeout`` or ``on_log`` that is not its own."""
+    """Decorate a public call as ``door`` does, and check its ``worker``.
+
+    The call also raises ``UsageError`` if ``worker`` is not a ``Worker``, or if ``timeout`` or ``on_log`` is given
+    beside it and is not the worker's own.
+    """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         enter = door(call)(function)
@@ -30,8 +34,8 @@ def held(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
                 for name, own in (("timeout", worker.timeout), ("on_log", worker.on_log)):
                     if kwargs.get(name) not in (None, own):
                         raise UsageError(
-                            f"the worker that is given has its own {name}: leave {name} out of this call, and give it "
-                            f"to fitter.llama.client.Worker({name}=...)"
+                            f"the given worker has its own {name}: leave {name} out of this call, or make the worker "
+                            f"with fitter.llama.client.Worker({name}=...)"
                         )
             return enter(*args, **kwargs)
 

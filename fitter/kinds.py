@@ -1,6 +1,6 @@
-"""Kinds of parameters: how a value is said on the command line, in TOML, JSON, an argument, Python and C, and checked.
+"""Kinds of parameters: how a value is checked, and converted between command line, TOML, JSON, Python and C.
 
-A kind knows no parameter by name; ``fitter.parameters`` says which one is of which kind.
+A kind knows no parameter by name; ``fitter.parameters`` gives each parameter its kind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class Entry(Protocol):
-    """A value of a JSON document. What is of another type than it is asked for raises an error that says where."""
+    """A value in a JSON document. Each method raises an error that names the place if the value has another type."""
 
     def __getitem__(self, key: str) -> Entry: ...
     def text(self) -> str: ...
@@ -52,7 +52,7 @@ class Entry(Protocol):
 
 @runtime_checkable
 class Described(Protocol):
-    """A virtual device: what is checked of it before it is used. Memory in bytes."""
+    """A virtual device, as far as it is checked before it is used. Memory in bytes."""
 
     @property
     def name(self) -> str: ...
@@ -64,10 +64,11 @@ class Described(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A text; what other kinds do otherwise.
+    """A string, and the base of all other kinds.
 
-    ``metavar`` stands for a value in ``--help``. ``is_repeated``: the option may be given several times, and
-    ``has_commas``: each time with several values between commas. ``is_file``: a text begins with the path of a file.
+    ``metavar`` stands for a value in ``--help``. ``is_repeated``: the option may be given several times.
+    ``has_commas``: each of its values may be a list with commas. ``is_file``: a value begins with the path of a file.
+    ``called``, in the methods, is the name of the parameter for messages.
     """
 
     metavar: str | None = None
@@ -85,38 +86,38 @@ class Kind:
         return False
 
     def check(self, called: str, value: Any) -> Any:
-        """``value`` of Python's as fitter keeps it. Raises ``UsageError`` that begins with ``called``."""
+        """``value`` from Python, converted to what fitter uses. Raises ``UsageError``."""
         return text(called, value)
 
     def parse(self, word: str) -> Any:
-        """The value of ``word``, of the command line. Raises ``UsageError``."""
+        """The value that ``word`` on the command line means. Raises ``UsageError``."""
         return word
 
     def read(self, where: str, value: Any) -> Any:
-        """``value`` of a TOML file or of a marker, as it is kept there. Raises ``UsageError`` that begins so."""
+        """``value`` from a TOML file or a marker; ``where`` names it in the ``UsageError`` that this may raise."""
         if not isinstance(value, str) or not value:
-            raise UsageError(f"{where} is {shown_in_file(value)}: give a text in quotes")
+            raise UsageError(f"{where} is {shown_in_file(value)}: give a string in quotes")
         return value
 
     def planned(self, value: Any) -> Any:
-        """What a load's parameters have of a checked value."""
+        """A checked value, as ``Params`` has it."""
         return value
 
     def to_json(self, value: Any) -> Any:
-        """What a document has of a load's parameter."""
+        """The value from ``Params``, as JSON has it."""
         return value
 
     def from_json(self, entry: Entry) -> Any:
-        """The load's parameter that ``to_json`` wrote."""
+        """The value for ``Params`` that ``to_json`` wrote."""
         return entry.text()
 
     def word(self, value: Any) -> str:
-        """The word after the option that tells llama.cpp so. Raises ``UsageError`` or ``PlanError``."""
+        """The value as a command-line argument of llama.cpp. Raises ``UsageError`` or ``PlanError``."""
         return str(value)
 
     def native(self, called: str, value: Any) -> Any:
-        """What a struct of llama.cpp's has. Raises ``UsageError`` for what it has no room for."""
-        raise UsageError(f"{called} is a text, which none of llama.cpp's structs has")
+        """The value as a field of llama.cpp's struct. Raises ``UsageError`` if it is out of the field's range."""
+        raise UsageError(f"{called} is a string, and no field of llama.cpp's structs is one")
 
 
 @dataclass(frozen=True)
@@ -147,19 +148,19 @@ class Flag(Kind):
 
 @dataclass(frozen=True)
 class Whole(Kind):
-    """A whole number from ``least`` to ``most``, ``None`` where more than all is all."""
+    """A whole number from ``least`` to ``most``; ``most`` is ``None`` if larger numbers mean "all"."""
 
     metavar: str | None = "N"
     least: int = 0
     most: int | None = None
 
     def holds(self, value: int) -> bool:
-        """Whether ``value`` is within it."""
+        """Whether ``value`` is in the range."""
         return self.least <= value and (self.most is None or value <= self.most)
 
     @property
     def range(self) -> str:
-        """What may be given, as people say it."""
+        """The range, for messages."""
         return f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
 
     def check(self, called: str, value: Any) -> int:
@@ -210,9 +211,9 @@ class Layers(Whole):
 
 @dataclass(frozen=True)
 class Choice(Kind):
-    """One of some ``words``, to each of which llama.cpp gives a number. ``is_open``: a file may have others too.
+    """One of some ``words``, each with llama.cpp's number for it. ``is_open``: a file may contain other words too.
 
-    ``spellings``: what llama.cpp also reads on a command line, each with the word that it stands for.
+    ``spellings``: what llama.cpp also accepts on a command line, each with the word that it stands for.
     """
 
     words: Mapping[str, int] = field(default_factory=dict)
@@ -222,7 +223,7 @@ class Choice(Kind):
     def check(self, called: str, value: Any) -> str:
         found = text(called, value)
         if found not in self.words:
-            raise UsageError(f"{called} is {shown(value)}: give {', '.join(self.words)}")
+            raise UsageError(f"{called} is {shown(value)}: give one of {', '.join(self.words)}")
         return found
 
     def parse(self, word: str) -> str:
@@ -241,13 +242,13 @@ class Choice(Kind):
 
     def native(self, called: str, value: Any) -> int:
         if value not in self.words:
-            raise UsageError(f"{called} '{value}' is none of {', '.join(self.words)}")
+            raise UsageError(f"{called} is '{value}': give one of {', '.join(self.words)}")
         return self.words[value]
 
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """A number, or a text that says one with its unit, as bandwidths are given. ``is_list``: or several of them."""
+    """A number, or a string with a number and a unit, such as a bandwidth. ``is_list``: or several of them."""
 
     is_list: bool = False
 
@@ -275,12 +276,15 @@ class Seconds(Kind):
         try:
             return float(word)
         except ValueError:
-            raise UsageError(f"'{word}' is not a valid float.") from None
+            raise UsageError(f"'{word}' is not a number of seconds, such as 60") from None
 
 
 @dataclass(frozen=True)
 class Size(Kind):
-    """Bytes: a number, or a text with a unit. ``is_list``: one for all, or several. ``in_mib``: an option has MiB."""
+    """Bytes: a number, or a string with a unit.
+
+    ``is_list``: one for all, or several. ``in_mib``: the command-line option takes MiB.
+    """
 
     is_list: bool = False
     in_mib: bool = False
@@ -307,8 +311,8 @@ class Size(Kind):
 
 
 @dataclass(frozen=True)
-class Numbers(Kind):
-    """Shares of devices, one for each. None at all is not set."""
+class Shares(Kind):
+    """A share for each device. An empty list is the same as not set."""
 
     metavar: str | None = "N0,N1,..."
 
@@ -336,13 +340,13 @@ class Numbers(Kind):
         return entry.maybe(lambda split: split.each(lambda share: share.number()))
 
     def word(self, value: Any) -> str:
-        """Proportions, without trailing zeros: llama.cpp fills up with zeros, and takes one entry less than devices."""
+        """The shares without trailing zeros: llama.cpp adds zeros, and accepts one entry fewer than devices."""
         length = len(value)
         while length > 1 and value[length - 1] == 0:
             length -= 1
         if length >= MAX_DEVICES:
             raise PlanError(
-                f"llama.cpp's -ts takes at most {MAX_DEVICES - 1} devices, this plan splits over {length}: "
+                f"llama.cpp's -ts takes at most {MAX_DEVICES - 1} devices, but this plan splits over {length}: "
                 "leave one out with -dev"
             )
         return ",".join(f"{share:.9g}" for share in value[:length])
@@ -350,7 +354,7 @@ class Numbers(Kind):
 
 @dataclass(frozen=True)
 class Texts(Kind):
-    """Texts. An option is repeated; where they ``has_commas`` each may have several in it."""
+    """Several strings. The option may be repeated; with ``commas``, each value may be a list with commas."""
 
     commas: bool = True
 
@@ -369,7 +373,7 @@ class Texts(Kind):
         if isinstance(value, str) and value:
             return (value,)
         if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-            raise UsageError(f"{where} is {shown_in_file(value)}: give a list of texts in quotes")
+            raise UsageError(f"{where} is {shown_in_file(value)}: give a list of strings in quotes")
         return tuple(value)
 
     def to_json(self, value: Any) -> list[str]:
@@ -383,8 +387,8 @@ class Texts(Kind):
 
 
 @dataclass(frozen=True)
-class Names(Texts):
-    """Names of devices in an order; none at all for ``none``."""
+class DeviceNames(Texts):
+    """Names of devices, in order; ``none`` is an empty list."""
 
     metavar: str | None = "DEV0,DEV1,..."
 
@@ -401,7 +405,7 @@ class Names(Texts):
             return ()
         names = tuple(word.split(","))
         if not all(names):
-            raise UsageError(f"'{word}' has an empty name in it")
+            raise UsageError(f"'{word}' has an empty name: write names with one comma between them, or none")
         return names
 
     def word(self, value: Any) -> str:
@@ -410,7 +414,7 @@ class Names(Texts):
 
 @dataclass(frozen=True)
 class Overrides(Texts):
-    """Buffer types of tensors, ``pattern=buffer type``."""
+    """Buffer types for tensors, as ``pattern=buffer type``."""
 
     metavar: str | None = "PATTERN=TYPE,..."
 
@@ -428,7 +432,7 @@ class Overrides(Texts):
 
 
 def _override(override: TensorBuftOverride) -> str:
-    """One ``pattern=buffer type``. llama.cpp cuts at every comma and at the first equals sign."""
+    """One ``pattern=buffer type``. llama.cpp splits at every comma and at the first equals sign."""
     for char in ",=":
         if char in override.pattern:
             raise UsageError(
@@ -469,7 +473,7 @@ class Paths(Texts):
 
 @dataclass(frozen=True)
 class Adapters(Paths):
-    """LoRA adapters: files, which a load's parameters have with their scales."""
+    """Files with LoRA adapters; ``Params`` has each with its scale."""
 
     def planned(self, value: Any) -> tuple[Lora, ...]:
         return tuple(Lora(each) for each in value)
@@ -483,7 +487,7 @@ class Adapters(Paths):
 
 @dataclass(frozen=True)
 class ScaledPaths(Texts):
-    """Files, each with a scale after a colon."""
+    """Files, each followed by a colon and a scale."""
 
     metavar: str | None = "FILE:SCALE,..."
 
@@ -494,7 +498,7 @@ class ScaledPaths(Texts):
 
 @dataclass(frozen=True)
 class Reservations(Texts):
-    """Sizes by the name of a device: a mapping in Python, texts elsewhere."""
+    """A size for each named device: a mapping in Python, or strings such as ``CUDA0=2GiB``."""
 
     metavar: str | None = "DEVICE=SIZE"
     commas: bool = False
@@ -508,7 +512,7 @@ class Reservations(Texts):
 
 @dataclass(frozen=True)
 class Gpus(Texts):
-    """Descriptions of virtual devices, or such devices."""
+    """Virtual devices, or strings that describe them."""
 
     metavar: str | None = "SPEC"
     commas: bool = False
@@ -521,13 +525,15 @@ class Gpus(Texts):
             elif not isinstance(gpu, Described):
                 raise UsageError(f"{called} has {shown(gpu)}: describe a GPU, such as 'rtx-4090'")
             elif not size(f"{gpu.name}.free", gpu.free) <= size(f"{gpu.name}.total", gpu.total) > 0:
-                raise UsageError(f"{gpu.name} has {gpu.free} of {gpu.total} bytes free: give no more than it has")
+                raise UsageError(
+                    f"{gpu.name} has {gpu.free} of {gpu.total} bytes free: give a total above 0, and no more free bytes"
+                )
         return tuple(found)
 
 
 @dataclass(frozen=True)
 class Function(Kind):
-    """Something to call. No command line and no file has it."""
+    """A function. It can be given in Python only."""
 
     def check(self, called: str, value: Any) -> Any:
         if not callable(value):

@@ -75,12 +75,12 @@ def _check_keywords(plan: Plan, fixed: Mapping[str, Any], kwargs: Mapping[str, A
         if name in fixed and value != fixed[name]:
             raise UsageError(f"{name}={value!r} contradicts the plan, which has {fixed[name]!r}: fit again with it")
         if name in _UNMEASURED and value and name not in fixed:
-            raise UsageError(f"{name}={value!r} takes memory that the plan does not count: {_UNMEASURED[name]}")
+            raise UsageError(f"{name}={value!r} takes memory that the plan does not include: {_UNMEASURED[name]}")
         if name == "model_path":
-            raise UsageError("model_path is the plan's own: fit the other model")
+            raise UsageError("model_path is set by the plan: to load another model, fit that one")
     projector = getattr(kwargs.get("chat_handler"), "clip_model_path", None)
     if projector and not _is_shared(plan, "projector", projector):
-        planned.warn(f"the chat handler's {projector} takes memory that the plan does not count: fit with it")
+        planned.warn(f"the chat handler's {projector} takes memory that the plan does not include: fit with mmproj=")
 
 
 def _is_shared(plan: Plan, kind: str, path: str) -> bool:
@@ -116,7 +116,7 @@ def _refit(plan: Plan, refused: OutOfMemoryError, fit: Callable[..., Plan]) -> P
     if not fitted.fits:
         problem = fitted.problems[0]
         raise OutOfMemoryError(
-            f"{refused}; and with the memory that is free now: {problem.message}",
+            f"{refused}; fitted again with the memory that is free now: {problem.message}",
             problem.device,
             problem.missing,
             refused.log,

@@ -1,11 +1,12 @@
-"""Every parameter, once: its type, kind, default, struct, names and help. What says or reads one is made from this.
+"""The table of parameters: the type, kind, default, struct, names and help of each, defined once. Sizes in bytes.
 
-A parameter is one entry of a class below, and ``PARAMETERS`` has them all by their keywords in Python. Options of the
-command line, keys of ``fitter.toml`` and of markers, JSON, arguments, formats, llama.cpp's structs and signatures are
-derived from it whenever they are needed. A class is what a kind of call takes, for type checkers too. Bytes.
+A parameter is one entry of a class below; ``PARAMETERS`` has all of them by their keyword in Python. Everything that
+reads or writes a parameter is derived from its entry: command-line options, keys of ``fitter.toml`` and of markers,
+JSON, arguments, formats, llama.cpp's structs and signatures. Each class is a group of keywords that some calls take,
+for type checkers too.
 """
 
-# annotations are read here as they are written, which texts would make slow
+# no "from __future__ import annotations": the annotations are read at run time, and parsing strings would be slow
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -28,16 +29,16 @@ MAX_SEQUENCES = 256
 """``LLAMA_MAX_SEQ``: sequences in one context."""
 
 MAX_TOKENS = 2**22
-"""Tokens of a context or a batch, where the model was not trained for more.
+"""The most tokens in a context or a batch, unless the model was trained for more.
 
-llama.cpp keeps some 55 bytes of its own for each token of a cache, in a dummy load too.
+llama.cpp allocates some 55 bytes for each token of a cache, even in a dummy load.
 """
 
 MAX_DRAFTED = 64
-"""Tokens drafted at a time: a recurrent model's state is there once for each, and allocated in a dummy load too."""
+"""The most tokens drafted at a time: llama.cpp allocates a recurrent state for each of them, even in a dummy load."""
 
 MAX_IMAGE_TOKENS = 2**14
-"""Tokens of one image: libmtmd makes one of that size when it measures, and counts its pixels in an ``int``."""
+"""The most tokens of one image: libmtmd measures with an image of that size, and counts its pixels in an ``int``."""
 
 CACHE_TYPES = {
     "f32": 0,
@@ -50,10 +51,10 @@ CACHE_TYPES = {
     "q5_0": 6,
     "q5_1": 7,
 }
-"""ggml's numbers of the types that llama.cpp's tools accept for a KV cache."""
+"""The types that llama.cpp's tools accept for a KV cache, with ggml's number for each."""
 
 FLASH_ATTN = {"on": 1, "off": 0, "auto": -1}
-"""llama.cpp's numbers of its choices about flash attention."""
+"""llama.cpp's number for each setting of flash attention."""
 
 _FLASH_ATTN_SPELLINGS = {
     **dict.fromkeys(("enabled", "true", "1"), "on"),
@@ -65,26 +66,34 @@ SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _CONTEXT_TYPES = {"default": 0, "mtp": 1}
 
 CONTEXT = "Context and batch"
-PLACEMENT = "Placement (kept as given; the rest is fitted around it)"
-SHARED = "Beside the model, in the same memory (measured, and kept free)"
+PLACEMENT = "Placement (what you set is kept; the rest is fitted around it)"
+SHARED = "Beside the model (measured too, and given room in the plan)"
 DEVICES = "Devices and limits"
-SPEED = "Speed (estimated; it decides between what fits)"
+SPEED = "Speed (estimated, to choose between plans that fit)"
 OUTPUT = "Output"
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of ``kind``. ``name`` is its keyword in Python, ``hint`` its type, ``group`` the class it stands in.
+    """A parameter.
 
-    ``struct`` is where llama.cpp has it: the parameters of a ``model`` or of a ``context``, or only its ``program``
-    makes something of it; empty where it is fitter's own, or about something beside the model.
-    ``options``: names on the command line, short ones first, as in llama.cpp where that has one; ``env`` the variable
-    that llama.cpp's programs read. ``key`` is its name among the parameters of a load and in JSON (``None``: it
-    becomes another one's value), ``field`` that in llama.cpp's struct, ``case`` that in ``fitter.toml`` and in markers
-    (``None``: it is not there); each is ``name`` unless it is given. ``unset`` says what happens where nothing is
-    given. A plan's arguments have it where it differs from ``default``, or where it ``is_always`` said; its JSON has
-    what ``is_planned``. ``is_ours``: llama.cpp's programs have no such option. ``is_keyword_of_llama``:
-    ``llama_cpp.Llama`` has a keyword of this name.
+    ``name``: its keyword in Python. ``kind``: how its values are read, checked and written. ``hint``: its type in
+    Python. ``group``: the name of the class that contains it.
+
+    ``struct``: where llama.cpp has it. ``model`` and ``context`` are its parameter structs; ``program`` means that only
+    llama.cpp's programs know it. Empty for fitter's own parameters and for those about something beside the model.
+
+    ``options``: its names on the command line, short ones first, as in llama.cpp if that has such an option. ``env``:
+    the environment variable that llama.cpp's programs read. ``section``, ``help``: for ``--help``. ``unset``: what
+    happens if it is not given.
+
+    ``key``: its name among the parameters of a load and in JSON (``None``: it is turned into another parameter's
+    value). ``field``: its name in llama.cpp's struct. ``case``: its name in ``fitter.toml`` and in markers (``None``:
+    it cannot be set there). Each of these is ``name`` if it is empty here.
+
+    ``is_always``: a plan's arguments include it even if it has its ``default``. ``is_planned``: a plan's JSON includes
+    it. ``is_ours``: llama.cpp's programs have no such option. ``is_keyword_of_llama``: ``llama_cpp.Llama`` has a
+    keyword of this name.
     """
 
     kind: Kind
@@ -114,12 +123,12 @@ class Parameter:
 
     @property
     def called(self) -> str:
-        """The name with that of its option, for messages."""
+        """The name and its first option, for messages: ``n_ctx (-c)``."""
         return f"{self.name} ({self.options[0]})" if self.options else self.name
 
     @property
     def positive(self) -> tuple[str, ...]:
-        """The options that give a value, or turn it on."""
+        """The options that set a value, or turn it on."""
         return tuple(name.partition("/")[0] for name in self.options)
 
     @property
@@ -129,7 +138,7 @@ class Parameter:
 
     @property
     def option(self) -> str:
-        """The option with which a plan says a value that is not the default."""
+        """The option that a plan's arguments use for a value that is not the default."""
         return (self.negative if self.default is True and self.negative else self.positive)[0]
 
     @property
@@ -143,25 +152,25 @@ class Parameter:
         return self.struct in ("model", "context") and self.key is not None
 
     @property
-    def said_default(self) -> str:
-        """What happens where nothing is given, in brackets."""
-        said = self.unset
-        if not said and self.default not in (None, ()) and not isinstance(self.default, bool):
-            said = self.kind.word(self.default)
-        return f"[default: {said}]" if said else ""
+    def default_text(self) -> str:
+        """``[default: ...]`` for the help; empty if there is nothing to say."""
+        text = self.unset
+        if not text and self.default not in (None, ()) and not isinstance(self.default, bool):
+            text = self.kind.word(self.default)
+        return f"[default: {text}]" if text else ""
 
     @property
     def text(self) -> str:
-        """The help, with what happens where nothing is given."""
-        return " ".join(filter(None, (self.help, self.said_default)))
+        """The help, with the default."""
+        return " ".join(filter(None, (self.help, self.default_text)))
 
     def check(self, value: Any) -> Any:
-        """``value`` from Python as fitter keeps it. Raises ``UsageError``."""
+        """``value`` from Python, converted to what fitter uses. Raises ``UsageError``."""
         return self.kind.check(self.called, value)
 
 
 class Machine(TypedDict, total=False):
-    """Devices to plan with, and the time that they have."""
+    """Devices to plan with, and how long to wait for them."""
 
     gpus: Annotated[
         str | Described | Sequence[str | Described] | None,
@@ -172,9 +181,9 @@ class Machine(TypedDict, total=False):
             is_ours=True,
             case="gpu",
             section=DEVICES,
-            help="Plan for this GPU, which need not be here, instead of this machine's devices: rtx-4090, 2x rtx-3090, "
-            "24GiB, rtx-4090:free=20GiB, cuda:8.9:24564MiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB (all of a "
-            "Mac's memory), or none for a machine without a GPU. Repeatable.",
+            help="Plan for this GPU instead of this machine's devices; you do not need to have it. Such as rtx-4090, "
+            "2x rtx-3090, 24GiB, rtx-4090:free=20GiB, cuda:8.9:24564MiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB "
+            "(all of a Mac's memory), or none for a machine without a GPU. Repeatable.",
         ),
     ]
     profile: Annotated[
@@ -184,9 +193,9 @@ class Machine(TypedDict, total=False):
             options=("--profile",),
             is_ours=True,
             section=DEVICES,
-            help="What plays the NVIDIA cards of --gpu: library is the libggml-cuda.so of llama-cpp-python, or the one "
-            "in DIR; no GPU is needed.",
-            unset="fitter's own model of it",
+            help="Simulate the NVIDIA cards of --gpu with the libggml-cuda.so of llama-cpp-python (library), or with "
+            "the one in a directory (library:DIR). No GPU is needed.",
+            unset="fitter's own cuda profile",
         ),
     ]
     rpc: Annotated[
@@ -198,7 +207,8 @@ class Machine(TypedDict, total=False):
             env="LLAMA_ARG_RPC",
             case=None,
             section=DEVICES,
-            help="Also use the devices of these rpc-servers, before all others. Only for trusted networks. Repeatable.",
+            help="Also use the devices of these rpc-servers, listed before all others. Only for trusted networks. "
+            "Repeatable.",
         ),
     ]
     timeout: Annotated[
@@ -217,7 +227,7 @@ class Machine(TypedDict, total=False):
 
 
 class Limits(TypedDict, total=False):
-    """How much a fit may take, and how long."""
+    """Limits of a fit: memory, context and time."""
 
     time_limit: Annotated[
         float | None,
@@ -227,7 +237,7 @@ class Limits(TypedDict, total=False):
             is_ours=True,
             case=None,
             section=DEVICES,
-            help="Longest time for the whole search. The best plan found by then is confirmed with one more load, and "
+            help="Longest time for the whole search. The best plan found by then is confirmed with one more load and "
             "printed.",
             unset="no limit",
         ),
@@ -240,7 +250,7 @@ class Limits(TypedDict, total=False):
             is_ours=True,
             section=DEVICES,
             help="Host memory to plan with, such as 64GiB.",
-            unset="what is available here; unlimited beside --gpu",
+            unset="what is available here; unlimited with --gpu",
         ),
     ]
     host_margin: Annotated[
@@ -285,10 +295,10 @@ class Limits(TypedDict, total=False):
             options=("--allow",),
             is_ours=True,
             section=DEVICES,
-            help="What may be given up so that the model fits, or is 2 % faster by estimate, such as ubatch,kv-q8_0. "
-            "ubatch: a smaller physical batch. kv-q8_0, kv-q4_0: a KV cache of that type, with flash attention. "
-            "no-op-offload: devices no longer compute with weights on the host. context: less than -c, at least "
-            "--fit-ctx. paging: weights on the host may be read from disk again and again.",
+            help="What may be given up to make the model fit, or at least 2 % faster by estimate, such as "
+            "ubatch,kv-q8_0. ubatch: a smaller physical batch. kv-q8_0, kv-q4_0: a KV cache of that type, with flash "
+            "attention. no-op-offload: devices do not compute with weights on the host. context: a context below -c, "
+            "but not below --fit-ctx. paging: weights on the host may be read from disk again and again.",
         ),
     ]
     skeleton: Annotated[
@@ -300,15 +310,15 @@ class Limits(TypedDict, total=False):
             is_ours=True,
             case=None,
             section=OUTPUT,
-            help="Search on a copy of the model's header without the tokenizer, which loads faster. The plan is "
-            "measured on the model itself either way.",
+            help="Search on a copy of the model's header without the tokenizer, which loads faster. Either way, the "
+            "plan is measured on the model itself.",
             unset="on",
         ),
     ]
 
 
 class Load(TypedDict, total=False):
-    """How llama.cpp's programs load a model, in the order of a plan's arguments: for every call that loads one."""
+    """How llama.cpp's programs load a model, in the order of a plan's arguments. For every call that loads a model."""
 
     n_ctx: Annotated[
         int | None,
@@ -328,13 +338,13 @@ class Load(TypedDict, total=False):
     devices: Annotated[
         str | Sequence[str] | None,
         Parameter(
-            kinds.Names(),
+            kinds.DeviceNames(),
             None,
             "model",
             ("-dev", "--device"),
             "LLAMA_ARG_DEVICE",
             PLACEMENT,
-            "Devices to use, in this order; none for the CPU alone.",
+            "Devices to use, in this order; none for the CPU only.",
             unset="all",
         ),
     ]
@@ -347,7 +357,7 @@ class Load(TypedDict, total=False):
             ("-ngl", "--n-gpu-layers", "--gpu-layers"),
             "LLAMA_ARG_N_GPU_LAYERS",
             PLACEMENT,
-            "Layers on the devices: a number, auto or all.",
+            "Layers to put on the devices: a number, auto or all.",
             unset="auto",
             is_always=True,
             is_keyword_of_llama=True,
@@ -362,7 +372,7 @@ class Load(TypedDict, total=False):
             ("-sm", "--split-mode"),
             "LLAMA_ARG_SPLIT_MODE",
             PLACEMENT,
-            "One device alone, or layers shared among all of them.",
+            "none: use one device; layer: split the layers over all devices.",
             is_keyword_of_llama=True,
         ),
     ]
@@ -383,7 +393,7 @@ class Load(TypedDict, total=False):
     tensor_split: Annotated[
         Sequence[float] | None,
         Parameter(
-            kinds.Numbers(),
+            kinds.Shares(),
             None,
             "model",
             ("-ts", "--tensor-split"),
@@ -402,7 +412,7 @@ class Load(TypedDict, total=False):
             ("-ot", "--override-tensor"),
             "LLAMA_ARG_OVERRIDE_TENSOR",
             PLACEMENT,
-            "Tensors matching a regular expression go to a buffer type, such as exps=CPU. Repeatable.",
+            "Put tensors whose name matches a regular expression into a buffer type, such as exps=CPU. Repeatable.",
             key="tensor_buft_overrides",
         ),
     ]
@@ -415,7 +425,7 @@ class Load(TypedDict, total=False):
             ("-cmoe", "--cpu-moe"),
             "LLAMA_ARG_CPU_MOE",
             PLACEMENT,
-            "All expert weights stay in host memory.",
+            "Keep all expert weights in host memory.",
             key=None,
         ),
     ]
@@ -428,7 +438,7 @@ class Load(TypedDict, total=False):
             ("-ncmoe", "--n-cpu-moe"),
             "LLAMA_ARG_N_CPU_MOE",
             PLACEMENT,
-            "Expert weights of the first N layers stay in host memory.",
+            "Keep the expert weights of the first N layers in host memory.",
             key=None,
         ),
     ]
@@ -507,7 +517,7 @@ class Load(TypedDict, total=False):
             ("-kvo/-nkvo", "--kv-offload/--no-kv-offload"),
             "LLAMA_ARG_KV_OFFLOAD",
             PLACEMENT,
-            "KV cache beside the layers on the devices, or in host memory.",
+            "Keep the KV cache on the devices with its layers, or all of it in host memory.",
             unset="on the devices",
             is_keyword_of_llama=True,
         ),
@@ -521,8 +531,8 @@ class Load(TypedDict, total=False):
             ("--op-offload/--no-op-offload",),
             None,
             PLACEMENT,
-            "Let devices compute with host weights on large batches.",
-            unset="let them",
+            "Let devices compute with weights in host memory on large batches.",
+            unset="on",
             is_keyword_of_llama=True,
         ),
     ]
@@ -535,7 +545,7 @@ class Load(TypedDict, total=False):
             ("--swa-full",),
             "LLAMA_ARG_SWA_FULL",
             CONTEXT,
-            "KV cache of full size for sliding-window layers.",
+            "Use a KV cache of full size for sliding-window layers.",
             is_keyword_of_llama=True,
         ),
     ]
@@ -548,7 +558,7 @@ class Load(TypedDict, total=False):
             ("--embedding", "--embeddings"),
             "LLAMA_ARG_EMBEDDINGS",
             CONTEXT,
-            "For embeddings; without -ub and -np a micro batch as large as the batch, and 256 sequences, one cache.",
+            "Plan for embeddings: unless set, -ub is as large as the batch, and 256 sequences share one KV cache.",
             key="embeddings",
             is_keyword_of_llama=True,
         ),
@@ -575,8 +585,8 @@ class Load(TypedDict, total=False):
             ("-kvu/-no-kvu", "--kv-unified/--no-kv-unified"),
             "LLAMA_ARG_KV_UNIFIED",
             CONTEXT,
-            "One KV cache for all sequences.",
-            unset="each its own",
+            "Use one KV cache for all sequences.",
+            unset="one for each",
         ),
     ]
     kv_unified_per_slot: Annotated[
@@ -588,7 +598,7 @@ class Load(TypedDict, total=False):
             ("--kv-unified-per-slot",),
             "LLAMA_ARG_KV_UNIFIED_PER_SLOT",
             CONTEXT,
-            "Context of each slot of llama-server at most; without -c the context has room for all slots.",
+            "Largest context of one slot of llama-server; without -c, the context has room for all slots.",
         ),
     ]
     lora: Annotated[
@@ -611,7 +621,7 @@ class Load(TypedDict, total=False):
 
 
 class Raw(TypedDict, total=False):
-    """What llama.cpp's programs set by themselves and have no option for: for a measurement alone."""
+    """Parameters that llama.cpp's programs set themselves and have no option for. For measurements only."""
 
     load_mtp: Annotated[
         bool | None,
@@ -623,7 +633,7 @@ class Raw(TypedDict, total=False):
             Whole(most=MAX_DRAFTED),
             0,
             "context",
-            help="Snapshots of a recurrent state, for drafted tokens that are taken back.",
+            help="Snapshots of a recurrent state, for drafted tokens that are rejected.",
             unset="0",
             case=None,
         ),
@@ -634,7 +644,7 @@ class Raw(TypedDict, total=False):
             Whole(most=MAX_TOKENS),
             0,
             "context",
-            help="Tokens of a batch that have an output; 0 is all.",
+            help="Tokens of a batch that get an output; 0 is all.",
             unset="0",
             case=None,
             is_planned=False,
@@ -643,7 +653,7 @@ class Raw(TypedDict, total=False):
 
 
 class Beside(TypedDict, total=False):
-    """What shares the memory with the model."""
+    """What is loaded beside the model, in the same memory."""
 
     reserve: Annotated[
         str | Mapping[str, AnySize] | Sequence[str] | None,
@@ -653,7 +663,7 @@ class Beside(TypedDict, total=False):
             options=("--reserve",),
             is_ours=True,
             section=SHARED,
-            help="Memory for whatever else, such as CUDA0=2GiB or host=8GiB. Repeatable.",
+            help="Memory to keep free for anything else, such as CUDA0=2GiB or host=8GiB. Repeatable.",
         ),
     ]
     model_draft: Annotated[
@@ -663,17 +673,17 @@ class Beside(TypedDict, total=False):
             options=("-md", "--model-draft", "--spec-draft-model"),
             env="LLAMA_ARG_SPEC_DRAFT_MODEL",
             section=SHARED,
-            help="A draft model; it follows the context, and goes to the device with which the plan is best.",
+            help="A draft model. It gets the same context, and is put on the device that makes the best plan.",
         ),
     ]
     devices_draft: Annotated[
         str | Sequence[str] | None,
         Parameter(
-            kinds.Names(),
+            kinds.DeviceNames(),
             options=("-devd", "--device-draft", "--spec-draft-device"),
             section=SHARED,
             help="Devices of the draft model; none for the host.",
-            unset="chosen",
+            unset="chosen by the fit",
         ),
     ]
     n_gpu_layers_draft: Annotated[
@@ -694,7 +704,7 @@ class Beside(TypedDict, total=False):
             options=("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
             env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
             section=SHARED,
-            help="Type of K in the KV cache that drafting uses.",
+            help="Type of K in the KV cache for drafting.",
             unset="f16",
         ),
     ]
@@ -705,7 +715,7 @@ class Beside(TypedDict, total=False):
             options=("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
             env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
             section=SHARED,
-            help="Type of V in the KV cache that drafting uses.",
+            help="Type of V in the KV cache for drafting.",
             unset="f16",
         ),
     ]
@@ -717,7 +727,7 @@ class Beside(TypedDict, total=False):
             options=("--mtp",),
             is_ours=True,
             section=SHARED,
-            help="The model's own layers for multi-token prediction draft.",
+            help="Draft with the model's own layers for multi-token prediction.",
         ),
     ]
     draft_max: Annotated[
@@ -749,7 +759,7 @@ class Beside(TypedDict, total=False):
             env="MTMD_BACKEND_DEVICE",
             section=SHARED,
             help="The device of the projector; none for the host.",
-            unset="chosen",
+            unset="chosen by the fit",
         ),
     ]
     image_min_tokens: Annotated[
@@ -759,7 +769,7 @@ class Beside(TypedDict, total=False):
             options=("--image-min-tokens",),
             env="LLAMA_ARG_IMAGE_MIN_TOKENS",
             section=SHARED,
-            help="Tokens that an image takes at least.",
+            help="Fewest tokens for an image.",
             unset="the projector's own",
         ),
     ]
@@ -770,14 +780,14 @@ class Beside(TypedDict, total=False):
             options=("--image-max-tokens",),
             env="LLAMA_ARG_IMAGE_MAX_TOKENS",
             section=SHARED,
-            help="Tokens that an image takes at most.",
+            help="Most tokens for an image.",
             unset="the projector's own",
         ),
     ]
 
 
 class Pricing(TypedDict, total=False):
-    """The request whose time is estimated, and speeds to estimate it with."""
+    """The prompt and generation whose time is estimated, and the speeds to estimate it with."""
 
     prompt: Annotated[
         int | None,
@@ -786,7 +796,7 @@ class Pricing(TypedDict, total=False):
             options=("--prompt",),
             is_ours=True,
             section=SPEED,
-            help="Length, in tokens, of the prompt of the request to optimize for.",
+            help="Prompt length, in tokens, to optimize for.",
             unset="2048",
         ),
     ]
@@ -797,7 +807,7 @@ class Pricing(TypedDict, total=False):
             options=("--generate",),
             is_ours=True,
             section=SPEED,
-            help="Tokens that the request generates after its prompt.",
+            help="Tokens generated after the prompt, to optimize for.",
             unset="512",
         ),
     ]
@@ -808,8 +818,8 @@ class Pricing(TypedDict, total=False):
             options=("--host-bandwidth",),
             is_ours=True,
             section=SPEED,
-            help="How fast the host reads its memory, such as 60GB/s.",
-            unset="measured once on this machine; 40GB/s beside --gpu",
+            help="Memory bandwidth of the host, such as 60GB/s.",
+            unset="measured once on this machine; 40GB/s with --gpu",
         ),
     ]
     rpc_bandwidth: Annotated[
@@ -820,14 +830,14 @@ class Pricing(TypedDict, total=False):
             is_ours=True,
             case=None,
             section=DEVICES,
-            help="How fast remote devices read their memory, such as 900GB/s: one value for all, or one for each.",
+            help="Memory bandwidth of remote devices, such as 900GB/s: one value for all, or one for each.",
             unset="measured once",
         ),
     ]
 
 
 class Choosing(TypedDict, total=False):
-    """Which plan is the best."""
+    """What makes a plan the best one."""
 
     objective: Annotated[
         str | None,
@@ -837,7 +847,8 @@ class Choosing(TypedDict, total=False):
             options=("--objective",),
             is_ours=True,
             section=SPEED,
-            help="What to optimize: request (its total time), generation, prompt, or context (the largest).",
+            help="What to optimize: request (prompt and generation together), generation, prompt, or context (the "
+            "largest).",
         ),
     ]
     strategy: Annotated[
@@ -848,21 +859,21 @@ class Choosing(TypedDict, total=False):
             options=("--strategy",),
             is_ours=True,
             section=SPEED,
-            help="How weights are placed: fastest, by estimate, or llama.cpp, like its own fit.",
+            help="How to place weights: fastest (by estimated time), or llama.cpp (as its own fit does).",
         ),
     ]
 
 
 class Others(TypedDict, total=False):
-    """Keywords of one call each."""
+    """Keywords that only one call takes."""
 
     live_tokens: Annotated[
         int | None,
-        Parameter(Whole(most=LARGEST), help="Tokens in the cache when generation is priced.", case=None),
+        Parameter(Whole(most=LARGEST), help="Tokens in the cache while generation is timed.", case=None),
     ]
     tolerance: Annotated[
         AnySize | None,
-        Parameter(Size("SIZE"), 0, help="What a number of bytes may exceed its prediction by.", case=None),
+        Parameter(Size("SIZE"), 0, help="How much larger than predicted a byte count may be.", case=None),
     ]
     twin: Annotated[
         str | None,
@@ -870,11 +881,11 @@ class Others(TypedDict, total=False):
     ]
     store: Annotated[
         bool | None,
-        Parameter(Flag(), True, help="Keep what was measured for the default margin.", case=None),
+        Parameter(Flag(), True, help="Store the measurements, which set the default margin.", case=None),
     ]
     on_progress: Annotated[
         Callable[[Any], None] | None,
-        Parameter(kinds.Function(), help="Called with each step, a ``Progress``.", case=None),
+        Parameter(kinds.Function(), help="Called at each step with a ``Progress``.", case=None),
     ]
     on_log: Annotated[
         Callable[[str], None] | None,
@@ -886,7 +897,7 @@ class Others(TypedDict, total=False):
             kinds.Choice(None, _CONTEXT_TYPES),
             "default",
             "context",
-            help="Which layers a context runs on.",
+            help="Which layers the context computes.",
             case=None,
             is_planned=False,
         ),
@@ -902,7 +913,7 @@ class Estimating(Machine, Load, Raw, Pricing, total=False):
 
 
 class Fitting(Machine, Limits, Load, Beside, Pricing, Choosing, total=False):
-    """Keywords of ``fit``, of ``verify`` and of a case."""
+    """Keywords of ``fit`` and ``verify``, and keys of a case."""
 
 
 _GROUPS: tuple[Any, ...] = (Machine, Limits, Load, Raw, Beside, Pricing, Choosing, Others)
@@ -918,26 +929,26 @@ PARAMETERS: dict[str, Parameter] = {each.name: each for each in _declared()}
 """Every parameter by its keyword."""
 
 DEFAULTS: dict[str, Any] = {name: each.default for name, each in PARAMETERS.items()}
-"""What each is where nobody says anything, for whoever keeps its value."""
+"""The default of every parameter, by its keyword."""
 
 
 def taken_by(call: Any) -> tuple[Parameter, ...]:
-    """The parameters that a call takes whose keywords are those of the class ``call``."""
+    """The parameters of a call; ``call`` is the class of its keywords, such as ``Fitting``."""
     names = call.__annotations__.keys()
     groups = {group.__name__ for group in _GROUPS if group.__annotations__.keys() <= names}
     return tuple(each for each in PARAMETERS.values() if each.group in groups)
 
 
 def of_a_load() -> dict[str, Parameter]:
-    """The parameters of a load by their names there, which are those in JSON."""
+    """The parameters of a load, by the names that they have in ``Params`` and in JSON."""
     return {each.key: each for each in PARAMETERS.values() if each.struct and each.key}
 
 
 def of_a_struct(struct: str) -> tuple[Parameter, ...]:
-    """The parameters that are in llama.cpp's ``struct``, ``model`` or ``context``."""
+    """The parameters in one of llama.cpp's structs, ``model`` or ``context``."""
     return tuple(each for each in PARAMETERS.values() if each.struct == struct and each.native)
 
 
 def of_a_case() -> dict[str, Parameter]:
-    """The parameters that a case may have, by their names there."""
+    """The parameters that a case can set, by their keys there."""
     return {each.case: each for each in taken_by(Fitting) if each.case}

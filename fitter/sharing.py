@@ -60,7 +60,7 @@ def open_draft(sharing: Sharing, worker: Worker) -> Drafts | None:
     if model.architecture in _HEADS or has_heads_alone:
         raise ModelError(
             f"{show(model.path)} ({model.architecture}) drafts with the model's own context, so it cannot be measured "
-            "alone: give its memory with --reserve"
+            "separately: give its memory with --reserve"
         )
     return Drafts(worker, model)
 

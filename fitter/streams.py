@@ -1,4 +1,4 @@
-"""The process's stdout and stderr as the command needs them. Imports little: it is there before anything else is."""
+"""The process's stdout and stderr as the command needs them. It is imported first, so it imports little itself."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 class _Answer(io.FileIO):
-    """stdout. The answer is there, or an ``AnswerError``; ``BrokenPipeError`` where nobody reads it any more."""
+    """stdout. A write succeeds, or raises ``AnswerError``, or ``BrokenPipeError`` if the reader is gone."""
 
     def write(self, data: Buffer, /) -> int:
         try:
             while (written := super().write(data)) is None:
-                # It belongs to a program that does not wait for its pipes.
+                # It is non-blocking, and full for the moment.
                 select.select([], [self], [])
         except BrokenPipeError:
             raise
         except OSError as error:
             why = "it is closed" if error.errno == errno.EBADF else error.strerror
-            raise AnswerError(f"the answer cannot be written to stdout: {why}") from None
+            raise AnswerError(f"the result cannot be written to stdout: {why}") from None
         return written
 
 
 class _Remarks(io.FileIO):
-    """stderr. What cannot be written there is lost, and no reason to end."""
+    """stderr. What cannot be written there is dropped without an error."""
 
     def write(self, data: Buffer, /) -> int:
         with contextlib.suppress(OSError):
@@ -45,15 +45,15 @@ class _Remarks(io.FileIO):
 
 
 def open_standard() -> None:
-    """Have all three streams, closed ones too: no file of ours may get the number of one that is missing.
+    """Make sure that all three standard streams exist, so that no other file gets the number of a closed one.
 
-    What is written to a closed stdout fails, and what is written to a closed stderr is lost.
+    Writing to a closed stdout fails; what is written to a closed stderr is dropped.
     """
     for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            # the lowest number that is free is this one
+            # opens as this number, the lowest free one
             os.open(os.devnull, mode)
             os.set_inheritable(number, True)
     sys.stdout = _text(_Answer(1, "w", closefd=False), sys.stdout)
@@ -61,13 +61,13 @@ def open_standard() -> None:
 
 
 def _text(raw: io.FileIO, known: TextIO | None) -> TextIO:
-    """A text stream like the one that Python has made, if it has made one."""
+    """A text stream with the settings of Python's own stream, if there is one."""
     encoding = getattr(known, "encoding", None)
-    # stderr is always one that does not wait, and stdout with PYTHONUNBUFFERED
+    # stderr is never buffered, nor is stdout with PYTHONUNBUFFERED
     waits = (
         known is not None and not getattr(known, "line_buffering", False) and not getattr(known, "write_through", False)
     )
-    # names of models and devices may hold what the terminal's encoding does not
+    # names of models and devices may contain characters that the terminal's encoding lacks
     return io.TextIOWrapper(
         io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=not waits
     )

@@ -1,32 +1,32 @@
-"""Text that others wrote, made fit to be shown: names in a header, paths, llama.cpp's log, files of a repository.
+"""Text from outside, made safe to show: names in a header, paths, llama.cpp's log, files of a repository.
 
-It is for showing. What is opened, matched or handed to llama.cpp stays what it is. What one format needs beyond this,
-such as quotes or Markdown's escapes, is the business of whoever writes that format.
+Only for showing. What is opened, matched or passed to llama.cpp stays unchanged. Quotes, Markdown's escapes and so on
+are added by the code that writes such a format.
 """
 
 from __future__ import annotations
 
 LONGEST_NAME = 200
-"""Characters of a name that are shown."""
+"""The most characters of a name that are shown."""
 
 LONGEST_TEXT = 1000
-"""The same of a sentence."""
+"""The most characters of a sentence that are shown."""
 
 _COMMANDS = ("##[", "##vso[", "##teamcity[")
-"""What a CI that collects a log takes for a command, wherever in a line it stands."""
+"""What CI systems read as a command, anywhere in a line of a log."""
 
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0").union(
     map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
 )
-"""Letters and marks, by Unicode, that nobody sees."""
+"""Letters and marks that are invisible, though Unicode counts them as printable."""
 
 
 def printable(text: str, longest: int | None = None) -> str:
-    """``text`` on one line, where nothing in it acts; cut to ``longest`` characters, where that is given.
+    """``text`` on one line and safe to print, cut to ``longest`` characters if that is given.
 
-    White space becomes a blank. Whatever else has no sign of its own is written as Python escapes it, such as
-    ``\\x1b``: control characters, marks that turn or hide text, halves of characters, unassigned and private ones.
-    A command to a CI is taken apart.
+    White space becomes a blank. Invisible characters are escaped as in Python, such as ``\\x1b``: control characters,
+    marks that turn or hide text, lone surrogates, unassigned and private characters. Commands to CI systems are broken
+    up.
     """
     if longest is not None and len(text) > longest:
         text = text[: longest - 1] + "…"
@@ -39,7 +39,7 @@ def printable(text: str, longest: int | None = None) -> str:
 
 
 def as_log_line(text: str) -> str:
-    """``text``, the line of a log, where it does not begin with ``::``, which is a command to GitHub."""
+    """``text`` as a line of a log: a ``::`` at its beginning, which is a command to GitHub, is broken up."""
     return text.replace("::", ": :", 1) if text.lstrip().startswith("::") else text
 
 

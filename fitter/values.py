@@ -1,4 +1,4 @@
-"""Values that come in: shown in messages, parsed from words, checked whatever type they have. Sizes in bytes."""
+"""Values from outside: shown in messages, parsed from words, checked whatever their type is. Sizes in bytes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from fitter.errors import UsageError
 
 MAX_DEVICES = 16
-"""Devices that llama.cpp has room for (``llama_max_devices``)."""
+"""The most devices that llama.cpp can use (``llama_max_devices``)."""
 
 MAX_OVERRIDES = 512
-"""Tensor overrides: llama.cpp compiles each one's pattern again for every tensor."""
+"""The most tensor overrides: llama.cpp compiles the pattern of each again for every tensor."""
 
 MAX_PATTERNS = 2**13
-"""Characters of all patterns together: ``std::regex`` takes seconds for more of them, and overflows its stack."""
+"""The most characters of all patterns together: beyond that ``std::regex`` takes seconds, or overflows its stack."""
 
 MAX_SCALE = 1e30
-"""The scale of an adapter, a ``float`` in llama.cpp."""
+"""The largest scale of an adapter, which is a ``float`` in llama.cpp."""
 
 MOST_BYTES = 2**60
 """More memory than any machine has."""
@@ -38,20 +38,20 @@ UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
-"""Bytes of the units that sizes and bandwidths are given in."""
+"""The units of sizes and bandwidths, in bytes."""
 
 SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 """A number and a unit."""
 
 MIB = 2**20
 _LEAST_SHARE, _MOST_SHARE = 1e-30, 1e30
-"""Shares of a tensor split: llama.cpp has them as ``float``, and adds them up."""
+"""Shares of a tensor split: llama.cpp stores them as ``float`` and adds them up."""
 
 _LONGEST = 1e6
-"""Seconds; what the system counts waits in ends at twice that."""
+"""The longest wait in seconds; the system's own limit is twice that."""
 
 _DIGITS = 30
-"""Of a number that is written out."""
+"""The most digits of a number in a message."""
 
 _CHARACTERS = 40
 
@@ -60,7 +60,7 @@ _CHARACTERS = 40
 
 
 def shown(value: object) -> str:
-    """``value`` for a message, however long it is."""
+    """``value`` for a message, shortened if it is long."""
     if isinstance(value, int) and not isinstance(value, bool):
         # a number of more than 4300 digits cannot be written out
         digits = int(value.bit_length() * math.log10(2)) + 1
@@ -73,22 +73,23 @@ def shown(value: object) -> str:
 
 
 def split_list(text: str) -> list[str]:
-    """The parts of a list of numbers: llama.cpp takes commas and slashes, and several of them for one."""
+    """The parts of a list of numbers. As in llama.cpp, commas and slashes separate them, and several count as one."""
     return re.split("[,/]+", text)
 
 
 def parse_whole(text: str) -> int:
-    """The whole number that ``text`` is. Raises ``UsageError``."""
+    """``text`` as a whole number. Raises ``UsageError``."""
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"{shown(text)} is not a whole number, or one of thousands of digits") from None
+        why = "has too many digits" if text.strip().lstrip("+-").isdigit() else "is not a whole number"
+        raise UsageError(f"{shown(text)} {why}") from None
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as ``24GiB``, ``24564 MiB`` or ``20GB``; the unit must be there. Fractions round down.
+    """Bytes of a size such as ``24GiB``, ``24564 MiB`` or ``20GB``. The unit is required. Fractions round down.
 
-    Raises ``UsageError`` where it is no size, or more than an exbibyte.
+    Raises ``UsageError`` if it is not a size, or more than an exbibyte.
     """
     match = SIZE.fullmatch(text.strip())
     if not match:
@@ -106,9 +107,9 @@ def parse_size(text: str) -> int:
 
 
 def check_timeout(timeout: float, what: str = "timeout") -> None:
-    """Raise ``UsageError`` for a time that is none."""
+    """Raise ``UsageError`` for a time that is not above 0, or too long to wait."""
     if not timeout > 0:
-        raise UsageError(f"a {what} of {timeout:g} seconds is too short")
+        raise UsageError(f"a {what} of {timeout:g} seconds is too short: give more than 0")
     if timeout > _LONGEST:
         raise UsageError(f"a {what} of {timeout:g} seconds is too long: give {_LONGEST:g} or less")
 
@@ -117,7 +118,7 @@ def check_timeout(timeout: float, what: str = "timeout") -> None:
 
 
 def whole(called: str, value: object) -> int:
-    """``value`` as a whole number, whatever type it has. Raises ``UsageError`` where it is none."""
+    """``value`` as a whole number, whatever its type is. Raises ``UsageError`` if it is not one."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     try:
@@ -129,7 +130,7 @@ def whole(called: str, value: object) -> int:
 
 
 def number(called: str, value: object) -> float:
-    """``value`` as a number, nan and infinity among them. Raises ``UsageError``."""
+    """``value`` as a number, which may be nan or infinite. Raises ``UsageError``."""
     try:
         if isinstance(value, (bool, str, bytes, bytearray)):
             raise TypeError
@@ -139,7 +140,7 @@ def number(called: str, value: object) -> float:
 
 
 def size(called: str, value: object) -> int:
-    """A number of bytes, or a text such as ``24GiB``. Raises ``UsageError``."""
+    """``value`` in bytes: a number, or a string such as ``24GiB``. Raises ``UsageError``."""
     if isinstance(value, str):
         if value == "0":
             return 0
@@ -159,20 +160,20 @@ def size(called: str, value: object) -> int:
 
 
 def text(called: str, value: object) -> str:
-    """A text that can be handed to llama.cpp. Raises ``UsageError``."""
+    """A string that can be passed to llama.cpp. Raises ``UsageError``."""
     if not isinstance(value, str):
-        raise UsageError(f"{called} is {shown(value)}: give a text")
+        raise UsageError(f"{called} is {shown(value)}: give a string")
     try:
         value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise UsageError(f"{called} is {shown(value)}, which has half of a character in it: leave that out") from None
+        raise UsageError(f"{called} is {shown(value)}, which contains a lone surrogate: remove it") from None
     if "\0" in value:
-        raise UsageError(f"{called} is {shown(value)}, which has a NUL character in it: leave that out")
+        raise UsageError(f"{called} is {shown(value)}, which contains a NUL character: remove it")
     return str(value)
 
 
 def path(called: str, value: object) -> str:
-    """The path of a file, from a text, bytes or anything that stands for a path. Raises ``UsageError``."""
+    """The path of a file, from a string, bytes or any path-like object. Raises ``UsageError``."""
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise UsageError(f"{called} is {shown(value)}: give the path of a file")
     try:
@@ -182,7 +183,7 @@ def path(called: str, value: object) -> str:
 
 
 def items(called: str, value: object, what: str) -> list[Any]:
-    """What is in a list, or in anything else that can be gone through but a text. Raises ``UsageError``."""
+    """The items of a list, or of any other iterable but a string. Raises ``UsageError``."""
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping)):
         try:
             return list(value)
@@ -193,8 +194,8 @@ def items(called: str, value: object, what: str) -> list[Any]:
 
 
 def texts(called: str, value: object) -> tuple[str, ...]:
-    """Several texts, or one. Raises ``UsageError``."""
-    found = [value] if isinstance(value, str) else items(called, value, "texts")
+    """Several strings, or one. Raises ``UsageError``."""
+    found = [value] if isinstance(value, str) else items(called, value, "strings")
     return tuple(text(called, item) for item in found)
 
 
@@ -212,7 +213,7 @@ def shares(called: str, value: object) -> tuple[float, ...]:
 
 
 def read_size(where: str, value: Any) -> int:
-    """A size in a TOML file or a marker: bytes, or a text with a unit. Raises ``UsageError``."""
+    """A size in a TOML file or a marker: bytes, or a string with a unit. Raises ``UsageError``."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return size(where, value)
     if not isinstance(value, str):
@@ -244,16 +245,16 @@ class TensorBuftOverride:
 
 @dataclass(frozen=True)
 class Lora:
-    """A LoRA adapter, as llama.cpp's ``--lora-scaled`` takes it. One of scale 0 is loaded and not computed with."""
+    """A LoRA adapter, as in llama.cpp's ``--lora-scaled``. With a scale of 0 it is loaded but not used."""
 
     path: str
     scale: float = 1.0
 
 
 def parse_overrides(given: Iterable[str]) -> tuple[TensorBuftOverride, ...]:
-    """Overrides from ``pattern=buffer type`` texts, several in one after commas, as ``-ot`` takes them.
+    """Overrides from strings such as ``pattern=buffer type``, or several of them with commas, as in ``-ot``.
 
-    Raises ``UsageError`` where a part is not of that form.
+    Raises ``UsageError`` if a part is not of that form.
     """
     overrides = []
     for each in given:
@@ -267,7 +268,7 @@ def parse_overrides(given: Iterable[str]) -> tuple[TensorBuftOverride, ...]:
 
 
 def check_overrides(patterns: Collection[str]) -> None:
-    """Raise ``UsageError`` for more patterns, or longer ones, than llama.cpp gets through."""
+    """Raise ``UsageError`` for more patterns, or longer ones, than llama.cpp can handle."""
     if len(patterns) > MAX_OVERRIDES:
         raise UsageError(f"{len(patterns)} tensor overrides (-ot) are given: give {MAX_OVERRIDES} at most")
     length = sum(map(len, patterns))
@@ -285,7 +286,7 @@ _WITHOUT_BACKSLASH = {
 
 
 def plain_pattern(pattern: str) -> str:
-    """``pattern`` without backslashes where the same regular expression can be said without them.
+    """``pattern`` with as few backslashes as possible, for the same regular expression.
 
     ``blk\\.1\\.`` becomes ``blk[.]1[.]``: a backslash does not survive ``xargs``.
     """

@@ -21,25 +21,25 @@ _BROKEN_PIPE = 128 + 13
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(fitter.__version__, prog_name="fitter", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Find the llama.cpp parameters that run a GGUF model best within the memory of every device, real or described.
+    """Find the llama.cpp parameters that run a GGUF model fastest in the memory of your GPUs, or of GPUs you describe.
 
-    fitter MODEL is fitter fit MODEL. A file named like a command is ./devices.
+    'fitter MODEL' is short for 'fitter fit MODEL'. If the model's file is named like a command, write ./devices.
     """
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line ``args`` (by default the process's own) and return its exit status.
 
-    Every error is one line on stderr. A shell that completes a command line asks in the environment.
+    Every error is one line on stderr. A shell asks for completions with an environment variable.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # names of models and devices may hold what the terminal's encoding does not
+            # names of models and devices may contain characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
     try:
         if COMPLETE in os.environ:
             return complete(cli)
-        # Not cli.main(): it ends with status 1, "does not fit", where nobody reads stdout any more.
+        # Not cli.main(): it exits with status 1, "does not fit", if the reader of stdout is gone.
         with cli.make_context("fitter", list(sys.argv[1:] if args is None else args)) as ctx:
             status: int = cli.invoke(ctx)
         sys.stdout.flush()
@@ -56,7 +56,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # Whoever read stdout has gone: let nothing at exit try to write to it again.
+        # The reader of stdout is gone: nothing may try to write to it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
 

@@ -20,10 +20,10 @@ Example:
 @click.command(cls=options.Command, epilog=_EPILOG)
 @options.gpu_option
 def backend(gpus: tuple[str, ...] | None, **_: Any) -> int:
-    """Print the two lines of shell that show virtual GPUs to any llama.cpp program.
+    """Print two shell commands that make virtual GPUs visible to any llama.cpp program.
 
-    Such a program can plan on them (llama-fit-params, --list-devices), but not run a model. Most look for them only
-    when they are told -dev or -ot.
+    A program can list them (--list-devices) and plan on them (llama-fit-params), but not run a model on them. Most
+    programs look for them only if -dev or -ot is given.
     """
     if not gpus:
         raise UsageError("there is no GPU to show: describe one with --gpu, such as --gpu rtx-4090")
@@ -32,7 +32,7 @@ def backend(gpus: tuple[str, ...] | None, **_: Any) -> int:
 
     cards = gpu.parse_gpus(gpus)
     if not cards:
-        raise UsageError("there is no GPU to show: leave --gpu none out")
+        raise UsageError("there is no GPU to show: replace --gpu none, such as with --gpu rtx-4090")
     description = types.describe(cards)
     path = library.backend_path()
     click.echo(f"export GGML_BACKEND_PATH={shlex.quote(str(path))}\nexport FITTER_DEVICES={shlex.quote(description)}")

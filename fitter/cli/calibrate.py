@@ -11,7 +11,7 @@ from fitter.cli import options
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION
 
 _EPILOG = """\
-Exit status: 0 no byte differs, 2 usage, 3 no GPU here or llama.cpp failed, 4 a byte differs, 5 the answer cannot be
+Exit status: 0 all bytes agree, 2 usage error, 3 no GPU here or llama.cpp failed, 4 bytes differ, 5 the result cannot be
 written.
 """
 
@@ -25,10 +25,10 @@ written.
 def calibrate(model: str | None, as_json: bool | None, verbose: int, no_store: bool | None, **given: Any) -> int:
     """Compare this machine's devices with their virtual twins, and measure what llama.cpp does not count.
 
-    Small models of several kinds, or MODEL, are loaded without allocating in many configurations, on each device and
-    on a virtual one of the same name and memory: every number of bytes that differs is shown. The small ones are then
-    loaded for real. What that takes of a device beyond llama.cpp's own bytes is kept, and from then on decides the
-    default margin on such a device: it and 512 MiB, 1024 MiB at least.
+    Small built-in models, or MODEL, are loaded without allocating in many configurations, once on each device and once
+    on a virtual device of the same name and memory. Every byte count that differs is shown. The small models are then
+    loaded for real. The memory that this takes beyond llama.cpp's own count is stored, and sets the default margin for
+    such a device: the stored size plus 512 MiB, at least 1024 MiB.
     """
     from fitter import api
     from fitter.output import json, progress, table
@@ -38,7 +38,7 @@ def calibrate(model: str | None, as_json: bool | None, verbose: int, no_store: b
         found = api.calibrate(model, store=not no_store, on_progress=on_progress, on_log=on_log, **options.given(given))
     for device in found.devices:
         if device.twin is None:
-            why = f"there is no profile for this {device.info.backend} device; name one, such as --twin cuda:8.6"
+            why = f"fitter has no profile for this {device.info.backend} device; choose one, such as --twin cuda:8.6"
             click.echo(f"fitter: warning: {device.info.name} cannot be compared: {why}", err=True)
     if as_json:
         click.echo(json.dumps(json.calibration_to_dict(found)))

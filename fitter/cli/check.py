@@ -1,4 +1,4 @@
-"""``fitter check``: fail where a case takes more than was locked."""
+"""``fitter check``: fail if a case takes more memory than its lock."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _EPILOG = """\
 -k takes parts of names, combined with and, or, not and parentheses:
   fitter check -k "chat and not q8_0"
 
-Exit status: 0 within the limits, 2 usage, or a case is not in the lock or only there, 3 a case cannot be measured,
-4 a case takes more than it may, 5 the answer cannot be written.
+Exit status: 0 within the limits, 2 usage error, or a case is only in fitter.toml or only in the lock, 3 a case cannot
+be measured, 4 a case exceeds its limits, 5 the result cannot be written.
 """
 
 
@@ -34,12 +34,12 @@ def check(
     verbose: bool | None,
     **given: Any,
 ) -> int:
-    """Measure every case of fitter.toml again, and compare with fitter.lock.
+    """Measure every case in fitter.toml again and compare it with fitter.lock.
 
-    A case fails where a device or the host takes more than max_growth allows, where the plan no longer fits, has a
-    shorter context or more weights on the host, where its estimated speed is below what max_slowdown allows (2 %), or
-    where it is beyond its budget. What has changed is said as well: settings, devices, the model's header, llama.cpp,
-    fitter. A case that is not in fitter.lock yet, or only there, is named beside those that were measured.
+    A case fails if a device or the host takes more than max_growth allows, if the plan no longer fits, has a shorter
+    context or more weights on the host, if its estimated speed drops by more than max_slowdown (2 %), or if it exceeds
+    its budget. Changes that may explain a difference are listed: settings, devices, the model's header, llama.cpp,
+    fitter. Cases that are only in fitter.toml, or only in fitter.lock, are listed after those that were measured.
     """
     from fitter.output.progress import counted
     from fitter.regression import report
@@ -64,7 +64,7 @@ def check(
         for line in report.github_annotations(outcomes, path):
             click.echo(line, err=True)
     if junit is not None:
-        # Last: where it cannot be written, the rest has been said.
+        # Last: if it cannot be written, everything else has been printed.
         sys.stdout.flush()
         report.write_junit(junit, outcomes)
     return report.exit_status(outcomes)

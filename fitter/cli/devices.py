@@ -1,4 +1,4 @@
-"""``fitter devices``: what there is to plan with."""
+"""``fitter devices``: the devices and the host that a plan can use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def devices(as_json: bool | None, catalogue: bool | None, **given: Any) -> int:
     if catalogue:
         if given["gpus"] or given["rpc"]:
             raise UsageError(
-                "--catalogue lists the GPUs that --gpu knows, and takes neither --gpu nor --rpc: leave them out"
+                "--catalogue lists all GPUs that --gpu knows, and takes neither --gpu nor --rpc: leave them out"
             )
         return _catalogue(as_json)
     from fitter import api

@@ -1,4 +1,4 @@
-"""``fitter diff``: what differs between two plans."""
+"""``fitter diff``: the differences between two plans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fitter.cli import options
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION
 
 _EPILOG = """\
-Exit status: 0 the plans say the same, 2 usage, 4 they do not, 5 the answer cannot be written.
+Exit status: 0 the plans are the same, 2 usage error, 4 they differ, 5 the result cannot be written.
 """
 
 
@@ -20,10 +20,10 @@ Exit status: 0 the plans say the same, 2 usage, 4 they do not, 5 the answer cann
 @click.argument("b", type=click.Path(path_type=Path))
 @options.json_option
 def diff(a: Path, b: Path, as_json: bool | None) -> int:
-    """Compare the plans A and B, files that 'fitter --json' wrote.
+    """Compare the plans in the files A and B, written by 'fitter --json'.
 
-    The comparison is of the memory of each device and of the host, the estimated speed, parameters, devices and the
-    model. Where the model is and how long the search took do not matter.
+    This compares the memory of each device and of the host, the estimated speed, the parameters, the devices and the
+    model. It ignores the model's path and the duration of the search.
     """
     from fitter.regression import plans, report
 

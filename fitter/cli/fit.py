@@ -1,4 +1,4 @@
-"""``fitter fit``: the parameters that fit."""
+"""``fitter fit``: find the parameters that fit."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _EPILOG = """\
 Examples:
   args=$(fitter model.gguf --format shell) && eval "llama-server -m model.gguf $args"
   fitter model.gguf -c 32768 -ctk q8_0 -ctv q8_0
-  fitter -m model.gguf -t 8 --port 8080    options for llama-server go on into the answer
+  fitter -m model.gguf -t 8 --port 8080    other options of llama-server are passed on
   fitter model.gguf --gpu rtx-4090 --gpu "2x rtx-3090" --host-memory 64GiB
 
-Exit status: 0 fits, 1 does not fit, 2 usage, 3 the model cannot be read or llama.cpp failed,
-5 the answer cannot be written.
+Exit status: 0 fits, 1 does not fit, 2 usage error, 3 the model cannot be read or llama.cpp failed,
+5 the result cannot be written.
 """
 
 
-_WITH_WORDS = ("args", "shell")
-"""Formats that llama.cpp's other options go on into."""
+_PASSING_ON = ("args", "shell")
+"""Formats that llama.cpp's other options are passed on in."""
 
 
 @click.command(cls=llama_options.Command, epilog=_EPILOG)
@@ -38,11 +38,11 @@ _WITH_WORDS = ("args", "shell")
 def fit(
     model: str, as_json: bool | None, output_format: str | None, anyway: bool | None, verbose: int, **given: Any
 ) -> int:
-    """Find the llama.cpp parameters that run MODEL best within the free memory of every device and of the host.
+    """Find the llama.cpp parameters that run MODEL fastest in the free memory of every device and of the host.
 
-    The answer on stdout is one line of arguments for llama-server, llama-cli and the like, or what --format asks for;
-    how much memory they take is a table on stderr. Every number was measured by llama.cpp itself in a load that
-    allocates nothing. Where MODEL does not fit there is nothing on stdout, except with --json or --anyway.
+    They are printed to stdout, as one line of arguments for llama-server, llama-cli and similar programs, or as chosen
+    with --format. A table of the memory that they take goes to stderr; llama.cpp itself measured every number in it, by
+    loading the model without allocating. If MODEL does not fit, stdout stays empty, except with --json or --anyway.
     """
     if as_json and output_format not in (None, "json"):
         raise UsageError(f"--json means --format json, but --format {output_format} is given too: leave one out")
@@ -62,22 +62,22 @@ def fit(
             raise
     from fitter.output import arguments, formats, table
 
-    others = llama_options.found()
+    others = llama_options.used()
     table.print_to(sys.stderr, table.plan_table(plan, verbose=verbose > 0))
     for problem in plan.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
-    has_words = output_format in _WITH_WORDS
+    passes_on = output_format in _PASSING_ON
     llama_options.report_ignored(others.ignored)
-    if not has_words:
-        llama_options.report_ignored(others.names, f"--format {output_format} has the plan alone")
-    passed = others.passed if has_words else ()
+    if not passes_on:
+        llama_options.report_ignored(others.names, f"--format {output_format} contains only the plan")
+    passed = others.passed if passes_on else ()
     arguments.check_line(passed)
     if output_format in formats.UNQUOTED and (plan.fits or anyway):
         args = [*formats.words(plan, output_format), *passed]
         is_terminal = sys.stdout.isatty()
         for unsafe in [] if is_terminal else arguments.unsafe_arguments(args):
             click.echo(
-                f"fitter: warning: a shell or xargs may change '{printable(unsafe)}': take --format shell", err=True
+                f"fitter: warning: a shell or xargs may change '{printable(unsafe)}': use --format shell", err=True
             )
         click.echo(arguments.command_line(args, quoted=is_terminal))
     elif plan.fits or anyway or output_format == "json":

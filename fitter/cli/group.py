@@ -1,4 +1,4 @@
-"""The commands of ``fitter``: how they are found, misspelt ones, and completion in a shell."""
+"""The commands of ``fitter``: looking them up, help, misspelt names, and completion in a shell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from fitter.errors import EXIT_FITS, EXIT_USAGE, UsageError
 
 COMPLETE = "_FITTER_COMPLETE"
-"""The variable in which a shell says what it wants to know; the names are click's."""
+"""The environment variable with which a shell asks for completions; its name and values are click's."""
 
 _COMMANDS = {
     "fit": "Find the parameters that fit (the default).",
@@ -27,7 +27,7 @@ _COMMANDS = {
     "check": "Fail if a case takes more than was recorded.",
     "diff": "Compare two plans.",
 }
-"""What ``--help`` says about each. A command is a file and a function of its name, imported when it is called."""
+"""The help for each. A command is a function in a file, both of that name, imported when the command is called."""
 
 _EPILOG = """\
 Examples:
@@ -42,17 +42,18 @@ Completion of commands, options and files, in ~/.bashrc or ~/.zshrc, or in fish'
   eval "$(_FITTER_COMPLETE=bash_source fitter)"        bash; zsh: zsh_source
   _FITTER_COMPLETE=fish_source fitter | source         fish
 
-Exit status of every command: 0 it fits, or holds; 1 it does not fit, and nothing else; 2 usage; 3 the model cannot be
-read or llama.cpp failed; 4 a check failed; 5 the answer cannot be written; 130 and 141 interrupted, or nobody reads.
+Exit status of every command: 0 the model fits, or a check passed; 1 the model does not fit; 2 usage error; 3 the model
+cannot be read or llama.cpp failed; 4 a check failed; 5 the result cannot be written; 130 interrupted; 141 the program
+that read stdout has ended.
 """
 
 
 class Group(click.Group):
-    """The group of all commands. What does not begin with a command's name is for ``fit``."""
+    """All commands. A command line that does not begin with the name of one is passed to ``fit``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
-            # What is completed is looked at, not run.
+            # A command line that is being completed is parsed, not run.
             return super().parse_args(ctx, args if not args or args[0] in _COMMANDS else ["fit", *args])
         if not args:
             click.echo(ctx.get_help(), err=True)
@@ -94,19 +95,22 @@ class Group(click.Group):
 
 
 def complete(cli: click.Command) -> int:
-    """Answer the shell that has set the variable ``COMPLETE``; returns the exit status. Raises ``UsageError``."""
+    """Answer a shell that asks for completions with the variable ``COMPLETE``; returns the exit status.
+
+    Raises ``UsageError`` if the variable has another value than a shell would give it.
+    """
     from click.shell_completion import shell_complete
 
-    asked = os.environ[COMPLETE]
-    if shell_complete(cli, {}, "fitter", COMPLETE, asked):
-        raise UsageError(f"{COMPLETE} is '{asked}': give bash_source, zsh_source or fish_source")
+    instruction = os.environ[COMPLETE]
+    if shell_complete(cli, {}, "fitter", COMPLETE, instruction):
+        raise UsageError(f"{COMPLETE} is '{instruction}': set it to bash_source, zsh_source or fish_source")
     return EXIT_FITS
 
 
 def _check_spelling(args: Sequence[str]) -> None:
-    """Raise ``click.UsageError`` where the first word can only have been meant as a command, and is none.
+    """Raise ``click.UsageError`` if the first word must be a misspelt command.
 
-    A word that is a file, or that looks like the name of one, is a model.
+    A word that is a file, or that looks like a file's name, is a model.
     """
     word = args[0]
     if not re.fullmatch(r"[A-Za-z][A-Za-z_-]*", word) or os.path.lexists(word):

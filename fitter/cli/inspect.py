@@ -1,4 +1,4 @@
-"""``fitter inspect``: what a model is made of."""
+"""``fitter inspect``: a model's metadata, tensors and layers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fitter.errors import EXIT_FITS
 @options.timeout_option
 @options.json_option
 def inspect(model: str, as_json: bool | None, **given: Any) -> int:
-    """Show MODEL's metadata, its tensors by role, and what each layer takes: weights and KV cache.
+    """Show MODEL's metadata, its tensors by role, and the bytes of weights and KV cache in each layer.
 
-    The KV cache and the compute buffers are those of a context of -c tokens, with everything in host memory.
+    KV cache and compute buffers are measured for a context of -c tokens, with everything in host memory.
     """
     from fitter import api
 

@@ -1,4 +1,4 @@
-"""llama.cpp's options that are no parameters of fitter's: passed on, ignored by name, or refused.
+"""llama.cpp's options that fitter has no parameter for: they are passed on, reported as ignored, or refused.
 
 ``llama_options.toml`` lists them.
 """
@@ -19,15 +19,15 @@ _META = "fitter.llama_options"
 
 _REFUSALS = {
     "memory": "changes what llama.cpp allocates, and fitter cannot plan for it: leave it out",
-    "model": "chooses a model, and fitter takes a file: give it as MODEL, or with -m FILE",
-    "removed": "is one that llama.cpp no longer has: leave it out",
-    "other": "belongs to another tool of llama.cpp, and the plan is for llama-server: leave it out",
+    "model": "makes llama.cpp download a model, but fitter needs a file: give it as MODEL, or with -m FILE",
+    "removed": "was removed from llama.cpp: leave it out",
+    "other": "belongs to another llama.cpp program, but the plan is for llama-server: leave it out",
 }
 
 
 @dataclass(frozen=True)
 class LlamaOption:
-    """An option of llama.cpp's. ``values``: how many words follow it; ``use``: what is done with it."""
+    """An option of llama.cpp. ``values``: how many words follow it; ``use``: the table of the file that lists it."""
 
     names: tuple[str, ...]
     values: int
@@ -36,10 +36,10 @@ class LlamaOption:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The words of a command line that are llama.cpp's alone.
+class Used:
+    """llama.cpp's own options on a command line.
 
-    ``passed``: words to pass on, ``names``: the options among them, ``ignored``: the options that make no difference.
+    ``passed``: words to pass on, ``names``: the options among them, ``ignored``: options that have no effect.
     """
 
     passed: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Command(options.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take llama.cpp's options out of ``args``, and parse the rest."""
         try:
-            # What is being typed is completed whatever it asks for.
+            # A command line that is being completed may still have an option that is refused later.
             rest, ctx.meta[_META] = split(args, options.words_after(self, ctx), refuses=not ctx.resilient_parsing)
         except click.UsageError as error:
             if ctx.resilient_parsing:
@@ -63,20 +63,20 @@ class Command(options.Command):
         return super().parse_args(ctx, rest)
 
 
-def found() -> Found:
-    """What the command line that runs has of llama.cpp's own options."""
-    own: Found = click.get_current_context().meta.get(_META, Found())
+def used() -> Used:
+    """llama.cpp's own options on the command line that is running."""
+    own: Used = click.get_current_context().meta.get(_META, Used())
     return own
 
 
-def report_ignored(names: Sequence[str], why: str = "they make no difference here") -> None:
-    """Say on one line of stderr which options were ignored."""
+def report_ignored(names: Sequence[str], why: str = "they have no effect on a plan") -> None:
+    """Report on one line of stderr which options were ignored."""
     if names:
-        click.echo(f"fitter: ignored, since {why}: {', '.join(dict.fromkeys(names))}", err=True)
+        click.echo(f"fitter: ignored options: {', '.join(dict.fromkeys(names))} ({why})", err=True)
 
 
 @cache
-def known() -> dict[str, LlamaOption]:
+def all_options() -> dict[str, LlamaOption]:
     """Every option of ``llama_options.toml`` by each of its names."""
     if sys.version_info >= (3, 11):
         import tomllib
@@ -92,11 +92,12 @@ def known() -> dict[str, LlamaOption]:
     return {name: option for option in every for name in option.names}
 
 
-def split(words: Sequence[str], own: dict[str, int], *, refuses: bool = True) -> tuple[list[str], Found]:
-    """``words`` without llama.cpp's options, and those; ``own`` has fitter's options and how many words follow each.
+def split(words: Sequence[str], own: dict[str, int], *, refuses: bool = True) -> tuple[list[str], Used]:
+    """``words`` without llama.cpp's options, and those options.
 
-    As in llama.cpp, underscores in a name of two dashes are dashes. Raises ``click.UsageError`` for an option without
-    its value, and where it ``refuses`` also for one that changes the plan and that fitter does not have.
+    ``own`` has fitter's options, with how many words follow each. As in llama.cpp, underscores in a long option are
+    dashes. Raises ``click.UsageError`` for an option without its value and, with ``refuses``, for an option that would
+    change the plan and that fitter does not support.
     """
     rest: list[str] = []
     passed: list[str] = []
@@ -106,7 +107,7 @@ def split(words: Sequence[str], own: dict[str, int], *, refuses: bool = True) ->
     while left:
         word = left.pop(0)
         if word == "--":
-            return [*rest, word, *left], Found(tuple(passed), tuple(names), tuple(ignored))
+            return [*rest, word, *left], Used(tuple(passed), tuple(names), tuple(ignored))
         name, equals, value = word.partition("=")
         if name.startswith("--"):
             name = name.replace("_", "-")
@@ -117,7 +118,7 @@ def split(words: Sequence[str], own: dict[str, int], *, refuses: bool = True) ->
             if not equals:
                 rest += left[: own[name]]
                 del left[: own[name]]
-        elif (option := known().get(name)) is None:
+        elif (option := all_options().get(name)) is None:
             rest.append(word)
         else:
             values = _values(option, name, [value] if equals else None, left)
@@ -128,11 +129,11 @@ def split(words: Sequence[str], own: dict[str, int], *, refuses: bool = True) ->
             else:
                 names.append(name)
                 passed += option.instead.split() if option.use == "renamed" else [name, *values]
-    return rest, Found(tuple(passed), tuple(names), tuple(ignored))
+    return rest, Used(tuple(passed), tuple(names), tuple(ignored))
 
 
 def _values(option: LlamaOption, name: str, given: list[str] | None, left: list[str]) -> list[str]:
-    """The words that belong to an option, taken from ``left`` unless they came with it."""
+    """The values of an option: those ``given`` after its equals sign, or else the first words of ``left``."""
     if given is None:
         given = left[: option.values]
         del left[: option.values]
@@ -146,5 +147,5 @@ def _values(option: LlamaOption, name: str, given: list[str] | None, left: list[
 
 def _check(option: LlamaOption, name: str) -> None:
     if option.use in _REFUSALS:
-        way_out = f", or take {option.instead}" if option.instead else ""
-        raise click.UsageError(f"{name} {_REFUSALS[option.use]}{way_out}")
+        remedy = f", or use {option.instead}" if option.instead else ""
+        raise click.UsageError(f"{name} {_REFUSALS[option.use]}{remedy}")

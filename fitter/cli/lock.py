@@ -1,4 +1,4 @@
-"""``fitter lock``: write down what the cases take."""
+"""``fitter lock``: record the memory of every case."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fitter.cli import options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
 
 _EPILOG = """\
-Exit status: 0 locked, 1 locked although a case does not fit, 2 usage, 3 a case cannot be measured: nothing is written,
-5 the lock cannot be written.
+Exit status: 0 the lock was written, 1 it was written although a case does not fit, 2 usage error, 3 a case cannot be
+measured and nothing was written, 5 the lock cannot be written.
 """
 
 
@@ -35,10 +35,10 @@ Exit status: 0 locked, 1 locked although a case does not fit, 2 usage, 3 a case 
 )
 @options.regression_options
 def lock(update: tuple[str, ...], prune: bool, cases_file: Path | None, lock_file: Path | None, **given: Any) -> int:
-    """Fit every case of fitter.toml, and write what it takes into fitter.lock.
+    """Fit every case in fitter.toml and record the memory that it takes in fitter.lock.
 
-    The lock holds no path, no time and nothing about this machine, so it is the same wherever it is made. Commit it
-    beside fitter.toml; 'fitter check' compares with it.
+    The lock contains no path, no time and nothing about this machine, so that it is the same wherever it is made.
+    Commit it with fitter.toml; 'fitter check' compares with it.
     """
     from fitter.model.source import show
     from fitter.output.progress import counted
@@ -51,8 +51,8 @@ def lock(update: tuple[str, ...], prune: bool, cases_file: Path | None, lock_fil
     path = cases_file or Path(CASES_FILE)
     if prune:
         gone = remove(path, lock_file)
-        said = f"removed {', '.join(gone)} from" if gone else "there is no case to remove from"
-        click.echo(f"fitter: {said} {show(lock_path(path, lock_file))}", err=True)
+        text = f"removed {', '.join(gone)} from" if gone else "there is no case to remove from"
+        click.echo(f"fitter: {text} {show(lock_path(path, lock_file))}", err=True)
         if not update:
             return EXIT_FITS
     with counted(sys.stderr, "fitting") as on_done:

@@ -1,6 +1,7 @@
-"""Options that several subcommands share, named as in llama.cpp; a parameter's name is its keyword in the Python API.
+"""Options that several commands share, named as in llama.cpp; a parameter's name is its keyword in the Python API.
 
-An option that is not given is ``None`` and is not passed on, so that defaults are written down once, in ``fitter.api``.
+An option that is not given is ``None`` and is not passed on, so that defaults are defined once, in
+``fitter.parameters``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ else:
 
 
 class SectionOption(click.Option):
-    """An option with the section of ``--help`` that it stands in."""
+    """An option, with the section of ``--help`` that lists it."""
 
     def __init__(self, *args: Any, section: str = "Output", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,7 +45,7 @@ class Command(click.Command):
     """A command whose ``--help`` has its options in sections, in the order in which they were declared."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; an option that is not there is named in full, where click takes ``-md`` for ``-m`` and ``-d``."""
+        """Parse, and report an unknown option in full: click would read ``-mx`` as ``-m`` and ``-x``."""
         words = list(args)
         try:
             _check_model_option(self, ctx, words)
@@ -73,8 +74,8 @@ class Command(click.Command):
             formatter.write(self.epilog)
 
 
-class _Said(_ParamType):
-    """A word as the kind of a parameter reads it."""
+class _KindType(_ParamType):
+    """click's type for a parameter: its kind parses the word."""
 
     def __init__(self, kind: Kind) -> None:
         self.name = kind.metavar or "text"
@@ -88,8 +89,8 @@ class _Said(_ParamType):
             self.fail(str(error), param, ctx)
 
 
-class _OneOf(_Choice):
-    """One of the words of a parameter, or another spelling of one."""
+class _ChoiceType(_Choice):
+    """click's type for a parameter that is one of some words, or another spelling of one."""
 
     def __init__(self, kind: kinds.Choice) -> None:
         super().__init__(tuple(kind.words))
@@ -106,7 +107,7 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def import_meanwhile(module: str, *, is_long: bool = False) -> None:
-    """Import what shows the answer while the first one is waited for, or the first one that takes long."""
+    """Import ``module`` while a worker is busy with the first question, or with the first long one (``is_long``)."""
     process.meanwhile(lambda: import_module(module), is_long=is_long)
 
 
@@ -146,15 +147,15 @@ _CASES = "Cases"
 _MODEL = "Model"
 
 
-class _NeededModel(click.Argument):
-    """MODEL where there must be one. It may come with ``-m``, so that click cannot ask for it."""
+class _RequiredModel(click.Argument):
+    """A MODEL that is required. It may be given with ``-m`` instead, so click itself cannot require it."""
 
 
 _model_option = _option(
-    _MODEL, "model_option", "-m", "--model", type=click.Path(), metavar="FILE", help="The model, in place of MODEL."
+    _MODEL, "model_option", "-m", "--model", type=click.Path(), metavar="FILE", help="The model, instead of MODEL."
 )
 model_argument = stacked(
-    click.argument("model", cls=_NeededModel, type=click.Path(), metavar="MODEL", required=False), _model_option
+    click.argument("model", cls=_RequiredModel, type=click.Path(), metavar="MODEL", required=False), _model_option
 )
 optional_model_argument = stacked(
     click.argument("model", type=click.Path(), metavar="[MODEL]", required=False), _model_option
@@ -172,7 +173,7 @@ def words_after(command: click.Command, ctx: click.Context) -> dict[str, int]:
 
 
 def _check_model_option(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
-    """Raise ``click.NoSuchOption`` for ``-mx``: click would take it for ``-m x``, llama.cpp never does."""
+    """Raise ``click.NoSuchOption`` for ``-mx``, which click would read as ``-m x`` and llama.cpp does not."""
     own = words_after(command, ctx)
     for before, word in pairwise(("", *words)):
         if word == "--":
@@ -182,43 +183,43 @@ def _check_model_option(command: click.Command, ctx: click.Context, words: Seque
 
 
 def _take_model_option(command: click.Command, ctx: click.Context) -> None:
-    """Make one model of MODEL and ``-m``."""
+    """Combine MODEL and ``-m`` into one parameter."""
     if "model_option" not in ctx.params:
         return
     option, argument = ctx.params.pop("model_option"), ctx.params["model"]
     if option is not None and argument not in (None, option):
         raise click.UsageError(f"two models are given, '{argument}' and -m '{option}': give one", ctx)
     ctx.params["model"] = argument if option is None else option
-    needed = next((param for param in command.params if isinstance(param, _NeededModel)), None)
-    if ctx.params["model"] is None and needed is not None and not ctx.resilient_parsing:
-        raise click.MissingParameter(ctx=ctx, param=needed)
+    required = next((param for param in command.params if isinstance(param, _RequiredModel)), None)
+    if ctx.params["model"] is None and required is not None and not ctx.resilient_parsing:
+        raise click.MissingParameter(ctx=ctx, param=required)
 
 
 def parameter(name: str, **settings: Any) -> Callable[[_Function], _Function]:
-    """The option of the parameter ``name``; ``settings`` are those of click, where they are not what the table says."""
-    return _of(parameters.PARAMETERS[name], **settings)
+    """The option of the parameter ``name``; ``settings`` replace click's settings that the table would give."""
+    return _option_of(parameters.PARAMETERS[name], **settings)
 
 
-def _of(each: Parameter, **settings: Any) -> Callable[[_Function], _Function]:
+def _option_of(each: Parameter, **settings: Any) -> Callable[[_Function], _Function]:
     kind = each.kind
-    said: dict[str, Any] = {"help": each.text}
+    all_settings: dict[str, Any] = {"help": each.text}
     if isinstance(kind, kinds.Flag):
-        said["is_flag"] = True
+        all_settings["is_flag"] = True
     else:
-        said["metavar"] = kind.metavar
-        said["type"] = _OneOf(kind) if isinstance(kind, kinds.Choice) else _Said(kind)
+        all_settings["metavar"] = kind.metavar
+        all_settings["type"] = _ChoiceType(kind) if isinstance(kind, kinds.Choice) else _KindType(kind)
     if kind.is_repeated:
-        said |= {"multiple": True, "callback": _split_commas if kind.has_commas else _repeated, "type": str}
+        all_settings |= {"multiple": True, "callback": _split_commas if kind.has_commas else _repeated, "type": str}
     if isinstance(kind, kinds.Path):
-        said["type"] = click.Path()
-    said |= settings
-    return _option(said.pop("section", each.section), each.name, *each.options, **said)
+        all_settings["type"] = click.Path()
+    all_settings |= settings
+    return _option(all_settings.pop("section", each.section), each.name, *each.options, **all_settings)
 
 
-def sections(*wanted: str) -> Callable[[_Function], _Function]:
-    """The options of all parameters of a fit that stand in the ``wanted`` sections of ``--help``, in this order."""
+def sections(*titles: str) -> Callable[[_Function], _Function]:
+    """The options of all parameters of a fit in these sections of ``--help``, in this order."""
     offered = [each for each in parameters.taken_by(parameters.Fitting) if each.options]
-    return stacked(*(_of(each) for section in wanted for each in offered if each.section == section))
+    return stacked(*(_option_of(each) for title in titles for each in offered if each.section == title))
 
 
 gpu_option = parameter("gpus")
@@ -235,7 +236,7 @@ calibration_options = stacked(
         metavar="PROFILE",
         help="Profile of the virtual twins, such as cuda:8.6. [default: that of each device's backend]",
     ),
-    _flag(DEVICES, "no_store", "--no-store", help="Do not keep what was measured for the default margin."),
+    _flag(DEVICES, "no_store", "--no-store", help="Do not store the measurements, which set the default margin."),
 )
 
 verification_options = stacked(
@@ -244,18 +245,18 @@ verification_options = stacked(
         "plan",
         "--plan",
         metavar="FILE",
-        help="Load the plan in a file that fitter --json wrote, instead of fitting one now.",
+        help="Load the plan in this file, written by fitter --json, instead of fitting one now.",
     ),
     _option(
         OUTPUT,
         "tolerance",
         "--tolerance",
         metavar="SIZE",
-        help="How far a number of bytes may exceed its prediction, such as 64KiB. [default: 0]",
+        help="How much larger than predicted a byte count may be, such as 64KiB. [default: 0]",
     ),
 )
 
-catalogue_option = _flag(DEVICES, "catalogue", "--catalogue", help="The GPUs that --gpu knows, with sources.")
+catalogue_option = _flag(DEVICES, "catalogue", "--catalogue", help="List the GPUs that --gpu knows, with sources.")
 
 regression_options = stacked(
     _option(
@@ -264,7 +265,7 @@ regression_options = stacked(
         "--file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="The file of cases. [default: fitter.toml]",
+        help="The file with the cases. [default: fitter.toml]",
     ),
     _option(
         _CASES,
@@ -272,16 +273,16 @@ regression_options = stacked(
         "--lock",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="The lock: what was recorded of them. [default: fitter.lock beside the cases]",
+        help="The lock, with the recorded memory of the cases. [default: fitter.lock beside the cases]",
     ),
     _option(
         _CASES,
         "jobs",
         "-j",
         "--jobs",
-        type=_Said(kinds.Whole(least=1)),
+        type=_KindType(kinds.Whole(least=1)),
         metavar="N",
-        help="Cases that are measured at the same time. [default: one per processor]",
+        help="How many cases to measure at the same time. [default: one per processor]",
     ),
 )
 
@@ -314,7 +315,7 @@ format_option = _option(
     "--format",
     type=click.Choice(tuple(FORMATS)),
     metavar="FORMAT",
-    help="What is written to stdout. [default: args]\n\n\b\n"
+    help="The format of the result on stdout. [default: args]\n\n\b\n"
     + "\n".join(f"{name}: {text}" for name, text in FORMATS.items()),
 )
 

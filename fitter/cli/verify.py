@@ -1,4 +1,4 @@
-"""``fitter verify``: a plan loaded for real."""
+"""``fitter verify``: load a plan for real and compare its memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Examples:
   fitter verify model.gguf -c 32768
   fitter model.gguf --json > plan.json && fitter verify --plan plan.json
 
-Exit status: 0 it takes what was predicted, or less; 1 it does not fit and was not loaded, 2 usage, 3 the model cannot
-be read or llama.cpp failed, 4 it takes more than was predicted, 5 the answer cannot be written.
+Exit status: 0 it takes the predicted bytes, or fewer, 1 it does not fit and was not loaded, 2 usage error, 3 the model
+cannot be read or llama.cpp failed, 4 it takes more than predicted, 5 the result cannot be written.
 """
 
 _WITH_PLAN = ("timeout",)
@@ -32,15 +32,15 @@ _WITH_PLAN = ("timeout",)
 def verify(
     model: str | None, plan: str | None, tolerance: str | None, as_json: bool | None, verbose: int, **given: Any
 ) -> int:
-    """Load MODEL for real as fitted, or as a --plan says, and compare real bytes with predicted ones.
+    """Fit MODEL, or read a plan with --plan, load it for real, and compare the real bytes with the predicted ones.
 
-    The load is in a process of its own, without mmap, and computes prompts of a whole micro batch and some more tokens.
-    The table has the bytes of each buffer type, and the free memory of each device before and after, with the part of
-    the difference that llama.cpp does not count: kernels, work spaces of libraries, other programs.
+    The model is loaded in a separate process, without mmap, and computes a full micro batch of prompt tokens and a few
+    single tokens. The table shows the bytes of each buffer type, and each device's free memory before and after. What
+    llama.cpp does not count is shown as unaccounted: kernels, work spaces of libraries, other programs.
     """
     words = options.given(given)
-    of_llama = llama_options.found()
-    llama_options.report_ignored((*of_llama.names, *of_llama.ignored))
+    llama_cpp_options = llama_options.used()
+    llama_options.report_ignored((*llama_cpp_options.names, *llama_cpp_options.ignored))
     if model is None and plan is None:
         raise UsageError("there is nothing to verify: give a model, or a plan with --plan")
     if plan is not None and (others := sorted(words.keys() - _WITH_PLAN)):

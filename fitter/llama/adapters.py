@@ -1,4 +1,4 @@
-"""LoRA adapters of a model, dummy or real."""
+"""LoRA adapters, in dummy loads and in real ones."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ADAPTER_PREFIX = re.compile(r"^(\w+: )*(failed to apply lora adapter: )?(\w+: )
 
 
 class Adapters:
-    """LoRA adapters loaded for a model (llama_cpp's pointer). ``rows`` are what each takes, by buffer type.
+    """LoRA adapters, loaded for a model (llama_cpp's pointer). ``rows``: the bytes of each, by buffer type.
 
-    Unless ``really``, nothing is allocated for them. Raises ``ModelError`` for one that is not the model's. ``free``
-    them before the model.
+    Nothing is allocated for them unless ``really`` is true. Raises ``ModelError`` for an adapter of another model. Call
+    ``free`` before the model is freed.
     """
 
     def __init__(self, library: native.Library, lora: Sequence[Lora], model: Any, really: bool) -> None:
@@ -44,7 +44,7 @@ class Adapters:
         return tuple((os.path.abspath(adapter.path), identity(adapter.path)) for adapter in lora)
 
     def apply(self, lora: Sequence[Lora], context: Any) -> None:
-        """Have ``context`` compute with the adapters, which are those of ``lora``."""
+        """Make ``context`` compute with the adapters, at the scales in ``lora``."""
         n = len(self._pointers)
         pointers = (self._llama.llama_adapter_lora_p_ctypes * n)(*self._pointers)
         scales = (ctypes.c_float * n)(*(adapter.scale for adapter in lora))
@@ -57,7 +57,7 @@ class Adapters:
 
     def _load(self, path: str, model: Any, really: bool) -> None:
         if read_header(path).metadata.get("general.type") != "adapter":
-            raise ModelError(f"{path} is no LoRA adapter; convert one with llama.cpp's convert_lora_to_gguf.py")
+            raise ModelError(f"{path} is not a LoRA adapter; convert one with llama.cpp's convert_lora_to_gguf.py")
         with counted(really) as allocations:
             adapter = self._llama.llama_adapter_lora_init(model, os.fsencode(path))
         if not adapter:

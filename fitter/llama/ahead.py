@@ -1,6 +1,6 @@
-"""A dummy load that begins before its process has imported what answers questions about it.
+"""A dummy load that begins before its process has imported anything else.
 
-It takes longer than everything else that a fit does, so nothing is imported here that it can do without.
+It takes longer than all the rest of a fit, so this module imports only what the load itself needs.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_HELD_OVERRIDES = 64
-"""Tensor overrides that a held load has room for."""
+"""The most tensor overrides of a load that waits for its placement."""
 
 _NOTHING = b"^$"
 
 
-class TensorBuftOverride(ctypes.Structure):
-    """llama.cpp's struct: llama-cpp-python has the field that points to these, but not what it points to."""
+class OverrideStruct(ctypes.Structure):
+    """llama.cpp's ``llama_model_tensor_buft_override``, which llama-cpp-python does not define."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
 
 class Ahead:
-    """The model at ``path`` on its way into this process, with all layers on the virtual devices that are described.
+    """A dummy load of the model at ``path`` on a thread of its own, with all layers on the described virtual devices.
 
-    With ``is_held`` the tokenizer is read, which takes longest, and then it waits for ``place``: where the tensors go
-    need not be known before. Native calls release the interpreter's lock: what begins it goes on. Raises
-    ``LibraryError`` and ``UsageError``.
+    With ``is_held`` it reads the tokenizer, which takes longest, and then waits for ``place`` to say where the tensors
+    go. Native calls release the interpreter's lock, so the caller can go on. Raises ``LibraryError`` and
+    ``UsageError``.
     """
 
     def __init__(self, path: str, description: str, *, is_held: bool = False) -> None:
@@ -54,7 +54,7 @@ class Ahead:
         self._thread.start()
 
     def take(self) -> Any:
-        """The model, once it is loaded; ``None`` where it was not, or its file has changed since."""
+        """Wait for the model and return it; ``None`` if loading failed, or if its file has changed since."""
         if self._hold is not None:
             self._library.fitter.fitter_hold_release(self._hold)
         self._thread.join()
@@ -67,15 +67,15 @@ class Ahead:
         return self._model
 
     def place(self, counts: Sequence[int], overrides: Sequence[tuple[bytes, int]]) -> Any:
-        """What ``take`` returns, with so many layers on each device, and with overrides (pattern, buffer type).
+        """Let the load go on with so many layers on each device and with overrides; returns what ``take`` returns.
 
-        There must be an override, and no more than ``MAX_HELD_OVERRIDES``.
+        ``overrides`` are pairs of pattern and buffer type, from 1 to ``MAX_HELD_OVERRIDES`` of them.
         """
         for entry, (pattern, buffer_type) in zip(self._overrides, overrides, strict=False):
             entry.pattern, entry.buft = pattern, buffer_type
         backend = native.open_backend()
         for i, count in enumerate(counts):
-            # without a tensor split, layers are shared out by what is free
+            # without a tensor split, llama.cpp splits the layers by free memory
             backend.fitter_virtual_say_free(i, count)
         try:
             return self.take()
@@ -89,7 +89,7 @@ class Ahead:
 
 
 def _params(description: str, is_held: bool) -> tuple[Any, list[object], Any]:
-    """What ``parameters.apply`` writes for parameters that only name devices; what they point to; the overrides."""
+    """The struct of parameters for the described devices, the memory that it points to, and its overrides."""
     native.prepare()
     library, backend = native.load(), native.open_backend()
     if not native.register_virtual(description):
@@ -98,8 +98,8 @@ def _params(description: str, is_held: bool) -> tuple[Any, list[object], Any]:
     while (device := backend.fitter_virtual_device(len(devices))) != library.ffi.NULL:
         devices.append(library.address(device))
     pointers = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
-    # llama.cpp asks at once whether there are any, and which ones they are when it places tensors
-    overrides = (TensorBuftOverride * (MAX_HELD_OVERRIDES + 1))()
+    # llama.cpp checks at the start whether there are any, and reads them only when it places tensors
+    overrides = (OverrideStruct * (MAX_HELD_OVERRIDES + 1))()
     overrides[0].pattern = _NOTHING
     llama = library.llama_cpp
     params = llama.llama_model_default_params()
@@ -115,7 +115,7 @@ def _params(description: str, is_held: bool) -> tuple[Any, list[object], Any]:
 
 
 def identity(path: str) -> tuple[int, ...]:
-    """Changes when the file does; empty where there is none."""
+    """A value that changes when the file does; empty if there is no file."""
     try:
         status = os.stat(path)
     except OSError:

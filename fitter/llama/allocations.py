@@ -1,4 +1,4 @@
-"""What llama.cpp's libraries allocate, counted while they do it, or in place of it."""
+"""Counting what llama.cpp's libraries allocate, with or without really allocating it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MAX_ROWS = 1024
 
 
 class Allocations:
-    """``rows`` is what was allocated, by buffer type, once ``counted`` has ended. Those of the host have no device.
+    """``rows``: what was allocated, by buffer type, once ``counted`` has ended. Rows of the host have no device.
 
-    Of what is really allocated it is all, as model bytes; else the most at once, with compute apart.
+    Real allocations are all counted as model bytes. Others are the peak, with compute buffers counted separately.
     """
 
     rows: tuple[Row, ...] = ()
@@ -24,10 +24,10 @@ class Allocations:
 
 @contextmanager
 def counted(really: bool = False) -> Iterator[Allocations]:
-    """Count the buffers that ggml's devices are asked for meanwhile.
+    """Count the buffers that are allocated on ggml's devices inside the ``with`` block.
 
-    Unless ``really``, none is allocated: each is a range of addresses that nothing is written to. What is loaded
-    meanwhile can be freed afterwards. Not for two at once.
+    Unless ``really`` is true, each buffer is only a range of addresses without memory, which must not be written to.
+    What was loaded inside the block can be freed after it. Only one block at a time.
     """
     library, backend = native.load(), native.open_backend()
     found = Allocations()
@@ -41,7 +41,7 @@ def counted(really: bool = False) -> Iterator[Allocations]:
         count = min(backend.fitter_allocations_rows(rows, _MAX_ROWS), _MAX_ROWS)
         if count < 0:
             why = library.text(backend.fitter_virtual_error())
-            raise LlamaCppError(f"what was allocated cannot be counted: {why}")
+            raise LlamaCppError(f"the allocations cannot be counted: {why}")
         found.rows = tuple(
             Row(
                 buffer_type=library.text(row.buffer_type) or "",
@@ -57,14 +57,14 @@ def counted(really: bool = False) -> Iterator[Allocations]:
 
 @contextmanager
 def untouched(n_cells: int = 0) -> Iterator[None]:
-    """Let buffers of host memory that are made meanwhile take none until something other than zeros is in them.
+    """Make host buffers that are allocated inside the ``with`` block take no memory until they are written to.
 
-    They can be freed afterwards. Not for two at once, and never for a load that computes. Nor do cells of a KV cache
-    take much, where it has ``n_cells`` for each of its streams, and this process was made for planning.
+    Writing zeros does not count. They can be freed after the block. Only one block at a time, and never for a load that
+    computes. In a worker process, a KV cache with ``n_cells`` cells per stream takes little memory for its cells too.
     """
     backend, cells = native.open_backend(), native.cells()
     if not backend.fitter_host_untouched_begin():
-        raise LlamaCppError("host memory is replaced already")
+        raise LlamaCppError("another dummy load in this process has not ended")
     if cells is not None:
         cells.fitter_cells_begin(ctypes.c_uint64(n_cells))
     try:

@@ -1,4 +1,4 @@
-"""What llama.cpp says of a model and a context, dummy or real."""
+"""What llama.cpp reports about a model and a context, from a dummy load or a real one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ _MAX_ROWS = 1024
 
 
 def breakdown_of(context: Any) -> Breakdown:
-    """Measure a context, dummy or real: ``llama_cpp``'s pointer to it, such as ``llama._ctx.ctx`` of a ``Llama``.
+    """The memory of a context, from a dummy load or a real one.
 
-    Raises ``LlamaCppError`` if llama.cpp does not answer.
+    ``context`` is ``llama_cpp``'s pointer to it, such as ``llama._ctx.ctx`` of a ``Llama``. Raises ``LlamaCppError`` if
+    llama.cpp does not report its memory.
     """
     library = native.load()
     pointer = library.pointer(context)
     rows = library.ffi.new("fitter_row_t[]", _MAX_ROWS)
-    # Asked once: a recorder notes each size that is asked for.
+    # Called only once, since a recording device records each size that is queried.
     count = library.fitter.fitter_breakdown(pointer, rows, _MAX_ROWS)
     if not 0 <= count <= _MAX_ROWS:
-        raise LlamaCppError(f"llama.cpp does not say how much memory a context takes: {library.last_error()}")
+        raise LlamaCppError(f"llama.cpp does not report the memory of a context: {library.last_error()}")
     llama_cpp = library.llama_cpp
     return Breakdown(
         rows=tuple(

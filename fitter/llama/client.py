@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 DEFAULT_TIMEOUT: float = DEFAULTS["timeout"]
-"""Seconds that llama.cpp has for a single dummy load."""
+"""The longest wait for a single answer of the worker, in seconds."""
 
 _STDERR_LINES = 60
 
@@ -51,16 +51,18 @@ _FAREWELL_SECONDS = 1.0
 
 
 class Worker:
-    """A child process that runs llama.cpp on the real devices, or on the virtual ones that are given.
+    """A child process that runs llama.cpp on the real devices, or on ``virtual_devices``.
 
-    With ``library``, the virtual devices are cards of that CUDA backend instead of a profile's.
-    For one thread at a time; several workers may live at once. It starts with the first question, and again after a
-    crash. Questions raise ``LlamaCppError`` if llama.cpp fails, crashes or takes longer than ``timeout`` seconds, and
-    ``TimeLimitError`` from ``deadline`` (on the monotonic clock) on.
-    ``on_log`` is called with each line that llama.cpp logged, once a question is answered. ``rpc`` names rpc-servers
-    (``host:port``) whose devices stand before the others; one that cannot be used raises ``RemoteError``.
-    ``fit``, ``measure`` and ``estimate`` tell a worker that they are given of devices; ``timeout`` and ``on_log`` stay
-    its own, and other ones in the same call are a ``UsageError``.
+    With ``library``, the virtual devices are simulated by that CUDA backend instead of a profile. ``rpc`` names
+    rpc-servers (``host:port``), whose devices come before the others.
+
+    Use a worker from one thread at a time; there may be several workers. The process starts with the first question,
+    and again after a crash. Every question raises ``LlamaCppError`` if llama.cpp fails, crashes or does not answer
+    within ``timeout`` seconds, ``TimeLimitError`` after ``deadline`` (on the monotonic clock), and ``RemoteError`` if
+    an rpc-server cannot be used. ``on_log`` is called with each line of llama.cpp's log once a question is answered.
+
+    If a worker is passed to ``fit``, ``measure`` or ``estimate``, these set its devices, but its own ``timeout`` and
+    ``on_log`` apply; others in the same call are a ``UsageError``.
     """
 
     def __init__(
@@ -99,12 +101,12 @@ class Worker:
 
     @property
     def timeout(self) -> float:
-        """Seconds that llama.cpp has for a single question."""
+        """The longest wait for the answer to a single question, in seconds."""
         return self._timeout
 
     @property
     def on_log(self) -> Callable[[str], None] | None:
-        """What is called with each line of llama.cpp's log."""
+        """The function that is called with each line of llama.cpp's log."""
         return self._on_log
 
     @property
@@ -114,11 +116,11 @@ class Worker:
 
     @property
     def dummy_loads(self) -> int:
-        """Models loaded so far without allocating; another context of a loaded model is none."""
+        """How many dummy loads were made so far; another context of a loaded model does not count."""
         return self._loads
 
     def start(self) -> None:
-        """Start the process now, not with the first question."""
+        """Start the process now instead of with the first question."""
         self._guarded(self._open)
 
     def configure(
@@ -127,50 +129,50 @@ class Worker:
         library: CudaLibrary | None = None,
         rpc: str | Sequence[str] = (),
     ) -> None:
-        """Describe the virtual devices anew; without any, questions are about the real ones. Raises ``UsageError``."""
+        """Replace the virtual devices; without any, questions are about the real ones. Raises ``UsageError``."""
         description, remote = describe(virtual_devices), _servers(rpc)
         is_library = library is not None or self._library is not None
         if remote != self._rpc or (is_library and (library, description) != (self._library, self._description)):
-            # What a CUDA backend is told of its cards, it is told once; and a server stays once it is known.
+            # A CUDA backend reads the description of its cards only once, and a server cannot be removed from ggml.
             self._kill()
         elif self._child is not None and library is None:
             self._ask(type(None), "configure", description=description)
         self._description, self._library, self._rpc = description, library, remote
 
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """The virtual devices, or else the real ones that llama.cpp offloads to, in its order: remote ones first."""
+        """The virtual devices, or the real ones that llama.cpp would use, in llama.cpp's order: remote ones first."""
         return self._ask(tuple[DeviceInfo, ...], "devices")
 
     def llama_cpp(self) -> str:
-        """Version and commit of the llama.cpp that answers."""
+        """The version and commit of the worker's llama.cpp."""
         return self._ask(str, "llama_cpp")
 
     def host(self) -> DeviceInfo:
-        """The CPU as ggml reports it: on Linux it counts all of the memory as free."""
+        """The CPU as ggml reports it; on Linux ggml reports all memory as free."""
         return self._ask(DeviceInfo, "host")
 
     def header(self, path: str | os.PathLike[str]) -> Header:
-        """Header of one GGUF file. Raises ``ModelError`` with ggml's reason if it is malformed."""
+        """The header of one GGUF file. Raises ``ModelError`` with ggml's reason if it is malformed."""
         return self._ask(Header, "header", path=os.fspath(path))
 
     def begin_measure(self, path: str | os.PathLike[str], params: Params, *, reserve: bool = False) -> None:
-        """Begin what ``measure`` does, after what was begun before, and do not wait for it: ``finish_measure`` does."""
+        """Begin a ``measure`` without waiting for its answer, which ``finish_measure`` returns."""
         self._begin("measure", path=os.fspath(path), params=params, role="measure", reserve=reserve)
 
     def begin_loading(self, path: str | os.PathLike[str], params: Params) -> None:
-        """Begin to load the model for a ``begin_measure`` with the same placement that may follow."""
+        """Begin to load the model, for a later ``begin_measure`` with the same placement."""
         self._begin("model_info", path=os.fspath(path), params=params)
 
     def begin_holding(self, path: str | os.PathLike[str]) -> None:
-        """Begin to load the model on all virtual devices, wherever its tensors will go.
+        """Begin to load the model on all virtual devices before its placement is known.
 
-        A ``begin_measure`` that puts all layers on devices, and some tensors elsewhere, is then soon answered.
+        A later ``begin_measure`` with all layers on devices, and with tensor overrides, is then answered quickly.
         """
         self._begin("hold", path=os.fspath(path))
 
     @property
     def busy(self) -> bool:
-        """Whether something was begun whose answer is not there yet."""
+        """Whether the answer to something that was begun is still missing."""
         while self._begun and self._begun[0].child.has_answer():
             self._take_answer()
         return bool(self._begun)
@@ -187,22 +189,24 @@ class Worker:
         *,
         reserve: bool = False,
     ) -> Breakdown:
-        """Memory that loading ``path`` with ``params`` takes, by a dummy load.
+        """The memory that loading ``path`` with ``params`` takes, by a dummy load.
 
-        Raises ``UsageError`` for bad names, ``ModelError`` for an adapter that cannot be read or is another model's.
-        Compute buffers are llama.cpp's own figure. With ``reserve``, rows also say what it reserves for a real load,
-        which may be some MiB more or less where a model is on several devices.
-        With a ``Skeleton``, what its model would take. ``LlamaCppError`` then may only mean that it has no skeleton.
-        The last model of each ``role`` stays loaded, for other contexts of it.
+        Compute buffers are llama.cpp's own figure. With ``reserve``, rows also have what llama.cpp reserves for a real
+        load, which may differ by some MiB if a model is on several devices. A ``Skeleton`` is measured in place of its
+        model; then ``LlamaCppError`` may only mean that no skeleton can be made. The last model of each ``role`` stays
+        loaded, so that another context of it is quick.
+
+        Raises ``UsageError`` for unknown names, ``ModelError`` for an adapter that cannot be read or is for another
+        model.
         """
         return self._ask(Breakdown, "measure", path=_model(path), params=params, role=role, reserve=reserve)
 
     def model_info(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> ModelInfo:
-        """What llama.cpp says about the model; ``measure`` with the same ``params`` does not load it again."""
+        """What llama.cpp reports about the model; ``measure`` with the same ``params`` does not load it again."""
         return self._ask(ModelInfo, "model_info", path=_model(path), params=params)
 
     def layout(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> Layout:
-        """Size of every weight and cache tensor on a device. Only the context's side of ``params`` matters."""
+        """The size of every weight and cache tensor on a device. Only the context's parameters matter."""
         return self._ask(Layout, "layout", path=_model(path), params=params)
 
     def projector(
@@ -214,13 +218,15 @@ class Worker:
         image_min_tokens: int = -1,
         image_max_tokens: int = -1,
     ) -> tuple[Row, ...]:
-        """Memory that the multimodal projector at ``path`` takes, a row per buffer type, and nothing is allocated.
+        """The memory of the multimodal projector at ``path``, a row per buffer type, without allocating.
 
-        Weights are model bytes. Compute is for the image that libmtmd warms up with: the largest for a projector of
-        one size, less than that for some others, and one at a time. -1 tokens are the projector's own limit. ``device``
-        is where llama-server would put it: ``-mmdev``, else the first of ``-dev``; ``None`` is the host, whose rows
-        have no device. Raises ``ModelError`` where it is no projector or truncated, ``UsageError`` for an unknown
-        device, ``LibraryError`` where libmtmd is missing or another one.
+        Weights are model bytes. Compute is for the image with which libmtmd warms up: one image, which for some
+        projectors is smaller than the largest possible one. -1 tokens are the projector's own limit. ``device``: where
+        llama-server would put it, which is ``-mmdev`` or else the first of ``-dev``; ``None`` is the host, whose rows
+        have no device.
+
+        Raises ``ModelError`` if it is not a projector or truncated, ``UsageError`` for an unknown device,
+        ``LibraryError`` if libmtmd is missing or of another version.
         """
         return self._ask(
             tuple[Row, ...],
@@ -233,43 +239,43 @@ class Worker:
         )
 
     def compute_capabilities(self) -> dict[str, int]:
-        """Compute capability (890 for 8.9) of the CUDA devices by name, where the driver tells."""
+        """The compute capability (890 for 8.9) of the CUDA devices by name, if the driver reports it."""
         return dict(self._ask(tuple[tuple[str, int], ...], "compute_capabilities"))
 
     def memory(self) -> tuple[DeviceInfo, ...]:
-        """``devices()``, with the memory that is free now."""
+        """As ``devices()``, with the memory that is free now."""
         return self._ask(tuple[DeviceInfo, ...], "memory")
 
     def speed(self, device: str, memory: int, seconds: float) -> MeasuredSpeed:
-        """How fast a device is, by products in up to ``memory`` bytes of it, in about ``seconds``.
+        """Measure how fast a device is, with up to ``memory`` bytes of it, for about ``seconds``.
 
-        Raises ``LlamaCppError`` where that cannot be measured.
+        Raises ``LlamaCppError`` if it cannot be measured.
         """
         return self._ask(MeasuredSpeed, "speed", device=device, memory=memory, seconds=seconds)
 
     def load(self, path: str | os.PathLike[str], params: Params) -> Loaded:
-        """Really load ``path``, compute a full micro batch and single tokens, and keep it until ``unload``."""
+        """Load ``path`` for real, compute a full micro batch and single tokens, and keep it until ``unload``."""
         return self._ask(Loaded, "load", path=os.fspath(path), params=params)
 
     def unload(self) -> None:
-        """Free what ``load`` has kept."""
+        """Free what ``load`` has loaded."""
         self._ask(type(None), "unload")
 
     def check_patterns(self, patterns: Sequence[str]) -> None:
-        """Raise ``UsageError`` naming the first pattern that is no regular expression."""
+        """Raise ``UsageError`` for the first pattern that is not a valid regular expression."""
         self.match(patterns, ())
 
     def match(self, patterns: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
-        """For each name the index of the first pattern that llama.cpp finds in it, or -1. Raises ``UsageError``."""
+        """For each name the index of the first pattern that matches a part of it, or -1. Raises ``UsageError``."""
         return self._ask(tuple[int, ...], "match", patterns=list(patterns), names=list(names))
 
     def dismiss(self) -> None:
-        """Let the process end, or make it end where it is busy, without waiting for that: ``close`` does."""
+        """Tell the process to end, or kill it if it is busy, without waiting; ``close`` waits."""
         if self._child is not None:
             self._child.dismiss(at_once=bool(self._begun) and not self._rpc)
 
     def close(self) -> None:
-        """End the process and wait for it. Nothing of it is left behind."""
+        """End the process and wait for it. Nothing is left behind."""
         self._closed = True
         child, self._child = self._child, None
         begun, self._begun = self._begun, []
@@ -285,7 +291,7 @@ class Worker:
         self._guarded(lambda: self._send(self._open(), command, arguments))
 
     def _ready(self) -> _Child:
-        """The process, with nothing left of what was begun: its answer is lost, and so is its failure."""
+        """The process, after waiting for everything that was begun; those answers and errors are dropped."""
         if any(not begun.is_opening for begun in self._begun) or self._failed or self._answered is not None:
             with contextlib.suppress(FitterError):
                 self._finish()
@@ -302,7 +308,7 @@ class Worker:
         except FitterError:
             raise
         except BaseException:
-            # An answer that nobody waits for any more would be taken for the next one's.
+            # The answer, which comes later, would be taken for that of the next question.
             self._kill()
             raise
 
@@ -341,7 +347,7 @@ class Worker:
             child.send(request, self._end_of(begun))
 
     def _finish(self) -> Any:
-        """The answer to what was asked last; the first error on the way to it is raised."""
+        """The answer to the last question; raises the first error of all open questions."""
         while self._begun:
             self._take_answer()
         answer, self._answered = self._answered, None
@@ -351,11 +357,11 @@ class Worker:
         return answer
 
     def _take_answer(self) -> None:
-        """Wait for the answer to the first of what was asked, and keep it or the error that it is."""
+        """Wait for the answer to the first open question, and store it, or its error."""
         begun = self._begun[0]
         try:
             with self._telling(begun):
-                # Answers come in order: the wait for one includes those before it.
+                # Answers come in order, so waiting for one includes those before it.
                 answer = begun.child.receive(self._end_of(begun), any(each.is_long for each in self._begun))
             del self._begun[0]
             self._loads += answer.get("loads", 0)
@@ -373,7 +379,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _telling(self, begun: _Begun) -> Iterator[None]:
-        """Turn what can happen to the process into errors that name the question."""
+        """Turn a timeout or the end of the process into an error that names the question."""
         try:
             yield
         except _TimeoutError:
@@ -382,7 +388,7 @@ class Worker:
                 raise _late(begun.command) from None
             self._check_servers(begun.command, log)
             raise LlamaCppError(
-                f"llama.cpp did not answer '{begun.command}' within {self._patience:g} seconds (--timeout)", log
+                f"llama.cpp did not answer '{begun.command}' within {self._patience:g} seconds: raise --timeout", log
             ) from None
         except _EndedError as ended:
             log = self._kill()
@@ -390,7 +396,7 @@ class Worker:
             raise LlamaCppCrashError(_crash_message(begun.command, ended.status, log), log) from None
 
     def _end_of(self, begun: _Begun) -> float:
-        """When its answer has to be there: what was begun before a deadline was set is held to it as well."""
+        """The latest time for its answer; a deadline that was set later applies as well."""
         return begun.deadline if self.deadline is None else min(begun.deadline, self.deadline)
 
     def _is_late(self) -> bool:
@@ -398,16 +404,16 @@ class Worker:
 
     @property
     def _farewell(self) -> float:
-        """Seconds in which the process may take leave of its rpc-servers: see ``reset_connections``."""
+        """Seconds in which the process may reset its connections to rpc-servers: see ``reset_connections``."""
         return min(_FAREWELL_SECONDS, self._timeout / 8) if self._rpc else 0.0
 
     @property
     def _patience(self) -> float:
-        """Seconds for one answer: with rpc-servers there is then still time to ask which one is lost."""
+        """Seconds for one answer; with rpc-servers some time is left to find out which one was lost."""
         return self._timeout - min(_DIAGNOSIS_SECONDS, self._timeout / 4) if self._rpc else self._timeout
 
     def _check_servers(self, command: str, log: Sequence[str]) -> None:
-        """Say so where it was an rpc-server that the process died of, or waited for."""
+        """Raise ``RemoteError`` if an rpc-server is the reason why the process ended or did not answer."""
         if not self._rpc:
             return
         from fitter.llama import rpc
@@ -416,8 +422,8 @@ class Worker:
             raise RemoteError(f"llama.cpp lost an RPC server during '{command}': {gone}") from None
         if any(_DROPPED in line for line in log):
             raise RemoteError(
-                f"an RPC server ({', '.join(self._rpc)}) dropped the connection during '{command}', and answers now: "
-                "see its log for why, and try again"
+                f"an RPC server ({', '.join(self._rpc)}) dropped the connection during '{command}', but answers again: "
+                "look for the reason in its log, and try again"
             ) from None
 
     def _kill(self) -> tuple[str, ...]:
@@ -429,7 +435,7 @@ class Worker:
 def _servers(rpc: str | Sequence[str]) -> tuple[str, ...]:
     if not rpc:
         return ()
-    # what talks to a network takes a while to import
+    # imported here, since network modules are slow to import
     from fitter.llama.rpc import parse_servers
 
     return parse_servers(rpc)
@@ -441,7 +447,7 @@ def _decoded(kind: type[_T], value: Any) -> _T:
 
 
 def _late(command: str) -> TimeLimitError:
-    return TimeLimitError(f"no plan was found within the time limit, which ended during '{command}': allow more of it")
+    return TimeLimitError(f"no plan was found before the time limit ended during '{command}': raise --time-limit")
 
 
 def _model(path: str | os.PathLike[str] | Skeleton) -> str | Skeleton:
@@ -463,10 +469,10 @@ def _crash_message(command: str, status: int, log: tuple[str, ...]) -> str:
             how = f"was ended by {signal.Signals(-status).name}"
         except ValueError:
             how = f"was ended by signal {-status}"
-    # GGML_ASSERT and GGML_ABORT write to stderr, past the log; what follows them is of less use.
-    said = [line.strip() for line in log if line.strip()]
-    telling = [line for line in said if "GGML_ASSERT" in line or "fatal error" in line or "error" in line.lower()]
-    last = (telling or said or [""])[-1]
+    # GGML_ASSERT and GGML_ABORT write to stderr, not to the log; the lines after them are less useful.
+    lines = [line.strip() for line in log if line.strip()]
+    errors_in_log = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower()]
+    last = (errors_in_log or lines or [""])[-1]
     return f"llama.cpp {how} during '{command}'" + (f": {last}" if last else "")
 
 
@@ -476,9 +482,10 @@ class _TimeoutError(Exception):
 
 @dataclass(frozen=True)
 class _Begun:
-    """A question that was sent; ``deadline`` is on the monotonic clock. One that is opening is part of the start.
+    """A question that was sent. ``deadline`` is on the monotonic clock.
 
-    One that is long is about a model's own file, not its header.
+    ``is_opening``: it is part of starting the process. ``is_long``: it is about a model's own file, not only its
+    header.
     """
 
     child: _Child
@@ -495,7 +502,7 @@ class _EndedError(Exception):
 
 
 class _Child:
-    """The process, and what is said on its pipes."""
+    """The process, and the requests and answers on its pipes."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         try:
@@ -517,7 +524,7 @@ class _Child:
                 raise self._ended() from None
 
     def has_answer(self) -> bool:
-        """Whether ``receive`` has something to read, if only that the process has ended."""
+        """Whether ``receive`` would return at once, with an answer or because the process has ended."""
         return b"\n" in self._pending or bool(select.select([self._process.answers], [], [], 0)[0])
 
     def receive(self, deadline: float, is_long: bool) -> dict[str, Any]:
@@ -545,15 +552,15 @@ class _Child:
         return _EndedError(self._process.wait())
 
     def dismiss(self, at_once: bool) -> None:
-        """Let the process end by itself, or make it."""
+        """Tell the process to end, or kill it ``at_once``."""
         self._process.dismiss(at_once)
 
     def close(self) -> None:
-        """Let the process end by itself, and make it end if it does not."""
+        """Tell the process to end, and kill it if it does not."""
         self._process.close()
 
     def kill(self, patience: float = 0.0) -> tuple[str, ...]:
-        """End the process, ``patience`` seconds after it was told to end; returns the last lines that it printed."""
+        """Kill the process, ``patience`` seconds after telling it to end; returns the last lines that it printed."""
         return tuple(self._process.kill(patience).decode("utf-8", "replace").splitlines()[-_STDERR_LINES:])
 
 

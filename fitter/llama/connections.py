@@ -1,4 +1,4 @@
-"""This process's connections to rpc-servers: ggml-rpc keeps one per server, alive or dead, for all that is loaded."""
+"""This process's connections to rpc-servers. ggml-rpc keeps one per server, which all loaded models use."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from fitter.errors import RemoteError
 from fitter.llama import guarded, rpc
 
 users: dict[int, tuple[str, ...]] = {}
-"""The rpc-servers of what is loaded now: they talk to this process alone, and would not answer another question."""
+"""The rpc-servers of each loaded model: they serve one connection at a time, so they would not answer another one."""
 
 _lost: dict[str, int] = {}
-"""Servers that were lost while something was loaded there, and how often.
+"""How often each server was lost while a model was loaded there.
 
-ggml-rpc keeps the connection that is dead, under the name of its server, for as long as somebody waits for it.
+ggml-rpc keeps a dead connection, under its server's name, as long as a thread waits for it.
 """
 _is_broken = False
 
 
 def lose(servers: Sequence[str], is_connected: bool) -> None:
-    """Give up the connections to ``servers`` that nothing else needs, so that those that live can serve others."""
+    """Close the connections to ``servers`` that no other model uses, so that the servers can serve other clients."""
     global _is_broken
-    # who is stopped while it connects holds locks that every other connection needs
+    # a thread that was stopped while connecting holds locks that every other connection needs
     _is_broken = _is_broken or (bool(servers) and not is_connected)
     used = {server for others in users.values() for server in others}
     free = [server for server in servers if server not in used]
@@ -31,17 +31,17 @@ def lose(servers: Sequence[str], is_connected: bool) -> None:
 
 
 def name_of(server: str) -> str:
-    """What ggml-rpc is to call ``server``: a dead connection under one name is in nobody's way under another."""
+    """A name for ``server`` without a dead connection in ggml-rpc: a zero before the port for each time it was lost."""
     host, _, port = server.rpartition(":")
     return f"{host}:{'0' * _lost.get(server, 0)}{port}"
 
 
 def check(servers: Sequence[str], timeout: float | None) -> None:
-    """See that ``servers`` can be loaded on, within ``timeout`` seconds. Raises ``RemoteError`` and ``UsageError``."""
+    """Check, within ``timeout`` seconds, that ``servers`` can be used. Raises ``RemoteError`` and ``UsageError``."""
     if _is_broken:
         raise RemoteError(
-            "an RPC server was lost while llama.cpp connected to it, and now this process can connect to none: "
-            "load the plan in another process"
+            "an RPC server was lost while llama.cpp connected to it, so this process cannot connect to any server now: "
+            "load the plan in a new process"
         )
     busy = {server for others in users.values() for server in others}
     if idle := [server for server in servers if server not in busy]:

@@ -1,8 +1,8 @@
-"""The profile ``library``: virtual NVIDIA cards on the user's own ``libggml-cuda.so``.
+"""The profile ``library``: virtual NVIDIA cards, simulated with the user's own ``libggml-cuda.so``.
 
 The worker's process gets ``libfitter-cudart.so`` in place of the CUDA libraries that ``libggml-cuda.so`` is linked to.
-It describes the cards and computes nothing, so the very backend that will run says what it takes, without a GPU or a
-driver.
+It describes the cards and computes nothing, so the backend that will run the model measures its memory without a GPU or
+a driver.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _FIX = (
 
 @dataclass(frozen=True)
 class CudaLibrary:
-    """A ``libggml-cuda.so``: ``stands_in_for`` are the names of CUDA's libraries that it is linked to.
+    """A ``libggml-cuda.so``. ``stands_in_for``: the names of the CUDA libraries that it is linked to.
 
-    ``version`` is the major version of its CUDA runtime. A ``plugin`` is loaded by ``ggml_backend_load``; another one
-    comes with libllama, or registers itself by ``ggml_backend_cuda_reg``.
+    ``version``: the major version of its CUDA runtime. ``plugin``: whether it is loaded with ``ggml_backend_load``;
+    otherwise libllama brings it, or it is registered with ``ggml_backend_cuda_reg``.
     """
 
     path: Path
@@ -43,14 +43,15 @@ class CudaLibrary:
     plugin: bool
 
     def environment(self, links: Path, description: str) -> dict[str, str]:
-        """Variables of a process that finds the stand-in under every one of its names, in the directory ``links``.
+        """Environment variables for a process that uses ``libfitter-cudart.so`` under each of these names.
 
-        ``description`` is of the cards, in the format of ``FITTER_DEVICES``. Makes the links.
+        Makes links of these names in the directory ``links``. ``description`` describes the cards, in the format of
+        ``FITTER_DEVICES``.
         """
         for name in self.stands_in_for:
             (links / name).symlink_to(cudart_path())
-        # By their bare names: what is asked for by a name that is already loaded is not searched for, whatever
-        # search path the library was linked with.
+        # By their bare names: a library whose name is already loaded is not searched for, whatever search path the
+        # other library was linked with.
         preload = [*self.stands_in_for, os.environ.get("LD_PRELOAD", "")]
         search = [str(links), os.environ.get("LD_LIBRARY_PATH", "")]
         return {
@@ -64,7 +65,7 @@ class CudaLibrary:
 def find_cuda_library(place: str | os.PathLike[str] | None = None) -> CudaLibrary:
     """The ``libggml-cuda.so`` at ``place`` (a file, or a directory with one), by default llama-cpp-python's own.
 
-    Raises ``LibraryError`` where there is none, or none that can be planned with.
+    Raises ``LibraryError`` if there is none, or if it cannot be used for planning.
     """
     if not sys.platform.startswith("linux"):
         raise LibraryError("the profile 'library' needs Linux: describe the GPU without it, such as --gpu rtx-4090")
@@ -72,17 +73,17 @@ def find_cuda_library(place: str | os.PathLike[str] | None = None) -> CudaLibrar
     library = elf.read(path)
     runtime = [found for name in library.needed if (found := _RUNTIME.match(name))]
     if "ggml_backend_cuda_reg" not in library.defined and "ggml_backend_init" not in library.defined:
-        raise LibraryError(f"{path} is no CUDA backend of ggml: {_FIX}")
+        raise LibraryError(f"{path} is not a CUDA backend of ggml: {_FIX}")
     if not runtime:
         raise LibraryError(
-            f"{path} holds the CUDA runtime itself (GGML_STATIC), which cannot be replaced: build it without that"
+            f"{path} contains the CUDA runtime, which then cannot be replaced: build it without GGML_STATIC"
         )
-    asked = {symbol for symbol in library.undefined if _CUDA_SYMBOL.match(symbol)}
-    missing = sorted(asked - elf.read(cudart_path()).defined)
+    needed = {symbol for symbol in library.undefined if _CUDA_SYMBOL.match(symbol)}
+    missing = sorted(needed - elf.read(cudart_path()).defined)
     if missing:
         raise LibraryError(
-            f"{path} asks CUDA for what fitter does not know ({', '.join(missing[:5])}): build it with CUDA 12 or 13, "
-            "or plan without --profile library"
+            f"{path} needs CUDA functions that fitter does not simulate ({', '.join(missing[:5])}): build it with CUDA "
+            "12 or 13, or plan without --profile library"
         )
     return CudaLibrary(
         path,
@@ -97,7 +98,8 @@ def _find(place: Path) -> Path:
         return place.resolve()
     if (place / NAME).is_file():
         return (place / NAME).resolve()
-    raise LibraryError(f"there is no {NAME} in {place}: {_FIX}" if place.is_dir() else f"{place} is not there: {_FIX}")
+    why = f"there is no {NAME} in {place}" if place.is_dir() else f"{place} does not exist"
+    raise LibraryError(f"{why}: {_FIX}")
 
 
 def _find_own() -> Path:
@@ -113,4 +115,4 @@ def _find_own() -> Path:
     try:
         return _find(Path(package.origin).parent / "lib")
     except LibraryError:
-        raise LibraryError(f"the llama-cpp-python that is installed has no CUDA backend ({NAME}): {_FIX}") from None
+        raise LibraryError(f"the installed llama-cpp-python has no CUDA backend ({NAME}): {_FIX}") from None

@@ -1,4 +1,4 @@
-"""The devices of this process's ggml, real, remote and virtual, and which of them llama.cpp takes."""
+"""The devices of this process's ggml, real, remote and virtual, and which of them llama.cpp uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CUDA = "CUDA"
 
 @dataclass(frozen=True)
 class Device:
-    """A device of ggml's registry with the addresses that llama.cpp wants."""
+    """A device of ggml's registry, with the addresses that llama.cpp's structs need."""
 
     info: DeviceInfo
     device_id: str | None
@@ -31,14 +31,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Registry:
-    """The devices that names in ``Params`` refer to. ``default`` are those that llama.cpp offloads to by itself."""
+    """The devices that names in ``Params`` refer to. ``default``: those that llama.cpp uses by default."""
 
     devices: tuple[Device, ...]
     default: tuple[Device, ...]
 
 
 def registry(virtual: bool = False) -> Registry:
-    """The real devices of this process, or with ``virtual`` the described ones beside the CPU; remote ones always."""
+    """The real devices of this process, or with ``virtual`` the described ones and the CPU; always with remote ones."""
     library = native.load()
     every = tuple(every_device(library))
     if virtual:
@@ -58,12 +58,12 @@ def registry(virtual: bool = False) -> Registry:
 
 
 def default_names() -> tuple[str, ...]:
-    """Names of the real devices that llama.cpp offloads to by itself in this process."""
+    """The names of the real devices that llama.cpp uses by default in this process."""
     return tuple(device.info.name for device in registry().default)
 
 
 def cuda_registry() -> Registry:
-    """The cards of a CUDA backend that runs without a GPU (``load_cuda_backend``), remote devices and the CPU."""
+    """The cards of a CUDA backend that runs without a GPU (see ``load_cuda_backend``), remote devices and the CPU."""
     every = tuple(every_device(native.load()))
     cards = tuple(replace(d, info=replace(d.info, virtual=True)) for d in every if d.info.backend == _CUDA)
     offered = remote_devices(every) + cards
@@ -71,14 +71,14 @@ def cuda_registry() -> Registry:
 
 
 def remote_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """Those of rpc-servers."""
+    """Those of ``devices`` that are on rpc-servers."""
     return tuple(d for d in devices if d.info.backend == RPC)
 
 
 def rpc_devices(server: str) -> tuple[Device, ...]:
-    """The devices of an rpc-server (``host:port``), unknown to ggml's registry. Their memory is not asked for.
+    """The devices of an rpc-server (``host:port``) that is not in ggml's registry, without querying their memory.
 
-    Raises ``LibraryError`` where libllama has no RPC. llama.cpp ends the process where nobody answers.
+    Raises ``LibraryError`` if libllama has no RPC. If the server does not answer, llama.cpp ends the process.
     """
     library = native.load()
     out = library.ffi.new("fitter_device_t *")
@@ -121,7 +121,7 @@ def _device(library: native.Library, out: Any) -> Device:
 
 
 def default_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """The devices that llama.cpp offloads to by itself, in its order: RPC servers, GPUs, else integrated GPUs."""
+    """The devices that llama.cpp uses by default, in its order: rpc-servers, then GPUs, or else integrated GPUs."""
     rpc: list[Device] = []
     gpus: list[Device] = []
     igpus: list[Device] = []
@@ -137,22 +137,22 @@ def default_devices(devices: Iterable[Device]) -> tuple[Device, ...]:
     return tuple(rpc + (gpus or igpus))
 
 
-def device_named(name: str, devices: Registry) -> Device:
+def device_named(name: str, available: Registry) -> Device:
     """The device of that name. Raises ``UsageError``."""
-    return select((name,), devices)[0]
+    return select((name,), available)[0]
 
 
 def host_of(devices: Registry) -> DeviceInfo:
-    """The CPU as ggml reports it (on Linux ggml counts all of the memory as free)."""
+    """The CPU as ggml reports it; on Linux ggml reports all memory as free."""
     for device in devices.devices:
         if device.info.type == "cpu":
             return device.info
-    raise LibraryError("libllama has no CPU backend: install a llama-cpp-python that has one")
+    raise LibraryError("libllama has no CPU backend: reinstall llama-cpp-python with one")
 
 
-def select(names: Sequence[str], known: Registry) -> tuple[Device, ...]:
+def select(names: Sequence[str], available: Registry) -> tuple[Device, ...]:
     """The devices of those names. Raises ``UsageError`` for an unknown one."""
-    by_name = {d.info.name: d for d in reversed(known.devices) if d.info.type not in ("cpu", "accel")}
+    by_name = {d.info.name: d for d in reversed(available.devices) if d.info.type not in ("cpu", "accel")}
     unknown = [name for name in names if name not in by_name]
     if unknown:
         raise UsageError(f"unknown device '{unknown[0]}'; there are: {', '.join(reversed(by_name)) or 'none'}")
@@ -160,10 +160,10 @@ def select(names: Sequence[str], known: Registry) -> tuple[Device, ...]:
 
 
 def register_virtual(description: str) -> None:
-    """Make virtual devices (in the format of ``FITTER_DEVICES``) known to this process's ggml.
+    """Register virtual devices, in the format of ``FITTER_DEVICES``, with this process's ggml.
 
-    An empty description leaves what is described. Nothing may be loaded on virtual devices when they are described
-    anew. Raises ``UsageError`` for a description that is not valid, ``LibraryError`` where ggml refuses the backend.
+    An empty description changes nothing. Nothing may be loaded on virtual devices while they are replaced. Raises
+    ``UsageError`` for a description that is not valid, ``LibraryError`` if ggml refuses the backend.
     """
     if not native.register_virtual(description):
         why = reason(captured_log()) or native.load().last_error()
@@ -171,19 +171,19 @@ def register_virtual(description: str) -> None:
 
 
 def load_cuda_backend(path: str, plugin: bool) -> None:
-    """Make the CUDA backend at ``path`` known to this process's ggml, unless libllama has brought it.
+    """Register the CUDA backend at ``path`` with this process's ggml, unless libllama has already loaded it.
 
-    Raises ``LibraryError`` where ggml refuses it, or libllama has brought another one.
+    Raises ``LibraryError`` if ggml refuses it, or if libllama has loaded another one.
     """
     library = native.load()
     if any(device.info.backend == _CUDA for device in every_device(library)):
-        # Wheels hold copies under several names.
+        # Wheels contain copies under several names.
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
             directories = {os.path.dirname(file) for file in re.findall(r"(/.*)$", maps.read(), re.M) if _is_cuda(file)}
         if os.path.dirname(path) not in directories:
             raise LibraryError(
-                f"libllama brings a CUDA backend of its own: leave {path} out, or set LLAMA_CPP_LIB_PATH to the "
-                "libraries that it belongs to"
+                f"libllama already has another CUDA backend: leave {path} out, or set LLAMA_CPP_LIB_PATH to the "
+                "directory of the libraries that it belongs to"
             )
         return
     if plugin:
@@ -194,7 +194,7 @@ def load_cuda_backend(path: str, plugin: bool) -> None:
         loaded = backend.fitter_virtual_adopt(os.fsencode(path))
         why = library.text(backend.fitter_virtual_error()) or ""
     if not loaded:
-        raise LibraryError(f"{path} is of no use to the libllama that is loaded: {reason(captured_log()) or why}")
+        raise LibraryError(f"{path} cannot be used with the loaded libllama: {reason(captured_log()) or why}")
 
 
 def _is_cuda(file: str) -> bool:

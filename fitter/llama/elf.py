@@ -1,4 +1,4 @@
-"""What a shared library asks for: the libraries that it is linked to, and the symbols that it needs and offers."""
+"""Reading a shared library: the libraries that it is linked to, and the symbols that it needs and defines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SharedLibrary:
 
 
 def read(path: str | os.PathLike[str]) -> SharedLibrary:
-    """Read a 64-bit little-endian ELF library. Raises ``LibraryError`` where it is none."""
+    """Read a 64-bit little-endian ELF library. Raises ``LibraryError`` for anything else."""
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -30,7 +30,7 @@ def read(path: str | os.PathLike[str]) -> SharedLibrary:
     except OSError as error:
         raise LibraryError(f"{os.fspath(path)} cannot be read: {error.strerror}") from error
     except (struct.error, ValueError, IndexError) as error:
-        raise LibraryError(f"{os.fspath(path)} is no shared library of 64-bit Linux: take another one") from error
+        raise LibraryError(f"{os.fspath(path)} is not a shared library for 64-bit Linux: use another one") from error
 
 
 def _parse(data: bytes) -> SharedLibrary:

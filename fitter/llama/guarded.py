@@ -1,6 +1,7 @@
-"""Calls to llama.cpp in a process that must outlive them: on a thread of their own, which fails where ggml would abort.
+"""Calls to llama.cpp that must not end the process: each on a thread of its own, which is stopped if ggml aborts.
 
-``bindings/measuring/load_guard.cpp`` says how. A thread that cannot go on is left behind, asleep, with what it holds.
+``bindings/measuring/load_guard.cpp`` explains how. A thread that cannot return sleeps until the process ends, and its
+memory stays allocated.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from fitter.llama.log import LogLine, log_lines
 T = TypeVar("T")
 
 _SLICE = 100
-"""Milliseconds after which a waiting thread looks for signals."""
+"""Milliseconds after which a waiting thread checks for signals."""
 _PATIENCE = 1.0
-"""Seconds that one who pressed Ctrl-C waits for a server."""
+"""Seconds to wait for a server after Ctrl-C."""
 _GRACE = 10.0
-"""Seconds that a call has to come to its end once it was told to, or has failed."""
+"""Seconds in which a call must end after it was cancelled, or has failed."""
 
 
-class Progress:
-    """What a call that is under way says of itself, and what it is told. ``callback`` is for llama.cpp's load."""
+class LoadProgress:
+    """The progress of a call, and whether to cancel it. ``callback`` is for llama.cpp's load."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -40,7 +41,7 @@ class Progress:
         self.callback = native.load().llama_cpp.llama_progress_callback(self._tell)
 
     def step(self) -> None:
-        """Note that something was done."""
+        """Record that the call has made progress."""
         self.last = time.monotonic()
 
     def _tell(self, _done: float, _data: ctypes.c_void_p) -> bool:
@@ -49,11 +50,12 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[T]):
-    """How a call went: a ``value`` or an ``error``; ``crash`` is what ggml gave up with, if it did.
+class CallResult(Generic[T]):
+    """The result of a call: a ``value`` or an ``error``.
 
-    With ``is_lost`` the thread is still there and always will be, with all that it holds. ``stalled``: seconds in which
-    nothing was done, where that is why it was given up. ``log`` has llama.cpp's lines.
+    ``crash``: ggml's message, if it would have aborted. ``is_lost``: the thread cannot return, so its memory stays
+    allocated until the process ends. ``stalled``: seconds without progress, if the call was cancelled for that.
+    ``log``: llama.cpp's log.
     """
 
     value: T | None
@@ -64,23 +66,23 @@ class Outcome(Generic[T]):
     log: tuple[LogLine, ...]
 
 
-# One at a time: llama-cpp-python swaps the process's stdout and stderr while it loads, and does not expect company.
+# One call at a time, since llama-cpp-python replaces the process's stdout and stderr while it loads.
 _turn = threading.Lock()
 
 
 def attempt(
-    call: Callable[[Progress], T],
+    call: Callable[[LoadProgress], T],
     servers: Sequence[str] = (),
     timeout: float | None = None,
     on_lost: Callable[[], None] | None = None,
-) -> Outcome[T]:
-    """Make ``call`` on a thread of its own, and come back however it ends.
+) -> CallResult[T]:
+    """Make ``call`` on a thread of its own, and return its result however it ends.
 
-    With ``servers`` (``host:port`` of rpc-servers) it is also given up where nothing is done for ``timeout`` seconds.
-    Ctrl-C cancels it at the next tensor, or cuts the connections. ``on_lost`` is called where the thread is lost.
+    With ``servers`` (``host:port`` of rpc-servers) it is cancelled after ``timeout`` seconds without progress. Ctrl-C
+    cancels it at the next tensor, or closes the connections. ``on_lost`` is called if the thread cannot return.
     """
     fitter = native.load().fitter
-    progress = Progress()
+    progress = LoadProgress()
     made: list[T] = []
     failed: list[BaseException] = []
     context = contextvars.copy_context()
@@ -102,7 +104,7 @@ def attempt(
             try:
                 thread.start()
             except RuntimeError as error:
-                return Outcome(None, MemoryError(str(error)), None, False, None, ())
+                return CallResult(None, MemoryError(str(error)), None, False, None, ())
             try:
                 state, stalled = _wait(guard, progress, servers, timeout)
             except BaseException:
@@ -122,22 +124,24 @@ def attempt(
             crash = native.load().text(fitter.fitter_guard_crash(guard))
             log = log_lines(lambda out: fitter.fitter_guard_log(guard, out))
         finally:
-            # one that has not even started has no guard to leave
+            # a thread that was not started never entered the guard
             if thread.ident is not None:
                 fitter.fitter_guard_close(guard)
-    return Outcome(
+    return CallResult(
         made[0] if made and state == 1 else None, failed[0] if failed else None, crash, state != 1, stalled, log
     )
 
 
-def _wait(guard: Any, progress: Progress, servers: Sequence[str], timeout: float | None) -> tuple[int, float | None]:
-    """Whether the thread has ended (1) or never will (2), or was given up (0); and after how long without progress."""
+def _wait(
+    guard: Any, progress: LoadProgress, servers: Sequence[str], timeout: float | None
+) -> tuple[int, float | None]:
+    """Wait for the thread: 1 if it has ended, 2 if it never will, 0 if it was cancelled after so many idle seconds."""
     fitter = native.load().fitter
     while not (state := int(fitter.fitter_guard_wait(guard, _SLICE))):
         idle = time.monotonic() - progress.last
         if servers and timeout is not None and idle > timeout:
             progress.is_cancelled = True
-            # what waits for a server gives up, and its thread with it
+            # this ends what waits for a server, and so the thread
             disconnect(servers)
             return _wait_for(guard, _GRACE), idle
     return state, None
@@ -152,9 +156,9 @@ def _wait_for(guard: Any, seconds: float) -> int:
 
 
 def disconnect(servers: Sequence[str]) -> None:
-    """Reset this process's connections to ``servers``: who waits for one is told that it is over.
+    """Reset this process's connections to ``servers``, which ends every wait for an answer.
 
-    Not shut down, if it can be helped: a server that answers when nobody is there any more is ended by SIGPIPE.
+    If possible they are not shut down: a server that answers on a closed connection would be killed by SIGPIPE.
     """
     connect = ctypes.CDLL(None).connect
     nowhere = struct.pack("H14x", socket.AF_UNSPEC)
@@ -169,16 +173,16 @@ def disconnect(servers: Sequence[str]) -> None:
             with connection:
                 if connection.family != socket.AF_INET or connection.getpeername() not in addresses:
                     continue
-                # some kernels refuse it while a thread waits
+                # some kernels refuse this while a thread waits
                 if connect(connection.fileno(), nowhere, len(nowhere)):
                     connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
 def _own_streams() -> Iterator[Callable[[], None]]:
-    """Gives what puts stdout and stderr back: llama-cpp-python turns them off while it loads without ``verbose``."""
+    """A function that restores stdout and stderr, which llama-cpp-python turns off while it loads quietly."""
     streams = sys.stdout, sys.stderr
-    # Jupyter's streams have descriptors of their own, which are turned off as well.
+    # Jupyter's streams have descriptors of their own, which it turns off as well.
     copies = [getattr(stream, "_original_stdstream_copy", None) for stream in streams]
     saved: dict[int, int] = {}
     for number in (1, 2):

@@ -1,4 +1,4 @@
-"""Headers of GGUF files, read by ggml, and skeletons made of them."""
+"""Headers of GGUF files, read by ggml, and skeletons made from them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fitter.llama.log import captured_log, reason
 from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInfo
 
 MAX_ARRAY_VALUES = 4096
-"""Metadata arrays of numbers up to this length keep their values."""
+"""The longest array of numbers in the metadata whose values are read."""
 
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 
 class Headers:
-    """Reads headers of GGUF files, and makes skeletons of them without reading them again.
+    """Reads headers of GGUF files, and makes skeletons from them without reading them again.
 
-    A header that was read is kept, without its tokenizer, until a skeleton is made of it or another model's is read.
-    The last skeleton is kept as well. Not thread-safe. ``close`` frees everything.
+    A header is kept, without its tokenizer, until a skeleton was made from it or the header of another model is read.
+    The last skeleton is kept too. Not thread-safe. ``close`` frees everything.
     """
 
     def __init__(self) -> None:
@@ -32,14 +32,14 @@ class Headers:
         self._library = native.load()
 
     def close(self) -> None:
-        """Free what is kept; the file of a skeleton is gone with it."""
+        """Free everything; this also removes the file of a skeleton."""
         self._forget()
         made, self._made = self._made, None
         if made is not None:
             os.close(made[1])
 
     def read(self, path: str) -> Header:
-        """Read the header of one file. Raises ``ModelError`` if it is malformed, with ggml's own reason."""
+        """Read the header of one file. Raises ``ModelError`` with ggml's reason if it is malformed."""
         last, last_identity, header = self._last
         if header is not None and (last, last_identity) == (path, identity(path)):
             return header
@@ -52,7 +52,7 @@ class Headers:
         return found
 
     def skeleton(self, skeleton: Skeleton) -> str:
-        """Path to load it from, in this process until another is made. Raises ``LlamaCppError`` if it cannot be."""
+        """The path to load it from, valid in this process until the next skeleton. Raises ``LlamaCppError``."""
         if not skeleton.files:
             raise LlamaCppError("a skeleton needs the files of its model")
         key = tuple((os.path.abspath(file), identity(file)) for file in skeleton.files)
@@ -61,7 +61,7 @@ class Headers:
             if self._made is not None:
                 os.close(self._made[1])
             self._made = (key, descriptor)
-        # Where opening a descriptor's path only duplicates it, the place in the file is shared.
+        # On some systems opening the descriptor's path only duplicates it, with the same position in the file.
         os.lseek(self._made[1], 0, os.SEEK_SET)
         return f"{_DESCRIPTORS}/{self._made[1]}"
 
@@ -75,7 +75,7 @@ class Headers:
         finally:
             self._forget()
         if descriptor < 0:
-            raise LlamaCppError(f"{skeleton.files[0]} has no skeleton: {library.last_error()}")
+            raise LlamaCppError(f"no skeleton of {skeleton.files[0]} can be made: {library.last_error()}")
         return descriptor
 
     def _stripped(self, path: str) -> Any:
@@ -114,7 +114,7 @@ class Headers:
 
 
 def read_header(path: str) -> Header:
-    """Header of a file that is loaded beside a model. Raises ``ModelError`` where it is no whole GGUF file."""
+    """The header of a file that is loaded beside a model. Raises ``ModelError`` unless it is a complete GGUF file."""
     try:
         size = os.path.getsize(path)
     except OSError as error:
@@ -158,7 +158,7 @@ def _read_tensors(library: native.Library, gguf: Any) -> tuple[TensorInfo, ...]:
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """``shape`` without the dimensions at its end that are 1; the first one stays."""
+    """``shape`` without trailing dimensions of 1; the first dimension stays."""
     n = len(shape)
     while n > 1 and shape[n - 1] == 1:
         n -= 1

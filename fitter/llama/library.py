@@ -1,6 +1,6 @@
-"""The native libraries: libllama as llama-cpp-python loaded it, and fitter's own two beside it.
+"""The native libraries: libllama as llama-cpp-python loads it, and fitter's own.
 
-Everything here runs in the calling process, so only the worker and a process that runs models itself import it for use.
+Everything here runs in the calling process, so only a worker, or a process that runs models itself, may use it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import fitter.llama
 from fitter.errors import LibraryError, UsageError
 
 LLAMA_CPP_PYTHON_VERSION = "0.3.36"
-"""The llama-cpp-python whose parameter structs fitter fills in."""
+"""The version of llama-cpp-python whose parameter structs fitter knows."""
 
 _LIBFITTER = "libfitter.so"
 _BACKEND = "libggml-fitter.so"
@@ -31,9 +31,9 @@ _CELLS = "libfitter-cells.so"
 _DECLARATIONS = "fitter.llama._declarations"
 
 
-# Named tuples: a load that begins early waits for what is imported here, and dataclasses are half of that.
+# Named tuples, since an early load waits for these imports and dataclasses would double them.
 class Library(NamedTuple):
-    """Handles of what is loaded: the ``llama_cpp`` module, cffi's ``ffi``, and libfitter's functions."""
+    """The loaded libraries: the ``llama_cpp`` module, cffi's ``ffi``, and libfitter's functions."""
 
     llama_cpp: Any
     ffi: Any
@@ -59,7 +59,7 @@ class Library(NamedTuple):
         return int(self.ffi.cast("uintptr_t", pointer))
 
     def columns(self, out: Any, n_texts: int, n_numbers: int) -> tuple[list[list[str]], list[list[int]]]:
-        """What a ``fitter_columns_t`` holds, by column: so many texts and so many numbers per record."""
+        """The columns of a ``fitter_columns_t`` that has so many strings and so many numbers per record."""
         joined = bytes(self.ffi.buffer(out.texts, out.texts_size)).decode("utf-8", "replace")
         texts = joined.split("\0")[:-1]
         numbers = self.ffi.unpack(out.numbers, out.n_numbers) if out.n_numbers else []
@@ -67,7 +67,7 @@ class Library(NamedTuple):
 
 
 class Versions(NamedTuple):
-    """What one side of the native libraries is: versions, the llama.cpp commit ('' if unknown), ggml's backend API."""
+    """The versions of llama.cpp and ggml, the commit of llama.cpp ('' if unknown), and the version of ggml's API."""
 
     llama: str
     ggml: str
@@ -96,7 +96,7 @@ def check_versions(loaded: Versions, built: Versions) -> None:
 
 
 def _same_commit(a: str, b: str) -> bool:
-    # Builds outside of a git checkout do not know theirs; some say "-dirty".
+    # A build outside of a git checkout does not know its commit; some end with "-dirty".
     a, b = (commit.removesuffix("-dirty") for commit in (a, b))
     if not a or not b or "unknown" in (a, b):
         return True
@@ -104,18 +104,18 @@ def _same_commit(a: str, b: str) -> bool:
 
 
 def backend_path() -> Path:
-    """Path of the virtual-device backend, as ``GGML_BACKEND_PATH`` wants it. Raises ``LibraryError``."""
+    """The path of the virtual-device backend, for ``GGML_BACKEND_PATH``. Raises ``LibraryError``."""
     return _find(_BACKEND)
 
 
 def cudart_path() -> Path:
-    """Path of the CUDA runtime without a GPU. Raises ``LibraryError``."""
+    """The path of the CUDA runtime that needs no GPU. Raises ``LibraryError``."""
     return _find(_CUDART)
 
 
 def llama_cpp_version() -> str:
-    """Version and commit of the llama.cpp that is loaded, the same for every build of it. Raises ``LibraryError``."""
-    # Not what it says itself: a build outside of a git checkout does not know its commit. No other one is loaded.
+    """The version and commit of the loaded llama.cpp, the same for every build of it. Raises ``LibraryError``."""
+    # The version that fitter was built for: it is the same, and a build outside of a git checkout has no commit.
     built = built_versions(load())
     return f"{built.llama} (ggml {built.ggml}, commit {built.commit})"
 
@@ -132,9 +132,9 @@ _lock = threading.Lock()
 
 
 def load() -> Library:
-    """Load everything once per process.
+    """The native libraries, loaded once per process.
 
-    Raises ``LibraryError`` if a part is missing, or if the parts do not belong together.
+    Raises ``LibraryError`` if one is missing, or if they do not belong together.
     """
     with _lock:
         return _load()
@@ -153,7 +153,7 @@ def _load() -> Library:
 
 @functools.cache
 def open_backend() -> Any:
-    """The functions of the virtual-device backend (not yet registered with ggml). Raises ``LibraryError``."""
+    """The functions of the virtual-device backend, which is not registered with ggml. Raises ``LibraryError``."""
     library = load()
     backend = _open(library.ffi, _BACKEND)
     api = int(backend.fitter_virtual_loaded_api_version())
@@ -166,10 +166,10 @@ def open_backend() -> Any:
 
 @functools.cache
 def prepare() -> None:
-    """Load all that a worker needs, and capture llama.cpp's log. Raises ``LibraryError``."""
+    """Load everything that a worker needs, and capture llama.cpp's log. Raises ``LibraryError``."""
     library = load()
     library.fitter.fitter_log_capture()
-    # The backend that llama.cpp's programs would load: llama-cpp-python does not look at the variable.
+    # llama.cpp's programs load the backend in this variable, but llama-cpp-python does not.
     path = os.environ.get("GGML_BACKEND_PATH")
     if path and os.path.basename(path) != backend_path().name:
         library.fitter.fitter_backend_load(os.fsencode(path))
@@ -180,7 +180,7 @@ _registered = False
 
 
 def register_virtual(description: str) -> bool:
-    """What ``devices.register_virtual`` does; returns whether ggml takes the backend. Raises ``UsageError``."""
+    """As ``devices.register_virtual``, but returns whether ggml accepts the backend. Raises ``UsageError``."""
     global _registered
     library = load()
     backend = open_backend()
@@ -195,31 +195,31 @@ _cells: Any = None
 
 
 def cells() -> Any:
-    """The functions that keep cells of a KV cache out of memory, ``None`` where this process cannot have that."""
+    """The functions that save the memory of a KV cache's cells, ``None`` if this process has not loaded them."""
     return _cells
 
 
 @functools.cache
 def load_only_bindings() -> None:
-    """Let this process import llama-cpp-python's bindings without what ``Llama`` needs: numpy, jinja2 and more.
+    """Make this process import llama-cpp-python's bindings without numpy, jinja2 and the rest that ``Llama`` needs.
 
-    Its package stays empty here, apart from the version: only for a process that nobody else uses. In that one, the
-    cells of a KV cache that is only planned take next to no memory.
+    The package ``llama_cpp`` stays empty in this process except for its version, so this is only for a worker. There,
+    the cells of a KV cache in a dummy load take next to no memory.
     """
     global _cells
     with contextlib.suppress(LibraryError, OSError):
-        # before libllama, so that it allocates with this
+        # before libllama, so that libllama uses its allocator
         _cells = ctypes.CDLL(str(_find(_CELLS)), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.submodule_search_locations is None:
-        # Loading says so.
+        # The error is raised when it is loaded.
         return
     bare = types.ModuleType("llama_cpp")
     bare.__path__ = list(spec.submodule_search_locations)
     version = bare.__dict__["__version__"] = _version_in(bare.__path__)
     sys.modules["llama_cpp"] = bare
     if version == LLAMA_CPP_PYTHON_VERSION and "typing_extensions" not in sys.modules:
-        # For one name, which typing has as well, it imports inspect and more.
+        # It imports much for one name, which typing has too.
         extensions = types.ModuleType("typing_extensions")
         extensions.__dict__["TypeAlias"] = TypeAlias
         sys.modules["typing_extensions"] = extensions
@@ -268,16 +268,19 @@ class _DlInfo(ctypes.Structure):
 
 
 def _make_global(llama_cpp: Any) -> None:
-    """Let libraries that are opened later find the symbols of libllama and of the ggml that it uses.
+    """Make the symbols of libllama and of its ggml visible to libraries that are opened later.
 
-    Wheels hold several copies of ggml under different names. Asking the linker which file a symbol of libllama's own
-    dependencies came from names the right one; opening it again only changes its scope.
+    Wheels contain several copies of ggml under different names. The linker tells which file a symbol of libllama's own
+    dependencies came from; opening that file again only changes its scope.
     """
     for symbol in ("llama_backend_init", "ggml_backend_dev_count", "ggml_backend_buft_name"):
         try:
             ctypes.CDLL(_file_of(llama_cpp, symbol), mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_NOW)
         except (AttributeError, OSError) as error:
-            raise LibraryError(f"libllama is no llama.cpp that fitter can use: {_one_line(error)}") from error
+            raise LibraryError(
+                f"libllama is not a llama.cpp that fitter can use ({_one_line(error)}): install "
+                f"llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
+            ) from error
 
 
 def _file_of(llama_cpp: Any, symbol: str) -> str:
@@ -286,12 +289,12 @@ def _file_of(llama_cpp: Any, symbol: str) -> str:
     info = _DlInfo()
     function = getattr(llama_cpp._lib, symbol)
     if not dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(info)) or not info.dli_fname:
-        raise LibraryError(f"the dynamic linker does not know where {symbol} of libllama is")
+        raise LibraryError(f"the dynamic linker cannot tell which file {symbol} of libllama is in")
     return os.fsdecode(info.dli_fname)
 
 
 def directory() -> Path:
-    """Where libllama is. Raises ``LibraryError``."""
+    """The directory of libllama. Raises ``LibraryError``."""
     return Path(_file_of(load().llama_cpp, "llama_backend_init")).parent
 
 
@@ -312,7 +315,7 @@ def _open(ffi: Any, name: str) -> Any:
         return ffi.dlopen(str(path), ffi.RTLD_NOW)
     except OSError as error:
         raise LibraryError(
-            f"{name} does not fit the libllama that is loaded: {_one_line(error)}; reinstall llama-fitter with "
+            f"{name} does not match the loaded libllama ({_one_line(error)}): reinstall llama-fitter with "
             "LLAMA_CPP_SOURCE_DIR set to the source of that libllama"
         ) from error
 
@@ -332,7 +335,7 @@ def _loaded_versions(library: Library) -> Versions:
 
 
 def built_versions(library: Library) -> Versions:
-    """What fitter's own libraries were compiled against."""
+    """The versions that fitter's own libraries were compiled against."""
     built = library.fitter.fitter_versions()
     return Versions(
         library.text(built.llama_version) or "",

@@ -1,4 +1,4 @@
-"""Dummy loads: models and contexts that allocate nothing, and what they would take."""
+"""Dummy loads: models and contexts that allocate nothing, and the memory that they would take."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from fitter.llama.types import (
 
 
 class Loader:
-    """Makes dummy loads (``loads`` of them), and keeps the last model so that another context of it costs none.
+    """Makes dummy loads, and keeps the last model so that another context of it needs no new load.
 
-    Not thread-safe. ``close`` frees what is kept; do it before virtual devices are described anew. ``is_reordered``
-    says that they are no longer in the order in which they were described. The model is a file or the ``Skeleton`` of
-    one, which ``headers`` makes.
+    ``loads``: how many dummy loads were made. ``is_reordered``: the virtual devices are no longer in the order of their
+    description. A model is a file, or a ``Skeleton``, which ``headers`` makes. Not thread-safe. Call ``close`` before
+    virtual devices are replaced.
     """
 
     def __init__(self, devices: Registry, headers: Headers | None = None) -> None:
@@ -55,7 +55,7 @@ class Loader:
             self._models.popitem()[1].free()
 
     def keep(self, ahead: Ahead) -> None:
-        """Keep what was loaded ahead of its use, as if ``model_info`` had loaded it; one that is held for its use."""
+        """Take over a load that began early, as if ``model_info`` had made it; one that waits is taken when needed."""
         if ahead.is_held:
             self._drop_held()
             self._held = ahead
@@ -70,11 +70,11 @@ class Loader:
     def measure(
         self, path: str | Skeleton, params: Params, role: str = "measure", *, reserve: bool = False
     ) -> Breakdown:
-        """Load ``path`` with ``params`` without allocating, and say what it would take. Raises ``LlamaCppError``.
+        """The memory that loading ``path`` with ``params`` would take, by a dummy load. Raises ``LlamaCppError``.
 
-        The last model of each ``role`` is kept. With ``reserve``, compute buffers are also reserved as for a real load,
-        though without memory (``Row.reserved``): llama.cpp's own figure for them leaves out where a graph's builder
-        wants single nodes, and all graphs but the first.
+        The last model of each ``role`` is kept. With ``reserve``, compute buffers are also reserved as in a real load,
+        but without memory (``Row.reserved``). llama.cpp's own figure for a dummy load ignores to which device the
+        graph's builder assigns single nodes, and all graphs but the first.
         """
         dummy = self._model(role, path, params, self.devices)
         with dummy.context(params) as context:
@@ -92,7 +92,10 @@ class Loader:
         return model_info_of(self._library, dummy.model)
 
     def layout(self, path: str | Skeleton, params: Params) -> Layout:
-        """Size of every weight and cache tensor, recorded with all layers on one device. Raises ``LlamaCppError``."""
+        """The size of every weight and cache tensor, recorded with all layers on one device.
+
+        Raises ``LlamaCppError``.
+        """
         backend = native.open_backend()
         recorder = _recorder(self._library, backend)
         everything = replace(
@@ -123,16 +126,16 @@ class Loader:
 
     @property
     def held(self) -> Ahead | None:
-        """The load that waits to be told where its tensors go."""
+        """The load that waits for its placement."""
         return self._held
 
     def _place_held(self, role: str, path: str | Skeleton, params: Params) -> None:
-        """Let the load that waits go on: to be what is asked for, where it can be, or else to its end."""
+        """Let the load that waits go on: with the placement of ``params`` if it can take that, else to be dropped."""
         held = self._held
         if held is None:
             return
         counts = [int(count) for count in params.tensor_split or (1.0,)]
-        is_it = (
+        is_usable = (
             role == "measure"
             and path == held.path
             and sorted(params.devices or ()) == sorted(device.info.name for device in self.devices.default)
@@ -141,7 +144,7 @@ class Loader:
             and 0 < len(params.tensor_buft_overrides) <= MAX_HELD_OVERRIDES
             and is_placed_alone(params)
         )
-        if not is_it:
+        if not is_usable:
             self._drop_held()
             return
         self._held = None
@@ -159,7 +162,7 @@ class Loader:
         self._models[role] = _Dummy(self._library, model_key(path, params), held.path, all_layers, model, pointers)
 
     def _reorder(self, held: Ahead, names: Sequence[str]) -> None:
-        """Make the virtual devices be those ``names`` in this order; the load that waits has only counted them."""
+        """Put the virtual devices into the order of ``names``; the load that waits only knows how many there are."""
         described = [text.partition(",")[0] for text in held.description.split(";")]
         order = [described.index(name) for name in names]
         if order != sorted(order):
@@ -197,7 +200,10 @@ def _with_reserved(rows: Sequence[Row], real: Sequence[Row]) -> tuple[Row, ...]:
 def _load_dummy(
     library: native.Library, file: str, name: str, params: Params, devices: Registry
 ) -> tuple[Any, list[object]]:
-    """The model in ``file``, loaded with ``no_alloc``, and what its parameters point to. ``name`` is for errors."""
+    """The model in ``file``, loaded with ``no_alloc``, and the memory that its parameters point to.
+
+    ``name`` is the file's name for error messages.
+    """
     llama = library.llama_cpp
     model_params = llama.llama_model_default_params()
     pointers = apply(params, model_params, llama.llama_context_default_params(), devices)
@@ -210,7 +216,7 @@ def _load_dummy(
 
 
 class _Dummy:
-    """A ``model`` loaded with ``no_alloc``; ``pointers`` are what its parameters point to, ``name`` is for errors."""
+    """A ``model`` loaded with ``no_alloc``. ``pointers``: the memory that its parameters point to."""
 
     def __init__(
         self,
@@ -234,7 +240,7 @@ class _Dummy:
         self._n_gpu_layers = self._layers(params.n_gpu_layers)
 
     def has_layers(self, n_gpu_layers: int) -> bool:
-        """Whether ``n_gpu_layers`` would have put the same layers on devices."""
+        """Whether ``n_gpu_layers`` puts the same layers on devices."""
         return self._layers(n_gpu_layers) == self._n_gpu_layers
 
     def _layers(self, n_gpu_layers: int) -> int:
@@ -244,7 +250,7 @@ class _Dummy:
     def context(self, params: Params) -> Iterator[Any]:
         context_params = self._llama.llama_context_default_params()
         apply_context(params, context_params)
-        # llama.cpp allocates and clears recurrent states and outputs even where it allocates nothing else
+        # llama.cpp allocates and clears recurrent states and outputs even in a dummy load
         with untouched(self._cells(params)):
             context = self._llama.llama_init_from_model(self.model, context_params)
         if not context:
@@ -255,12 +261,12 @@ class _Dummy:
             self._llama.llama_free(context)
 
     def _cells(self, params: Params) -> int:
-        """Tokens that each stream of the KV cache has room for."""
+        """The cells of each stream of the KV cache."""
         n_ctx = _padded(params.n_ctx or self._n_ctx_train)
         return n_ctx if params.kv_unified else _padded(n_ctx // params.n_seq_max)
 
     def apply(self, lora: Sequence[Lora], context: Any) -> tuple[tuple[Row, ...], ...]:
-        """What the adapters take beside the model; ``context``'s compute is then with them."""
+        """The memory of each adapter; the compute buffers of ``context`` then include them."""
         if not lora:
             return ()
         if self._adapters is None or self._adapters.key != Adapters.key_of(lora):
@@ -282,7 +288,7 @@ class _Dummy:
 
 
 def _padded(n_ctx: int) -> int:
-    """A context as llama.cpp rounds it."""
+    """A context, rounded up as in llama.cpp."""
     return -(-n_ctx // 256) * 256
 
 
@@ -301,7 +307,7 @@ def _recorded(library: native.Library, backend: Any) -> tuple[LayoutEntry, ...]:
 
 
 def _check_layout(layout: Layout, total: Breakdown) -> None:
-    """A layout that does not add up to llama.cpp's own total is worse than none."""
+    """Raise ``LlamaCppError`` if the sizes do not add up to llama.cpp's own total."""
     for row in total.rows:
         if row.buffer_type != LAYOUT_DEVICE:
             continue
@@ -309,4 +315,4 @@ def _check_layout(layout: Layout, total: Breakdown) -> None:
             sizes = [e.bytes for e in layout.entries if e.buffer_type == row.buffer_type and e.kind == kind]
             found = sum(-(-size // layout.alignment) * layout.alignment for size in sizes)
             if found != expected:
-                raise LlamaCppError(f"recorded {found} bytes of {kind} tensors where llama.cpp counts {expected}")
+                raise LlamaCppError(f"recorded {found} bytes of {kind} tensors, but llama.cpp counts {expected}")

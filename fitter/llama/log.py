@@ -1,4 +1,4 @@
-"""llama.cpp's log: its lines, what is read from them, and errors in its own words."""
+"""llama.cpp's log: its lines, facts read from them, and errors with its own messages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class LogLine(NamedTuple):
 
 
 def captured_log() -> tuple[LogLine, ...]:
-    """Lines since the log was cleared, if this process captures it."""
+    """The lines since the log was cleared, if this process captures it."""
     return log_lines(native.load().fitter.fitter_log_lines)
 
 
 def log_lines(fill: Callable[[Any], bool]) -> tuple[LogLine, ...]:
-    """The lines that ``fill`` writes into a ``fitter_columns_t``, none where it fails."""
+    """The lines that ``fill`` writes into a ``fitter_columns_t``; none if it fails."""
     library = native.load()
     out = library.ffi.new("fitter_columns_t *")
     if not fill(out):
@@ -34,7 +34,7 @@ def log_lines(fill: Callable[[Any], bool]) -> tuple[LogLine, ...]:
     return tuple(map(LogLine, levels, texts))
 
 
-# Lines that only say that what the line before them named has failed.
+# Lines that only repeat that something failed; the cause is in a line before them.
 _CONSEQUENCES = re.compile(
     r"failed to load model( from .*)?$|failed to read (header|key-value pairs|tensor info|tensor data)$"
 )
@@ -42,7 +42,7 @@ _PREFIXES = re.compile(r"^(\w+: )?(error loading model: |failed to initialize th
 
 
 def reason(lines: Sequence[LogLine]) -> str | None:
-    """llama.cpp's own words for what went wrong: its last error that is not just the consequence of another one."""
+    """llama.cpp's message for a failure: its last error that is not just the consequence of another one."""
     errors = [line.text.strip() for line in lines if line.level == _ERROR and line.text.strip()]
     causes = [text for text in errors if not _CONSEQUENCES.search(text)]
     if not errors:
@@ -51,7 +51,7 @@ def reason(lines: Sequence[LogLine]) -> str | None:
 
 
 def failure(path: str, what: str) -> LlamaCppError:
-    """The error for ``path`` in llama.cpp's own words, ``what`` where it has none."""
+    """The error for ``path`` with llama.cpp's message, or ``what`` if the log has none."""
     lines = captured_log()
     return LlamaCppError(f"{path}: {reason(lines) or what}", tuple(line.text for line in lines))
 
@@ -62,7 +62,7 @@ _SPLITS = re.compile(r": graph.*: nodes = .*, splits = (\d+)(?: / (\d+))?,")
 
 
 def flash_attn_from(log: Iterable[str]) -> bool | None:
-    """Whether a context uses flash attention, by what llama.cpp logged while making it."""
+    """Whether a context uses flash attention, from llama.cpp's log."""
     answer: bool | None = None
     for line in log:
         if chosen := _CHOSEN.search(line):
@@ -73,7 +73,7 @@ def flash_attn_from(log: Iterable[str]) -> bool | None:
 
 
 def n_splits_from(log: Iterable[str]) -> tuple[int, int] | None:
-    """Graph splits of prompt processing and of generation, by what llama.cpp logged."""
+    """The graph splits of prompt processing and of generation, from llama.cpp's log."""
     answer: tuple[int, int] | None = None
     for line in log:
         if found := _SPLITS.search(line):

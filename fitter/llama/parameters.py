@@ -1,4 +1,4 @@
-"""``Params`` in llama.cpp's parameter structs."""
+"""Writing ``Params`` into llama.cpp's parameter structs."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from typing import Any
 
 from fitter.errors import UsageError
 from fitter.llama import library as native
-from fitter.llama.ahead import TensorBuftOverride, identity
+from fitter.llama.ahead import OverrideStruct, identity
 from fitter.llama.devices import Device, Registry, registry, select
 from fitter.llama.types import MAX_USED_DEVICES, Params, Skeleton
 from fitter.parameters import of_a_struct
 
 _POINTERS = ("devices", "tensor_split", "tensor_buft_overrides")
-"""Parameters of a model that its struct points to."""
+"""Parameters that llama.cpp's struct only has a pointer for."""
 
 _PLACED = ("n_gpu_layers", *_POINTERS)
-"""Those that a load may be told when it has begun."""
+"""Parameters that can still be set for a load that has begun."""
 
 
 def apply(params: Params, model_params: Any, context_params: Any, devices: Registry | None = None) -> list[object]:
     """Write ``params`` into llama-cpp-python's two parameter structs.
 
-    Names of devices and buffer types are looked up in ``devices``, by default the real ones of this process; only then
-    does ``params.devices`` of ``None`` leave the choice to llama.cpp. Fields that ``Params`` lacks are left alone.
+    Names of devices and buffer types are looked up in ``devices``, by default the real ones of this process. With that
+    default, ``params.devices`` of ``None`` leaves the choice to llama.cpp. Fields that ``Params`` lacks are unchanged.
 
-    Returns what the structs point to: keep it as long as the model lives. Raises ``UsageError`` for an unknown name or
-    a number out of range.
+    Returns the objects that the structs point to, which must live as long as the model. Raises ``UsageError`` for an
+    unknown name or a number out of range.
     """
-    known = devices or registry()
-    keep: list[object] = []
-    _apply_model(params, model_params, known, leave_default=devices is None, keep=keep)
+    available = devices or registry()
+    pointed_to: list[object] = []
+    _apply_model(params, model_params, available, leave_default=devices is None, pointed_to=pointed_to)
     apply_context(params, context_params)
-    return keep
+    return pointed_to
 
 
-def _apply_model(params: Params, out: Any, known: Registry, leave_default: bool, keep: list[object]) -> None:
+def _apply_model(params: Params, out: Any, available: Registry, leave_default: bool, pointed_to: list[object]) -> None:
     llama_cpp = native.load().llama_cpp
-    selected = known.default if params.devices is None else select(params.devices, known)
+    selected = available.default if params.devices is None else select(params.devices, available)
     _check_count(params, selected)
     if params.devices is not None or not leave_default:
         pointers = (ctypes.c_void_p * (len(selected) + 1))(*(d.address for d in selected), None)
         out.devices = ctypes.cast(pointers, ctypes.c_void_p)
-        keep.append(pointers)
+        pointed_to.append(pointers)
 
     for each in of_a_struct("model"):
         if each.key not in _POINTERS:
@@ -55,20 +55,20 @@ def _apply_model(params: Params, out: Any, known: Registry, leave_default: bool,
             raise UsageError(f"tensor_split has {len(params.tensor_split)} values; llama.cpp takes at most {limit}")
         split = (ctypes.c_float * limit)(*params.tensor_split)
         out.tensor_split = split
-        keep.append(split)
+        pointed_to.append(split)
 
     if params.tensor_buft_overrides:
-        overrides = (TensorBuftOverride * (len(params.tensor_buft_overrides) + 1))()
-        for entry, (pattern, buffer_type) in zip(overrides, overrides_of(params, known), strict=False):
+        overrides = (OverrideStruct * (len(params.tensor_buft_overrides) + 1))()
+        for entry, (pattern, buffer_type) in zip(overrides, overrides_of(params, available), strict=False):
             entry.pattern, entry.buft = pattern, buffer_type
-            keep.append(pattern)
+            pointed_to.append(pattern)
         out.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
-        keep.append(overrides)
+        pointed_to.append(overrides)
 
 
-def overrides_of(params: Params, known: Registry) -> list[tuple[bytes, int]]:
-    """Pattern and buffer type of every override."""
-    buffer_types = {d.buffer_type: d.buffer_type_address for d in known.devices if d.buffer_type is not None}
+def overrides_of(params: Params, available: Registry) -> list[tuple[bytes, int]]:
+    """The pattern and the address of the buffer type of every override. Raises ``UsageError`` for an unknown one."""
+    buffer_types = {d.buffer_type: d.buffer_type_address for d in available.devices if d.buffer_type is not None}
     found = []
     for override in params.tensor_buft_overrides:
         if override.buffer_type not in buffer_types:
@@ -85,10 +85,10 @@ def apply_context(params: Params, out: Any) -> None:
 
 
 def _check_count(params: Params, selected: tuple[Device, ...]) -> None:
-    # GGML_SCHED_MAX_BACKENDS: one more, and llama.cpp aborts.
+    # GGML_SCHED_MAX_BACKENDS: with one more, llama.cpp aborts.
     if len(selected) > MAX_USED_DEVICES and params.split_mode != "none":
         raise UsageError(
-            f"llama.cpp runs a model on {MAX_USED_DEVICES} devices at most beside the CPU; name those to use of the "
+            f"llama.cpp runs a model on at most {MAX_USED_DEVICES} devices beside the CPU: choose some of the "
             f"{len(selected)} with --device"
         )
 
@@ -98,11 +98,11 @@ def model_key(path: str | Skeleton, params: Params) -> tuple[object, ...]:
     return (
         isinstance(path, str),
         *((os.path.abspath(file), identity(file)) for file in files),
-        # layers on devices are compared as the model has them
+        # n_gpu_layers is compared separately: larger numbers than the model has layers are equal
         *(params.of_parameter(each) for each in of_a_struct("model") if each.key != "n_gpu_layers"),
     )
 
 
 def is_placed_alone(params: Params) -> bool:
-    """Whether nothing of the model but where its tensors go is asked for: a load that has begun can be told that."""
+    """Whether a load that has begun can still take ``params``: only its placement differs from the defaults."""
     return all(params.of_parameter(each) == each.default for each in of_a_struct("model") if each.key not in _PLACED)

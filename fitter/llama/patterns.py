@@ -10,9 +10,9 @@ from fitter.llama import library as native
 
 
 def match(patterns: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
-    """For each name the index of the first pattern that matches a part of it, -1 without one, as llama.cpp decides.
+    """For each name the index of the first pattern that matches a part of it, as in llama.cpp; -1 if none does.
 
-    Raises ``UsageError`` for a pattern that is no regular expression.
+    Raises ``UsageError`` for a pattern that is not a valid regular expression.
     """
     library = native.load()
     compiled: list[Any] = []
@@ -20,7 +20,7 @@ def match(patterns: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
         for pattern in patterns:
             regex = library.fitter.fitter_regex_new(pattern.encode("utf-8", "surrogateescape"))
             if regex == library.ffi.NULL:
-                raise UsageError(f"pattern '{pattern}' is no regular expression: {library.last_error()}")
+                raise UsageError(f"pattern '{pattern}' is not a valid regular expression: {library.last_error()}")
             compiled.append(regex)
         return tuple(_first_match(library, compiled, name) for name in names)
     finally:

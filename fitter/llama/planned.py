@@ -1,4 +1,4 @@
-"""A plan loaded: ``Llama`` with all that the plan says. Importing this module loads llama-cpp-python."""
+"""Loading a plan as a ``llama_cpp.Llama`` with all of its parameters. Importing this module loads llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from fitter.parameters import of_a_struct
 from fitter.text import human
 
 
-class HostUse(Protocol):
-    """Bytes of host memory: what a plan takes, and what it leaves (``None``: no limit)."""
+class HostMemoryUse(Protocol):
+    """Bytes of host memory that a plan uses, and that it leaves free (``None``: no limit)."""
 
     @property
     def used(self) -> int: ...
@@ -43,7 +43,7 @@ class HostUse(Protocol):
 
 
 class Loadable(Protocol):
-    """What loading needs to know of a plan: parameters, what was measured for them, the rpc-servers, the host."""
+    """The parts of a plan that loading needs: parameters, their measured memory, rpc-servers, the host."""
 
     @property
     def params(self) -> Params: ...
@@ -55,7 +55,7 @@ class Loadable(Protocol):
     def rpc(self) -> tuple[str, ...]: ...
 
     @property
-    def host(self) -> HostUse: ...
+    def host(self) -> HostMemoryUse: ...
 
 
 _REFUSED = re.compile(r"failed to allocate (?P<buffer_type>.+) buffer of size (?P<size>[0-9.]+)(?P<mib> MiB)?")
@@ -63,18 +63,18 @@ _NO_MEMORY = re.compile(r"std::bad_alloc|Cannot allocate memory|unable to alloca
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise ``UsageError`` for a keyword that ``llama_cpp.Llama`` does not have; it would take it and do nothing."""
-    known = inspect.signature(llama_cpp.Llama.__init__).parameters
+    """Raise ``UsageError`` for a keyword that ``llama_cpp.Llama`` does not have, and would silently ignore."""
+    keywords = inspect.signature(llama_cpp.Llama.__init__).parameters
     for name in names:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+        if name not in keywords:
+            close = difflib.get_close_matches(name, keywords, n=1)
             raise UsageError(
                 f"llama_cpp.Llama has no parameter '{name}'" + (f"; did you mean '{close[0]}'?" if close else "")
             )
 
 
 def warn(text: str) -> None:
-    """Warn with ``PlanWarning``, as if the caller of ``load`` or ``Llama`` had been told by them."""
+    """Warn with ``PlanWarning``, at the line that called ``load`` or ``Llama``."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "fitter":
         level, frame = level + 1, frame.f_back
@@ -84,20 +84,20 @@ def warn(text: str) -> None:
 def load(
     plan: Loadable, model_path: str, keywords: Mapping[str, Any], own: Mapping[str, Any], timeout: float | None = None
 ) -> PlannedLlama:
-    """Load ``model_path`` with all parameters of ``plan``, those included that ``llama_cpp.Llama`` has no name for.
+    """Load ``model_path`` with all parameters of ``plan``, including those that ``llama_cpp.Llama`` has no keyword for.
 
-    ``keywords`` are those of the plan that ``Llama`` has a name for, ``own`` what the caller adds: their own business.
-    ``timeout``: seconds in which rpc-servers may be silent.
+    ``keywords``: the plan's parameters that ``Llama`` has keywords for. ``own``: the caller's further keywords.
+    ``timeout``: seconds without an answer after which an rpc-server is given up.
 
-    Raises ``PlanError`` where the plan is for devices that are not here, ``OutOfMemoryError`` where a device refuses
-    memory, ``RemoteError`` where an rpc-server fails, ``LlamaCppError`` where llama.cpp cannot load the model for
-    another reason. None of these ends the process, whatever llama.cpp does.
+    Raises ``PlanError`` if the plan is for devices that are not here, ``OutOfMemoryError`` if a device has too little
+    memory, ``RemoteError`` if an rpc-server fails, ``LlamaCppError`` if llama.cpp cannot load the model for another
+    reason. None of these ends the process, even if llama.cpp would abort.
     """
     if plan.rpc:
         connections.check(plan.rpc, timeout)
     described: list[Registry] = []
 
-    def construct(progress: guarded.Progress) -> PlannedLlama:
+    def construct(progress: guarded.LoadProgress) -> PlannedLlama:
         registry = _registry(plan.rpc, progress)
         described.append(registry)
         _check_devices(plan, registry)
@@ -105,7 +105,7 @@ def load(
         try:
             model.__init__(model_path, plan, registry, progress, keywords, own)  # type: ignore[misc]
         except BaseException:
-            # here, where what it has can be freed without ending the process
+            # on this thread, which may be stopped without ending the process
             model.close()
             raise
         return model
@@ -123,8 +123,8 @@ def load(
 # --- devices
 
 
-def _registry(servers: Sequence[str], progress: guarded.Progress) -> Registry:
-    """The devices here and those of ``servers``, named as in the process that made the plan."""
+def _registry(servers: Sequence[str], progress: guarded.LoadProgress) -> Registry:
+    """The devices here and those of ``servers``, with the names that they had when the plan was made."""
     local = registry()
     remote: list[Device] = []
     for server in servers:
@@ -160,43 +160,46 @@ def _check_devices(plan: Loadable, registry: Registry) -> None:
 _DIAGNOSIS_SECONDS = 3.0
 
 
-def _failure(plan: Loadable, path: str, registry: Registry, outcome: guarded.Outcome[Any]) -> Exception:
+def _failure(plan: Loadable, path: str, registry: Registry, outcome: guarded.CallResult[Any]) -> Exception:
     """The error for a load that failed."""
     error, log = outcome.error, tuple(line.text for line in outcome.log)
     if outcome.crash is None and outcome.stalled is None:
         if error is None:
-            return LlamaCppError(f"{path}: the load was given up", log)
+            return LlamaCppError(f"{path}: loading was cancelled", log)
         if refused := _refused(plan, registry, outcome.log, error):
             device, size, what = refused
             return OutOfMemoryError(
-                f"{path}: {'the host' if device == 'host' else device} has no {size} bytes ({human(size)}) left for "
-                f"{what}: free memory there, or fit again with a larger margin",
+                f"{path}: {'the host' if device == 'host' else device} does not have {size} bytes ({human(size)}) free "
+                f"for {what}: free memory there, or fit again with a larger margin",
                 device,
                 size,
                 log,
             )
         if not isinstance(error, (ValueError, RuntimeError)) or isinstance(error, UsageError):
             return error if isinstance(error, Exception) else LlamaCppError(f"{path}: {error!r}", log)
-        said = reason(outcome.log)
-        return LlamaCppError(f"{path}: {said or error}; load with verbose=True to see llama.cpp's log", log)
-    kept = "; what it has allocated stays so until the process ends" if outcome.is_lost else ""
+        message = reason(outcome.log)
+        return LlamaCppError(f"{path}: {message or error}; load with verbose=True to see llama.cpp's log", log)
+    leaked = "; the memory that it allocated is not freed until the process ends" if outcome.is_lost else ""
     if plan.rpc and (outcome.stalled is not None or "ggml-rpc" in (outcome.crash or "")):
         servers = ", ".join(plan.rpc)
         if gone := rpc.lost(plan.rpc, _DIAGNOSIS_SECONDS):
-            return RemoteError(f"llama.cpp lost an RPC server while it loaded {path}: {gone}{kept}")
+            return RemoteError(f"llama.cpp lost an RPC server while it loaded {path}: {gone}{leaked}")
         if outcome.stalled is not None:
-            return RemoteError(f"nothing was loaded from or to {servers} in {outcome.stalled:.0f} seconds{kept}")
+            return RemoteError(
+                f"loading {path} made no progress for {outcome.stalled:.0f} seconds: check {servers} and the network, "
+                f"or fit with a longer timeout{leaked}"
+            )
         return RemoteError(
-            f"an RPC server ({servers}) dropped the connection while llama.cpp loaded {path}, and answers now: see its "
-            f"log for why, and try again{kept}"
+            f"an RPC server ({servers}) dropped the connection while llama.cpp loaded {path}, but answers again: look "
+            f"for the reason in its log, and try again{leaked}"
         )
-    return LlamaCppCrashError(f"{path}: llama.cpp gave up: {_one_line(outcome.crash or '')}{kept}", log)
+    return LlamaCppCrashError(f"{path}: llama.cpp gave up: {_one_line(outcome.crash or '')}{leaked}", log)
 
 
 def _refused(
     plan: Loadable, registry: Registry, log: Sequence[LogLine], error: BaseException
 ) -> tuple[str, int, str] | None:
-    """The device that had too little memory, and how much of it for what; ``None`` where something else is wrong."""
+    """The device with too little memory, the bytes, and what they are for; ``None`` if something else went wrong."""
     if isinstance(error, MemoryError):
         return "host", plan.host.used, f"the plan and llama-cpp-python ({_one_line(str(error)) or 'no memory'})"
     for line in reversed(log):
@@ -214,25 +217,25 @@ def _one_line(text: str) -> str:
 
 
 def _warn_of_difference(plan: Loadable, model: PlannedLlama) -> None:
-    """Say so where what was loaded takes more than the plan counts."""
+    """Warn if the loaded model takes more memory than the plan says."""
     real = breakdown_of(model.ctx)
     planned = {name: plan.breakdown.real.on(name).used for name in plan.breakdown.devices}
     for name, own in zip(plan.breakdown.devices, real.devices, strict=False):
         used = real.on(own).used
         if used > planned[name]:
-            warn(f"{name} holds {used} bytes, {used - planned[name]} more than the plan counts: please report it")
+            warn(f"{name} holds {used} bytes, {used - planned[name]} more than the plan says: please report it")
 
 
 def _warn_of_logits(plan: Loadable, model: PlannedLlama) -> None:
-    """Say so where what ``Llama`` itself keeps of every token's logits may not have room on the host."""
+    """Warn if the host may lack the memory for the logits that ``Llama`` itself keeps of every token."""
     row = 4 * model.n_vocab()
-    # those of one batch in llama.cpp, and the array that Llama copies them to
+    # those of one batch in llama.cpp, and the array that Llama copies them into
     size = row * plan.params.n_batch + int(model.scores.nbytes)
     left = plan.host.left
     if model._logits_all and left is not None and size > left:
         warn(
-            f"logits_all, or a draft model, keeps up to {size} bytes ({human(size)}) in host memory, where the plan "
-            f"leaves {left}: give a smaller n_ctx or n_batch"
+            f"logits_all, or a draft model, keeps up to {size} bytes ({human(size)}) in host memory, but the plan "
+            f"leaves {left}: use a smaller n_ctx or n_batch"
         )
 
 
@@ -240,9 +243,9 @@ def _warn_of_logits(plan: Loadable, model: PlannedLlama) -> None:
 
 
 class PlannedLlama(llama_cpp.Llama):
-    """A ``llama_cpp.Llama`` whose parameter structs hold a plan's parameters, whatever its constructor writes there.
+    """A ``llama_cpp.Llama`` with a plan's parameters in its structs, whatever its constructor writes there.
 
-    ``plan`` is what it was loaded with. It can be pickled, and is then loaded again.
+    ``plan`` is the plan that it was loaded with. Unpickling one loads the model again.
     """
 
     _model_struct: Any = None
@@ -255,7 +258,7 @@ class PlannedLlama(llama_cpp.Llama):
         model_path: str,
         plan: Loadable,
         registry: Registry,
-        progress: guarded.Progress,
+        progress: guarded.LoadProgress,
         keywords: Mapping[str, Any],
         own: Mapping[str, Any],
     ) -> None:
@@ -264,7 +267,7 @@ class PlannedLlama(llama_cpp.Llama):
         self._progress = progress
         self._planned_model = llama_cpp.llama_model_default_params()
         self._planned_context = llama_cpp.llama_context_default_params()
-        # llama.cpp keeps the pointers for as long as there is a model
+        # llama.cpp keeps the pointers as long as the model lives
         self._keep = apply(plan.params, self._planned_model, self._planned_context, registry)
         super().__init__(model_path, **{**keywords, **own})
         self._is_planned = True
@@ -276,8 +279,8 @@ class PlannedLlama(llama_cpp.Llama):
     def model_params(self) -> Any:
         """llama.cpp's ``llama_model_params``."""
         if not self._is_planned:
-            # The constructor writes its own values field by field and reads the struct a last time to hand it to
-            # llama.cpp: writing the plan at every read is what makes the plan's values the last ones.
+            # The constructor writes its own values field by field, and reads the struct a last time to pass it to
+            # llama.cpp. Writing the plan's values at every read makes them the last ones.
             for each in of_a_struct("model"):
                 setattr(self._model_struct, each.field, getattr(self._planned_model, each.field))
             self._model_struct.progress_callback = self._progress.callback
@@ -300,16 +303,16 @@ class PlannedLlama(llama_cpp.Llama):
         self._context_struct = value
 
     def close(self) -> None:
-        """Free the model. An rpc-server that is gone keeps nobody from it, nor does it end the process."""
+        """Free the model. An rpc-server that is gone neither blocks this nor ends the process."""
         if not self._is_remote:
-            # without a stack where its constructor has not come that far
+            # there is no stack if the constructor failed early
             if hasattr(self, "_stack"):
                 super().close()
             return
         self._is_remote = False
         connections.users.pop(id(self), None)
         if sys.is_finalizing():
-            # the servers free what was theirs when the connection ends, with the process
+            # the servers free their memory when the connection ends with the process
             self._let_go()
             return
         servers = self.plan.rpc
@@ -323,7 +326,7 @@ class PlannedLlama(llama_cpp.Llama):
             raise outcome.error
         if outcome.is_lost:
             self._let_go()
-            warn(f"an RPC server ({', '.join(servers)}) is gone: what the model has here is not freed")
+            warn(f"an RPC server ({', '.join(servers)}) is gone: the model's memory on this machine is not freed")
 
     def _let_go(self) -> None:
         """Forget the native model and context without freeing them."""
@@ -331,7 +334,7 @@ class PlannedLlama(llama_cpp.Llama):
         self._model.model = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # what fit told is told to somebody in this process
+        # functions such as on_progress belong to this process
         plan: Any = self.plan
         asked = {name: value for name, value in plan.asked.items() if not callable(value)}
         return _reload, (replace(plan, asked=asked), self._own)

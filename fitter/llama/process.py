@@ -1,4 +1,4 @@
-"""The worker's process: started, ended, and started ahead of its use. Imports little, so that it can be early."""
+"""Starting and ending the worker's process, also ahead of its use. Imports little, so that this can happen early."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     Then = Callable[[Session], object]
     First = Callable[[Callable[[], str]], Then | None]
 
-# What a child runs that is a new interpreter: its search path is the parent's, not what it would make of its
-# surroundings itself.
+# What a new interpreter runs as a child. It gets the parent's search path instead of one from its own environment.
 _BOOT = """\
 import sys
 sys.path[:] = {path}
@@ -34,16 +33,16 @@ main({requests}, {answers}, {parent})
 """
 
 _REQUESTS, _ANSWERS = 3, 4
-"""The child's ends of its pipes."""
+"""The file descriptors of the child's ends of its pipes."""
 
 _CLOSE_SECONDS = 5.0
 
 
 class Process:
-    """A running worker: ``requests`` and ``answers`` are the parent's ends of its pipes.
+    """A running worker process. ``requests`` and ``answers`` are the parent's ends of its pipes.
 
-    ``first`` makes it a copy of this process, for one that has just begun and has no other thread (see ``prestart``).
-    Raises ``OSError`` where it cannot be started.
+    With ``first`` it is a fork of this process, which must have just started and have one thread (see ``prestart``).
+    Raises ``OSError`` if it cannot be started.
     """
 
     def __init__(self, variables: Mapping[str, str], *, first: First | None = None) -> None:
@@ -59,7 +58,7 @@ class Process:
             opened += (child_requests, self.requests)
             self.answers, child_answers = os.pipe()
             opened += (self.answers, child_answers)
-            # Above the numbers that they get in the child: none is then overwritten before its turn.
+            # Above the numbers that they get in the child, so that none is overwritten before it is copied.
             ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ANSWERS + 1) for fd in (child_requests, child_answers)]
             opened += ends
             files = (*ends, fcntl.fcntl(self._output, fcntl.F_DUPFD_CLOEXEC, _ANSWERS + 1))
@@ -74,21 +73,21 @@ class Process:
         os.set_blocking(self.requests, False)
 
     def fits(self, variables: Mapping[str, str]) -> bool:
-        """Whether one that is started now with ``variables`` would be the same."""
+        """Whether a process that is started now with ``variables`` would have the same environment."""
         return self._surroundings == _surroundings(variables)
 
     def wake(self, word: str = "") -> None:
-        """Let an early one go on, once, with a word of one line."""
+        """Let an early process go on, once, and send it ``word`` (one line)."""
         if not self._is_awake:
             self._is_awake = True
             with contextlib.suppress(OSError):
                 os.write(self.requests, os.fsencode(word + "\n"))
 
     def wait(self) -> int:
-        """Wait for its end, and make one after some seconds. Returns the exit status, negative for a signal."""
+        """Wait for its end, and kill it after some seconds. Returns the exit status, negative for a signal."""
         if self._status is None:
             try:
-                # The pipe ends with the process; an answer that nobody has read may stand before that.
+                # The pipe ends with the process, but may still contain an answer that nobody has read.
                 while self._is_readable() and os.read(self.answers, 1 << 16):
                     pass
                 if not self._is_readable():
@@ -102,7 +101,7 @@ class Process:
         return self._status
 
     def dismiss(self, at_once: bool = False) -> None:
-        """Let it end by itself, or make it, without waiting for that."""
+        """Tell it to end, or kill it ``at_once``, without waiting."""
         if at_once and self._status is None:
             self._signal()
         if not self._is_dismissed:
@@ -110,7 +109,7 @@ class Process:
             os.close(self.requests)
 
     def close(self) -> None:
-        """Let it end by itself, and make it end if it does not."""
+        """Tell it to end, and kill it if it does not."""
         self.dismiss()
         try:
             self.wait()
@@ -119,7 +118,7 @@ class Process:
             os.close(self._output)
 
     def kill(self, patience: float = 0.0) -> bytes:
-        """End it at once, or let it end by itself for so many seconds; returns the last of what it printed."""
+        """Kill it, ``patience`` seconds after telling it to end; returns the end of its output."""
         if self._status is None:
             if patience:
                 self.dismiss()
@@ -134,7 +133,7 @@ class Process:
         return text
 
     def _await_end(self, seconds: float) -> None:
-        """Wait for the end of its answers."""
+        """Wait up to so many seconds for its end."""
         deadline = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self.answers, select.POLLIN)
@@ -155,26 +154,26 @@ class Process:
         try:
             self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:
-            # This process leaves its children to the system, or waits for all of them elsewhere.
+            # This process ignores its children, or another part of it has waited for them.
             self._status = 0
 
 
 _early: list[Process] = []
-"""Processes that nobody has taken yet, of the process that has started them."""
+"""Processes that were started early and are not used yet. Only valid in the process that started them."""
 
 _owner = 0
 
 _meanwhile: dict[bool, list[Callable[[], object]]] = {False: [], True: []}
-"""What to do during any wait, and during a long one."""
+"""Functions to call during any wait (``False``), and during a long one (``True``)."""
 
 
 def prestart(first: First) -> Process | None:
-    """Begin a plain worker for ``take``, which hands out the last one first; ``None`` where it cannot be started.
+    """Start a worker process early, for ``take``, which returns the last one first; ``None`` if it cannot be started.
 
-    ``first`` is what it does before it imports anything, and what that returns is done before it is asked anything. It
-    is given a function that waits for the word that wakes it: ``Process.wake``'s, or an empty one when it is taken, or
-    when another one is waited for. Only for a process that has just begun: it is a copy. What is not taken ends with
-    this process.
+    ``first`` is called in it before anything is imported, with a function that waits for the word that wakes it: the
+    word of ``Process.wake``, or an empty one once the process is taken, or once this process waits for another worker.
+    What ``first`` returns is called before the first request. The worker is a fork, so call this only in a process that
+    has just started. A worker that is not taken ends with this process.
     """
     global _owner
     if _owner != os.getpid():
@@ -183,14 +182,14 @@ def prestart(first: First) -> Process | None:
     try:
         process = Process({}, first=first)
     except OSError:
-        # The one that is needed will say why.
+        # Starting the worker that is needed will raise the error.
         return None
     _early.insert(0, process)
     return process
 
 
 def take(variables: Mapping[str, str]) -> Process:
-    """A worker's process: an early one that suits, or a new one. Raises ``OSError`` where it cannot be started."""
+    """A worker process: an early one with the right environment, or a new one. Raises ``OSError``."""
     for process in tuple(_early) if os.getpid() == _owner else ():
         if process.fits(variables):
             _early.remove(process)
@@ -200,15 +199,15 @@ def take(variables: Mapping[str, str]) -> Process:
 
 
 def meanwhile(function: Callable[[], object], *, is_long: bool = False) -> None:
-    """Have ``function`` called while the next answer is waited for: for imports that the answer will need.
+    """Call ``function`` during the next wait for an answer; for imports that the answer will need.
 
-    ``is_long``: only while the model's own file is loaded. Before that two workers may want both of two processors.
+    ``is_long``: only while the model's own file is loaded. Before that, two workers may keep two processors busy.
     """
     _meanwhile[is_long].append(function)
 
 
 def use_wait(is_long: bool) -> None:
-    """Do what can be done while a worker is busy; the early ones that are left begin to load."""
+    """Call the functions that were left for a wait, and wake the remaining early processes."""
     for functions in (_meanwhile[False], _meanwhile[True] if is_long else []):
         while functions:
             try:
@@ -228,14 +227,14 @@ def processors() -> int:
 
 
 def end_early() -> None:
-    """End the early processes that nobody has taken."""
+    """End the early processes that are not used."""
     while _early and os.getpid() == _owner:
         _early.pop().kill()
 
 
 def _surroundings(variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """The search path and the environment of a child."""
-    # Not the empty entry: it is the working directory, which may hold anything.
+    # Without the empty entry, which is the working directory, where any file may be.
     path = [os.path.abspath(entry) for entry in sys.path if entry]
     # where the package is: this file is in a folder of it
     package = os.path.abspath(os.path.join(os.path.realpath(__file__), *[os.pardir] * 3))
@@ -244,7 +243,7 @@ def _surroundings(variables: Mapping[str, str]) -> tuple[list[str], dict[str, st
     environment = {name: value for name, value in os.environ.items() if name != "FITTER_DEVICES"}
     environment["GGML_NO_BACKTRACE"] = "1"
     if variables:
-        # The only backend that is loaded then is the library.
+        # Then the library is the only backend to load.
         environment.pop("GGML_BACKEND_PATH", None)
         environment.update(variables)
     return path, environment
@@ -274,7 +273,7 @@ def _spawn(path: Sequence[str], environment: Mapping[str, str], files: Sequence[
         [sys.executable or "", "-I", "-c", boot],
         environment,
         file_actions=actions,
-        # Ctrl-C is the parent's affair from the first moment on.
+        # Only the parent handles Ctrl-C, from the first moment on.
         setsigmask=[signal.SIGINT],
     )
 
@@ -318,7 +317,7 @@ def _become_worker(
 
 
 def _word(parent: int) -> str:
-    """The word that wakes this worker, byte by byte: what is behind it is for others to read."""
+    """The word that wakes this worker, read byte by byte, since what follows it must stay in the pipe."""
     word = b""
     while not word.endswith(b"\n"):
         if select.select([_REQUESTS], [], [], 1.0)[0]:
@@ -332,7 +331,7 @@ def _word(parent: int) -> str:
 
 
 def close_others() -> None:
-    """Close what a worker has from its parent by accident: files, and the pipes of other workers."""
+    """Close the files that a worker inherited by accident, such as the pipes of other workers."""
     for name in os.listdir("/dev/fd"):
         if int(name) > _ANSWERS:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a multimodal projector takes, by libmtmd: the library that llama.cpp's programs load projectors with."""
+"""The memory of a multimodal projector, measured with libmtmd, with which llama.cpp's programs load projectors."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ def measure(
     image_min_tokens: int = -1,
     image_max_tokens: int = -1,
 ) -> tuple[Row, ...]:
-    """Bytes by buffer type of the projector at ``path`` on ``device``, or on the host (``None``), without allocating.
+    """The bytes of the projector at ``path`` by buffer type, without allocating.
 
-    Weights are model bytes, and compute is for the image that libmtmd warms up with. Raises ``ModelError`` where it is
-    no projector, ``UsageError`` for an unknown device, ``LibraryError`` where there is no libmtmd that fits.
+    ``device`` is the name of one of ``devices``, or ``None`` for the host. Weights are model bytes; compute is for the
+    image with which libmtmd warms up. Raises ``ModelError`` if it is not a projector, ``UsageError`` for an unknown
+    device, ``LibraryError`` if there is no matching libmtmd.
     """
     library = _load()
     _check(path)
-    wanted, _name = _wanted(library, path, device, devices, flash_attn, image_min_tokens, image_max_tokens)
-    asked = library.ffi.new("uint64_t *")
+    request, _name = _request(library, path, device, devices, flash_attn, image_min_tokens, image_max_tokens)
+    reported = library.ffi.new("uint64_t *")
     with counted() as allocations:
-        is_measured = library.fitter.fitter_projector_measure(wanted, asked)
+        is_measured = library.fitter.fitter_projector_measure(request, reported)
         if not is_measured:
-            raise ModelError(f"{path}: {_refusal(library, wanted)}")
-    # libmtmd adds up the weights as they are in the file, and leaves out what generates audio.
-    if sum(row.used for row in allocations.rows) < asked[0]:
-        raise LlamaCppError(f"{path} takes {asked[0]} bytes by libmtmd, but not of any buffer type that ggml knows")
+            raise ModelError(f"{path}: {_refusal(library, request)}")
+    # libmtmd reports the weights as they are in the file, without the part that generates audio.
+    if sum(row.used for row in allocations.rows) < reported[0]:
+        raise LlamaCppError(f"libmtmd reports {reported[0]} bytes for {path}, but ggml was asked for fewer")
     return allocations.rows
 
 
@@ -52,11 +53,11 @@ def measure(
 def loaded(
     path: str, device: str | None, devices: Registry, model: Any = None, flash_attn: FlashAttn = "auto"
 ) -> Iterator[Any]:
-    """The projector (``mtmd_context *``), really loaded, for ``model`` (llama_cpp's pointer) or for none."""
+    """The projector (``mtmd_context *``), loaded for real, for ``model`` (llama_cpp's pointer) or for no model."""
     library = _load()
     _check(path)
-    wanted, _name = _wanted(library, path, device, devices, flash_attn, -1, -1)
-    projector = library.fitter.fitter_projector_load(wanted, library.pointer(model or 0))
+    request, _name = _request(library, path, device, devices, flash_attn, -1, -1)
+    projector = library.fitter.fitter_projector_load(request, library.pointer(model or 0))
     if projector == library.ffi.NULL:
         raise ModelError(f"{path}: {_reason()}")
     try:
@@ -69,14 +70,14 @@ _ENCODERS = ("clip.has_vision_encoder", "clip.has_audio_encoder", "clip.has_gen_
 
 
 def _check(path: str) -> None:
-    """Raise ``ModelError`` unless it is a whole file of a projector: libmtmd's query reads no more than the header."""
+    """Raise ``ModelError`` unless it is a complete projector: libmtmd only reads the header when it measures."""
     if not any(read_header(path).metadata.get(encoder) for encoder in _ENCODERS):
         raise ModelError(
-            f"{path} is no multimodal projector; convert one with llama.cpp's convert_hf_to_gguf.py --mmproj"
+            f"{path} is not a multimodal projector; convert one with llama.cpp's convert_hf_to_gguf.py --mmproj"
         )
 
 
-def _wanted(
+def _request(
     library: native.Library,
     path: str,
     device: str | None,
@@ -85,15 +86,17 @@ def _wanted(
     image_min_tokens: int,
     image_max_tokens: int,
 ) -> tuple[Any, object]:
-    """A ``fitter_projector_t`` and what it points to."""
+    """A ``fitter_projector_t``, and the memory that it points to."""
     address = 0
     if device is not None:
         found = select((device,), devices)
         address = found[0].address
     if image_max_tokens != -1 and image_max_tokens < max(image_min_tokens, 1):
-        raise UsageError(f"image_max_tokens {image_max_tokens} is less than {max(image_min_tokens, 1)}")
+        raise UsageError(
+            f"image_max_tokens is {image_max_tokens}, less than image_min_tokens ({max(image_min_tokens, 1)}): raise it"
+        )
     name = library.ffi.new("char[]", os.fsencode(path))
-    wanted = library.ffi.new(
+    request = library.ffi.new(
         "fitter_projector_t *",
         {
             "path": name,
@@ -103,15 +106,15 @@ def _wanted(
             "image_max_tokens": image_max_tokens,
         },
     )
-    return wanted, name
+    return request, name
 
 
-def _refusal(library: native.Library, wanted: Any) -> str:
-    """Why libmtmd cannot load it: its query for memory keeps that to itself."""
-    projector = library.fitter.fitter_projector_load(wanted, library.ffi.NULL)
+def _refusal(library: native.Library, request: Any) -> str:
+    """Why libmtmd cannot load it, which it only reports when it loads."""
+    projector = library.fitter.fitter_projector_load(request, library.ffi.NULL)
     if projector != library.ffi.NULL:
         library.fitter.fitter_projector_free(projector)
-        return "libmtmd does not say how much memory this projector takes"
+        return "libmtmd does not report the memory of this projector"
     return _reason()
 
 
@@ -126,20 +129,20 @@ def _reason() -> str:
 
 @functools.cache
 def _load() -> native.Library:
-    """libmtmd, on top of what ``native.load`` has loaded. Raises ``LibraryError``."""
+    """The native libraries, with libmtmd loaded too. Raises ``LibraryError``."""
     library = native.load()
     path = _path()
     try:
-        # Its own dependencies are found by the names of what is mapped.
+        # Its dependencies are found by name among the libraries that are already loaded.
         mtmd = ctypes.CDLL(str(path))
     except OSError as error:
-        raise LibraryError(f"libmtmd cannot be loaded: {' '.join(str(error).split())}; {_FIX}") from error
+        raise LibraryError(f"libmtmd cannot be loaded ({' '.join(str(error).split())}): {_FIX}") from error
     for symbol in ("llama_backend_init", "ggml_backend_dev_count"):
         if _address(mtmd, symbol) != _address(library.llama_cpp._lib, symbol):
-            raise LibraryError(f"{path} belongs to another libllama than the one that is loaded; {_FIX}")
+            raise LibraryError(f"{path} belongs to another libllama than the loaded one: {_FIX}")
     if not library.fitter.fitter_projector_library(library.ffi.cast("void *", mtmd._handle)):
         raise LibraryError(
-            f"{path} is not the libmtmd of {native.built_versions(library)}: {library.last_error()}; {_FIX}"
+            f"{path} is not the libmtmd of {native.built_versions(library)} ({library.last_error()}): {_FIX}"
         )
     return library
 
@@ -154,7 +157,7 @@ def _path() -> Path:
         if path.is_file():
             return path
     raise LibraryError(
-        f"a projector needs libmtmd, and there is none in {directory}: {_FIX}, or set MTMD_CPP_LIB to where it is"
+        f"a projector needs libmtmd, but there is none in {directory}: {_FIX}, or set MTMD_CPP_LIB to its directory"
     )
 
 

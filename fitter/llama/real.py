@@ -1,4 +1,4 @@
-"""Loads that allocate and compute, and what only a real device's driver knows. Runs in the worker."""
+"""Real loads, which allocate and compute, and facts that only a device's driver knows. Runs in the worker."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fitter.llama.parameters import apply
 from fitter.llama.types import Breakdown, MeasuredSpeed, Params
 
 N_GENERATED = 4
-"""Single tokens after the prompt: ggml-cuda records a graph after the second of them."""
+"""How many single tokens to compute after the prompt: ggml-cuda records a graph after the second one."""
 
 _CU_MAJOR, _CU_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 
 
 class RealLoad:
-    """A model with a context that has computed full micro batches and single tokens, so that all memory is taken.
+    """A model and a context that has computed full micro batches and single tokens, so that all memory is in use.
 
-    Raises ``LlamaCppError`` where llama.cpp cannot load it or compute with it. ``close`` frees it.
+    Raises ``LlamaCppError`` if llama.cpp cannot load it or compute with it. ``close`` frees it.
     """
 
     def __init__(self, path: str, params: Params, devices: Registry) -> None:
@@ -54,7 +54,7 @@ class RealLoad:
             raise
 
     def breakdown(self) -> Breakdown:
-        """What llama.cpp counts for it."""
+        """Its memory by llama.cpp's own count."""
         found = breakdown_of(self._context)
         return replace(found, lora=self._adapters.rows) if self._adapters else found
 
@@ -77,24 +77,24 @@ class RealLoad:
         self._llama.llama_synchronize(self._context)
 
     def _batches(self) -> Iterator[tuple[int, int]]:
-        """Tokens of each sequence, and sequences: one prompt alone, one of every sequence at once, and what follows."""
+        """Pairs of tokens per sequence and number of sequences: prompts of one and of all sequences, single tokens."""
         llama = self._llama
         n_seq_max = int(llama.llama_n_seq_max(self._context))
-        # Positions that a model has learned end with its training context, and llama.cpp ends the process there.
+        # llama.cpp aborts beyond the training context if the model has learned positions.
         n_ctx_train = int(llama.llama_model_n_ctx_train(self._model)) or 2**31
         length = min(int(llama.llama_n_ctx_seq(self._context)), n_ctx_train)
         room = int(llama.llama_n_ubatch(self._context))
         for n_seqs in sorted({1, min(n_seq_max, room)}):
             if n_seqs > 1 and (memory := llama.llama_get_memory(self._context)):
                 llama.llama_memory_clear(memory, False)
-            # of a unified cache no sequence has more than its share, so that all have room
+            # in a unified cache each sequence gets an equal share
             share = min(length, int(llama.llama_n_ctx(self._context)) // n_seqs)
             prompt = max(1, min(room // n_seqs, share - N_GENERATED))
             yield prompt, n_seqs
             yield from [(1, n_seqs)] * min(N_GENERATED, share - prompt)
 
     def _refuses(self, tokens: tuple[int, int]) -> bool:
-        """Whether llama.cpp fails to compute the tokens of so many sequences; with an encoder that comes first."""
+        """Whether llama.cpp fails to compute a batch (tokens per sequence, sequences); an encoder runs first."""
         llama = self._llama
         batch, _pointers = _batch(llama, *tokens)
         if llama.llama_model_has_encoder(self._model) and llama.llama_encode(self._context, batch):
@@ -103,20 +103,20 @@ class RealLoad:
 
 
 def _batch(llama: Any, n_tokens: int, n_seqs: int) -> tuple[Any, list[object]]:
-    """``n_tokens`` tokens of each sequence, at the positions that follow; and what the batch points to."""
+    """A batch of ``n_tokens`` tokens of each sequence, and the memory that it points to."""
     count = n_tokens * n_seqs
     tokens = (llama.llama_token * count)(*[0] * count)
     sequences = [(llama.llama_seq_id * 1)(i) for i in range(n_seqs)]
     counts = (ctypes.c_int32 * count)(*[1] * count)
     own = (ctypes.POINTER(llama.llama_seq_id) * count)(*(sequences[i // n_tokens] for i in range(count)))
-    # no positions: those that follow. No logits: those of the last token.
+    # without positions llama.cpp continues; without logits it computes those of the last token
     return llama.llama_batch(count, tokens, None, None, counts, own, None), [tokens, sequences, counts, own]
 
 
 def device_speed(device: Device, memory: int, seconds: float) -> MeasuredSpeed:
-    """How fast ``device`` is, by products of zeros in up to ``memory`` bytes of it, in about ``seconds`` at most.
+    """Measure how fast ``device`` multiplies, with up to ``memory`` bytes of zeros, for about ``seconds``.
 
-    Raises ``LlamaCppError`` where that cannot be measured.
+    Raises ``LlamaCppError`` if it cannot be measured.
     """
     library = native.load()
     out = library.ffi.new("fitter_speed_t *")
@@ -126,10 +126,10 @@ def device_speed(device: Device, memory: int, seconds: float) -> MeasuredSpeed:
 
 
 def add_rpc_server(endpoint: str) -> None:
-    """Make the devices of an rpc-server (``host:port``) known to ggml, as llama.cpp's ``--rpc`` does.
+    """Register the devices of an rpc-server (``host:port``) with ggml, as llama.cpp's ``--rpc`` does.
 
-    Raises ``LibraryError`` where libllama has no RPC, ``RemoteError`` where the server has no device. llama.cpp ends
-    the process where nobody answers.
+    Raises ``LibraryError`` if libllama has no RPC, ``RemoteError`` if the server has no device. If the server does not
+    answer, llama.cpp ends the process.
     """
     native.load()
     ggml = ctypes.CDLL(None)
@@ -151,7 +151,7 @@ def add_rpc_server(endpoint: str) -> None:
 
 
 def reset_connections() -> None:
-    """Have the connections to rpc-servers reset when this process ends, so that it takes none of them with it."""
+    """Make the connections to rpc-servers end with a reset, so that the end of this process kills no server."""
     import socket
     import stat
 
@@ -166,7 +166,7 @@ def reset_connections() -> None:
 
 
 def compute_capabilities(devices: Registry) -> dict[str, int]:
-    """Compute capability (890 for 8.9) by name of the CUDA devices, where the driver tells."""
+    """The compute capability (890 for 8.9) of the CUDA devices by name, if the driver reports it."""
     known: dict[str, int] = {}
     for device in devices.default:
         if device.info.backend == "CUDA" and device.device_id and (found := _capability(device.device_id)):
@@ -180,7 +180,7 @@ def _capability(pci_id: str) -> int | None:
     except OSError:
         return None
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    # ggml puts "-v1" behind the id of a card that it shows more than once
+    # ggml appends "-v1" to the id of a card that it lists more than once
     pci = pci_id.split("-")[0].encode()
     if (
         driver.cuInit(0)

@@ -1,4 +1,4 @@
-"""rpc-servers before ggml hears of them: it aborts where nobody answers, and waits for ever where nobody speaks."""
+"""Checking rpc-servers before ggml connects to them: ggml aborts if there is no server, and may wait for ever."""
 
 from __future__ import annotations
 
@@ -12,41 +12,44 @@ from collections.abc import Sequence
 from fitter.errors import RemoteError, UsageError
 
 PROTOCOL = (7, 0)
-"""The protocol of the pinned llama.cpp; it takes servers of the same first number, and of no larger second one."""
+"""The protocol of the pinned llama.cpp. A server must have the same major version, and no larger minor version."""
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
-"""A server has one client at a time, and another fit's may have to end first."""
+"""A server has one client at a time, so the worker of another fit may have to end first."""
 
 _HOST = re.compile(r"[A-Za-z0-9_.-]+")
 _HELLO = struct.pack("<BQ24x", 14, 24)
 _ANSWER = struct.Struct("<QBBBx24x")
 RESET = struct.pack("ii", 1, 0)
-"""``SO_LINGER`` with which closing a connection resets it."""
+"""A value for ``SO_LINGER`` with which closing a connection resets it."""
 
 _DEVICE_COUNT = struct.pack("<BQ", 15, 0)
 _COUNT = struct.Struct("<QI")
 
 
 class _Refusal(Exception):
-    """What is wrong with a server, and what to do: the end of a sentence that begins with its name."""
+    """Why a server cannot be used, and what to do; a sentence without its beginning, the server's name."""
 
 
 def parse_servers(given: str | Sequence[str]) -> tuple[str, ...]:
-    """rpc-servers as ``host:port``, from texts that may have several with commas between them.
+    """rpc-servers as ``host:port``, from strings that may contain several with commas.
 
-    Raises ``UsageError`` for one that ggml-rpc cannot take (it knows host names and IPv4 addresses), or given twice.
+    Raises ``UsageError`` for one that ggml-rpc does not support (it takes host names and IPv4 addresses), or that is
+    given twice.
     """
     texts = [given] if isinstance(given, str) else given
     servers: list[str] = []
     for text in (part.strip() for each in texts for part in each.split(",")):
         host, _, port = text.rpartition(":")
         if ":" in host:
-            raise UsageError(f"RPC server '{text}': llama.cpp's RPC knows no IPv6; give a host name or an IPv4 address")
+            raise UsageError(
+                f"RPC server '{text}': llama.cpp's RPC does not support IPv6; give a host name or an IPv4 address"
+            )
         if not _HOST.fullmatch(host):
             raise UsageError(f"RPC server '{text}' is not of the form host:port, such as 192.168.1.2:50052")
         if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16 and len(port) < 6):
-            raise UsageError(f"RPC server '{text}': '{port}' is no port; give a number from 1 to 65535")
+            raise UsageError(f"RPC server '{text}': '{port}' is not a port; give a number from 1 to 65535")
         server = f"{host}:{int(port)}"
         if server in servers:
             raise UsageError(f"the RPC server {server} is given twice: leave one out")
@@ -55,10 +58,10 @@ def parse_servers(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check(servers: Sequence[str], timeout: float) -> None:
-    """See that each of ``servers`` is an rpc-server that this llama.cpp can talk to, all at the same time.
+    """Check, all at the same time, that each of ``servers`` is an rpc-server that this llama.cpp can use.
 
-    Takes ``timeout`` seconds at most. Raises ``RemoteError`` naming the first one that is none, ``UsageError`` where
-    two are the same one: it would wait for itself.
+    Takes at most ``timeout`` seconds. Raises ``RemoteError`` for the first one that cannot be used, ``UsageError`` if
+    two names are the same server: llama.cpp would wait for ever.
     """
     answers = _ask(servers, min(timeout, CONNECT_SECONDS), min(timeout, ANSWER_SECONDS))
     by_address: dict[object, str] = {}
@@ -71,7 +74,7 @@ def check(servers: Sequence[str], timeout: float) -> None:
 
 
 def lost(servers: Sequence[str], seconds: float) -> str | None:
-    """The first of ``servers`` that no longer answers, and why, as ``check`` would say it; ``None`` if all do."""
+    """The first of ``servers`` that no longer answers, and why, for a message; ``None`` if all answer."""
     answers = _ask(servers, seconds, seconds)
     for server, answer in zip(servers, answers, strict=True):
         if isinstance(answer, _Refusal):
@@ -80,9 +83,9 @@ def lost(servers: Sequence[str], seconds: float) -> str | None:
 
 
 def _ask(servers: Sequence[str], connect_seconds: float, answer_seconds: float) -> list[tuple[str, int] | _Refusal]:
-    """The address of every server, or what is wrong with it."""
+    """The address of every server, or the reason why it cannot be used."""
     start = time.monotonic()
-    slow = _Refusal(f"was not found within {connect_seconds:g} seconds: see that its name can be resolved")
+    slow = _Refusal(f"was not found within {connect_seconds:g} seconds: check its name, or give its IPv4 address")
     answers: list[tuple[str, int] | _Refusal] = [slow] * len(servers)
 
     def ask(index: int) -> None:
@@ -91,12 +94,12 @@ def _ask(servers: Sequence[str], connect_seconds: float, answer_seconds: float) 
         except _Refusal as refusal:
             answers[index] = refusal
 
-    # Threads, for resolving a name has no time limit.
+    # Threads, since resolving a name has no time limit.
     threads = [threading.Thread(target=ask, args=(index,), daemon=True) for index in range(len(servers))]
     for thread in threads:
         thread.start()
     for thread in threads:
-        # a little more, for a thread that is at its limit has something to say
+        # a little longer, so that a thread at its limit can report its result
         thread.join(max(0.0, start + max(connect_seconds, answer_seconds) + 0.1 - time.monotonic()))
     return list(answers)
 
@@ -107,39 +110,41 @@ def _greet(server: str, connect_by: float, answer_by: float) -> tuple[str, int]:
     try:
         address = (socket.gethostbyname(host), int(port))
     except (OSError, UnicodeError) as error:
-        raise _Refusal(f"is not known: {_said(error)}; check the name, or give its IPv4 address") from None
+        raise _Refusal(f"was not found ({_message(error)}): check the name, or give its IPv4 address") from None
     limit = connect_by - time.monotonic()
     try:
         connection = socket.create_connection(address, max(0.001, limit))
     except TimeoutError:
-        raise _Refusal(f"cannot be reached within {limit:.3g} seconds: check address and firewall") from None
+        raise _Refusal(f"cannot be reached within {limit:.3g} seconds: check its address and firewall") from None
     except OSError as error:
-        raise _Refusal(f"cannot be reached ({_said(error)}): is rpc-server running there, and on that port?") from None
+        raise _Refusal(
+            f"cannot be reached ({_message(error)}): check that rpc-server is running there, on that port"
+        ) from None
     with connection:
-        # A server that answers when nobody is there any more is ended by SIGPIPE, unless the connection was reset.
+        # A server that answers on a closed connection is killed by SIGPIPE, unless the connection was reset.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        version = _asked(connection, _HELLO, _ANSWER, answer_by)
+        version = _request(connection, _HELLO, _ANSWER, answer_by)
         if version[0] != PROTOCOL[0] or version[1] > PROTOCOL[1]:
             theirs, ours = ".".join(map(str, version)), ".".join(map(str, PROTOCOL))
-            raise _Refusal(f"speaks version {theirs} of the protocol, and this llama.cpp {ours}: {_SAME}")
-        if not _asked(connection, _DEVICE_COUNT, _COUNT, answer_by)[0]:
+            raise _Refusal(f"has version {theirs} of the protocol, but this llama.cpp has {ours}: {_SAME}")
+        if not _request(connection, _DEVICE_COUNT, _COUNT, answer_by)[0]:
             raise _Refusal("has no device: start it with one")
     return address
 
 
-def _asked(connection: socket.socket, request: bytes, kind: struct.Struct, answer_by: float) -> tuple[int, ...]:
-    """The numbers of an answer, which begins with its size. Raises ``_Refusal``."""
+def _request(connection: socket.socket, request: bytes, kind: struct.Struct, answer_by: float) -> tuple[int, ...]:
+    """Send a request and return the numbers in the answer, which begins with its size. Raises ``_Refusal``."""
     try:
         connection.settimeout(max(0.001, answer_by - time.monotonic()))
         connection.sendall(request)
         answer = _read(connection, kind.size, answer_by)
     except TimeoutError:
         raise _Refusal(
-            "accepts a connection but does not answer: it has one client at a time, so end the one that it has; or it "
-            "is no rpc-server"
+            "accepts connections but does not answer: end the program that uses it now, since it serves one client at "
+            "a time, or check that it is an rpc-server"
         ) from None
     except OSError as error:
-        raise _Refusal(f"broke the connection ({_said(error)}): {_OTHER}") from None
+        raise _Refusal(f"broke the connection ({_message(error)}): {_OTHER}") from None
     size, *numbers = kind.unpack(answer.ljust(kind.size, b"\0"))
     if len(answer) < 8 or (size == kind.size - 8 and len(answer) < kind.size):
         raise _Refusal(f"closed the connection: {_OTHER}")
@@ -149,14 +154,14 @@ def _asked(connection: socket.socket, request: bytes, kind: struct.Struct, answe
 
 
 _SAME = "run an rpc-server of the same llama.cpp as this one"
-_OTHER = f"it is no rpc-server, or one of another version; {_SAME}"
+_OTHER = f"it is not an rpc-server, or one of another version; {_SAME}"
 
 
 def _read(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """``size`` bytes, fewer where the connection ends before. Raises ``TimeoutError`` and other ``OSError``."""
+    """``size`` bytes, or fewer if the connection ends. Raises ``TimeoutError`` and other ``OSError``."""
     data = b""
     while len(data) < size:
-        # a byte now and then does not move the limit
+        # a few bytes do not extend the limit
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         part = connection.recv(size - len(data))
         if not part:
@@ -165,6 +170,6 @@ def _read(connection: socket.socket, size: int, deadline: float) -> bytes:
     return data
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     text = error.strerror if isinstance(error, OSError) else None
     return (text or str(error)).lower()

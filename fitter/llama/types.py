@@ -1,4 +1,4 @@
-"""What goes to llama.cpp and what comes back: plain frozen data, sizes in bytes throughout."""
+"""The data that goes to llama.cpp and comes back: frozen dataclasses, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
-# Known by this module's name, like all that is here.
+# Imported here so that all types can be imported from this module.
 from fitter.llama.virtual import MAX_DEVICES as MAX_DEVICES
 from fitter.llama.virtual import VirtualDevice as VirtualDevice
 from fitter.llama.virtual import describe as describe
@@ -22,23 +22,22 @@ RPC = "RPC"
 """The backend of remote devices, those of rpc-servers; they are named ``RPC0``, ``RPC1`` and so on."""
 
 MAX_USED_DEVICES = 15
-"""Devices that one model can be on: ggml's scheduler has room for 16 backends, and the CPU's is one of them."""
+"""The most devices for one model: ggml's scheduler has room for 16 backends, and one of them is the CPU's."""
 
 
 @dataclass(frozen=True)
 class Params:
-    """Parameters of one load, named as in llama.cpp.
+    """The parameters of one load, named as in llama.cpp.
 
-    ``n_ctx`` 0 is the model's training context. ``n_gpu_layers`` counts the output layer; -1 is all.
-    ``tensor_split`` has a proportion per device (``None``: by free memory). ``devices`` are device names in
-    llama.cpp's order; ``None`` is llama.cpp's default choice, ``()`` is no device at all. ``lora`` are adapters that
-    are loaded after the context and applied to it.
-    ``load_mtp`` loads the layers for multi-token prediction, and a context of ``ctx_type`` ``mtp`` runs on them alone.
-    ``n_rs_seq`` counts the snapshots of a recurrent state that drafted tokens can be taken back to, ``n_outputs_max``
-    the tokens of a batch that have an output (0: all).
+    ``n_ctx``: 0 is the model's training context. ``n_gpu_layers``: includes the output layer; -1 is all.
+    ``tensor_split``: a share for each device (``None``: by free memory). ``devices``: device names in order; ``None``
+    is llama.cpp's default choice, ``()`` is no device. ``lora``: adapters that are applied to the context.
+    ``load_mtp``: load the layers for multi-token prediction; a context of ``ctx_type`` ``mtp`` computes only those.
+    ``n_rs_seq``: snapshots of a recurrent state, for drafted tokens that are rejected. ``n_outputs_max``: tokens of a
+    batch that get an output (0: all). ``more``: names and values of all other parameters of the table that do not have
+    their default, in the table's order.
+
     The defaults are those of llama.cpp's own tools (``common_params``), not of the library.
-    ``more`` has the parameters of the table that have no field here, by their names and in the order of the table:
-    those of them that are not what they are by default.
     """
 
     n_ctx: int = DEFAULTS["n_ctx"]
@@ -68,7 +67,7 @@ class Params:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Params:
-        """The parameters with these ``values`` by their names; every other one has its default."""
+        """``Params`` with these ``values`` by name; every other parameter has its default."""
         own = {field.name for field in fields(cls)}
         more = [
             (name, values[name])
@@ -78,12 +77,12 @@ class Params:
         return cls(**{name: value for name, value in values.items() if name in own}, more=tuple(more))
 
     def of_parameter(self, parameter: Parameter) -> Any:
-        """The value of a parameter of the table."""
+        """The value of one parameter of the table."""
         name = str(parameter.key)
         return getattr(self, name) if hasattr(self, name) else dict(self.more).get(name, parameter.default)
 
     def planned(self) -> dict[str, Any]:
-        """The values of all that a plan has, by their names: in the order in which they stand here, then ``more``."""
+        """The values of all parameters in a plan, by name: in the order of the fields here, then ``more``."""
         known = {name: each for name, each in of_a_load().items() if each.is_planned}
         order = [field.name for field in fields(self) if field.name in known]
         return {name: self.of_parameter(known[name]) for name in dict.fromkeys((*order, *known))}
@@ -93,8 +92,8 @@ class Params:
 class Skeleton:
     """A private copy of a model's header without its tokenizer, to be loaded in place of the model.
 
-    ``files`` are those of the model in order. llama.cpp plans on the copy as on the model, without the time that it
-    needs for the tokens; the worker makes it when it is first asked for, and nobody else can see it.
+    ``files``: the files of the model, in order. llama.cpp measures the copy as it would the model, but faster, since it
+    need not read the tokens. The worker makes it when it is first needed, and no other process can see it.
     """
 
     files: tuple[str, ...]
@@ -104,8 +103,8 @@ class Skeleton:
 class DeviceInfo:
     """A device as ggml reports it. ``type`` is ``gpu``, ``igpu``, ``accel`` or ``cpu``; memory in bytes.
 
-    ``buffer_type`` is the name of its default buffer type, where ggml has one for it. ``largest_tensor``: bytes of the
-    largest tensor that it computes with, where it has such a limit.
+    ``buffer_type``: the name of its default buffer type, if it has one. ``largest_tensor``: the most bytes of a tensor
+    that it can compute with, if it has such a limit.
     """
 
     name: str
@@ -121,10 +120,10 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class MeasuredSpeed:
-    """What computing on a device showed; 0 is what could not be told.
+    """The measured speed of a device; 0 for what could not be measured.
 
-    ``round_trip``: seconds there and back. ``link``: bytes per second to it. ``bandwidth``: bytes per second of weights
-    that products with one vector read. ``compute``: FLOP per second of products with a batch.
+    ``round_trip``: latency in seconds. ``link``: bytes per second to it. ``bandwidth``: bytes per second of weights
+    that are read to multiply with one vector. ``compute``: FLOP per second to multiply with a batch.
     """
 
     round_trip: float
@@ -135,11 +134,11 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True)
 class Row:
-    """Memory of one buffer type, in bytes. ``device`` is ``None`` where ggml ties the buffer type to none.
+    """The memory of one buffer type, in bytes. ``device``: ``None`` if the buffer type belongs to no device.
 
-    ``is_host`` is true where the memory is the host's: every buffer type that belongs to none of the devices
-    that the model is offloaded to. That includes ``CPU_REPACK``, which upstream's total leaves out. ``compute`` is
-    llama.cpp's own figure, ``reserved`` what its scheduler reserves for a real load, where that was asked too.
+    ``is_host``: it is host memory, as is every buffer type that belongs to none of the model's devices; that includes
+    ``CPU_REPACK``, which upstream's total leaves out. ``compute``: llama.cpp's own figure. ``reserved``: what its
+    scheduler reserves for a real load, if that was measured too.
     """
 
     buffer_type: str
@@ -157,19 +156,18 @@ class Row:
 
     @property
     def real(self) -> Row:
-        """What a real load takes, as far as it is known."""
+        """The row for a real load, as far as that is known."""
         return self if self.reserved is None else replace(self, compute=self.reserved, reserved=None)
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The answer to one load: a row per buffer type, and what llama.cpp made of the parameters.
+    """The measurement of one load: a row per buffer type, and what llama.cpp chose.
 
-    ``devices`` are the names of the model's devices in order. ``n_ctx``: context in tokens that llama.cpp settled on.
-    ``flash_attn``: whether flash attention is on after ``auto`` was resolved, ``None`` where llama.cpp did not say.
-    ``n_splits``: graph splits of prompt processing and of generation, where llama.cpp said.
-    ``lora``: for each adapter of the parameters what it takes, as model bytes, with no device on the host; that is in
-    none of ``rows``, whose compute is with the adapters.
+    ``devices``: the names of the model's devices, in order. ``n_ctx``: the context in tokens. ``flash_attn``: whether
+    flash attention is on once ``auto`` is resolved, ``None`` if llama.cpp did not report it. ``n_splits``: graph splits
+    of prompt processing and of generation, if llama.cpp reported them. ``lora``: for each LoRA adapter its rows, as
+    model bytes, without a device if on the host. ``rows`` do not include them, except in the compute buffers.
     """
 
     rows: tuple[Row, ...]
@@ -180,18 +178,18 @@ class Breakdown:
     lora: tuple[tuple[Row, ...], ...] = ()
 
     def on(self, device: str) -> Row:
-        """Sum of all rows of ``device`` (not host rows), as one row."""
+        """The sum of all rows of ``device`` (without host rows), as one row."""
         rows = [row for row in self.rows if row.device == device and not row.is_host]
         return _sum(device, device, False, rows)
 
     @property
     def real(self) -> Breakdown:
-        """What a real load takes, as far as it is known."""
+        """The breakdown of a real load, as far as that is known."""
         return replace(self, rows=tuple(row.real for row in self.rows))
 
     @property
     def host(self) -> Row:
-        """Sum of all rows in host memory, every host buffer type counted."""
+        """The sum of all rows in host memory, of every host buffer type."""
         return _sum("Host", None, True, [row for row in self.rows if row.is_host])
 
 
@@ -208,23 +206,23 @@ def _sum(name: str, device: str | None, is_host: bool, rows: list[Row]) -> Row:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is really loaded: what llama.cpp counts for it, and the devices with what is free beside it."""
+    """A model that is loaded for real: its memory by llama.cpp's count, and the devices with their free memory."""
 
     breakdown: Breakdown
     devices: tuple[DeviceInfo, ...]
 
 
 LAYOUT_DEVICE = "Recorder"
-"""Buffer type of the entries of a ``Layout`` that are on its device; entries with another one stayed on the host."""
+"""The buffer type of those entries of a ``Layout`` that are on its device; all others stayed on the host."""
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What llama.cpp says about a loaded model.
+    """What llama.cpp reports about a loaded model.
 
-    ``n_layer`` counts the repeating layers without ``n_layer_nextn`` (next-token prediction); ``n_swa`` is the window
-    of sliding-window attention, 0 without; ``bytes`` and ``n_params`` are of all tensors; ``devices`` are the names of
-    the devices it was loaded for.
+    ``n_layer``: repeating layers, without the ``n_layer_nextn`` for multi-token prediction. ``n_swa``: the window of
+    sliding-window attention, 0 without. ``bytes``, ``n_params``: of all tensors. ``devices``: the names of the devices
+    that it was loaded for.
     """
 
     n_layer: int
@@ -245,7 +243,7 @@ class ModelInfo:
 
 
 class LayoutEntry(NamedTuple):
-    """Bytes that one tensor takes in ``buffer_type``; ``kind`` is ``model`` (weights) or ``context`` (caches)."""
+    """The bytes of one tensor in ``buffer_type``; ``kind`` is ``model`` (weights) or ``context`` (caches)."""
 
     buffer_type: str
     name: str
@@ -255,9 +253,9 @@ class LayoutEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Every weight and cache tensor with the size that llama.cpp asked of the buffer type.
+    """Every weight and cache tensor, with the size that llama.cpp requested for it.
 
-    Recorded during a dummy load with all layers on one virtual device; ``alignment`` is that device's.
+    Recorded in a dummy load with all layers on one virtual device; ``alignment`` is that device's.
     """
 
     entries: tuple[LayoutEntry, ...]
@@ -277,7 +275,7 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """Metadata and tensors of one GGUF file. Arrays in ``metadata`` are replaced by their length as ``Array``."""
+    """The metadata and tensors of one GGUF file. Arrays in ``metadata`` are ``Array``, long ones without values."""
 
     metadata: Mapping[str, MetadataValue]
     tensors: tuple[TensorInfo, ...]
@@ -287,7 +285,7 @@ class Header:
 
     @property
     def file_bytes(self) -> int:
-        """Where the last tensor ends, 0 without any: a shorter file is truncated."""
+        """Where the last tensor ends, 0 without tensors; a shorter file is truncated."""
         if not self.tensors:
             return 0
         padded = sum(-(-tensor.bytes // self.alignment) * self.alignment for tensor in self.tensors[:-1])
@@ -296,7 +294,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Array:
-    """A metadata array. ``values`` holds numbers and booleans up to 4096 of them; long and string arrays stay empty."""
+    """A metadata array. ``values`` is empty for strings, and for more than 4096 numbers or booleans."""
 
     type: str
     length: int

@@ -1,4 +1,4 @@
-"""Virtual devices as data, apart from the other types: a load that begins early waits for these alone."""
+"""Virtual devices as data. Not in ``types``, so that an early load can import them quickly."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SURELY_TOO_LARGE = 0.9
 
 @dataclass(frozen=True)
 class VirtualDevice:
-    """A device that exists only as a description: llama.cpp plans on it as on the real one.
+    """A device that exists only as a description; llama.cpp can plan on it as on the real one.
 
-    ``profile`` names the behaviour (``cuda``, ``rocm``, ``metal``, ``vulkan`` or ``vulkan-`` and a driver);
-    ``compute_capability`` is as ggml-cuda counts it: major*100 + minor*10 (890 for 8.9), or 0x1000000 plus an AMD
-    card's architecture (0x1100 for gfx1100), and 0 where there is none; ``total`` and ``free`` are bytes.
+    ``profile``: how it behaves (``cuda``, ``rocm``, ``metal``, ``vulkan`` or ``vulkan-`` and a driver).
+    ``compute_capability``: as ggml-cuda counts it, major*100 + minor*10 (890 for 8.9), or 0x1000000 plus an AMD card's
+    architecture (0x1100 for gfx1100), or 0 if there is none. ``total`` and ``free``: bytes.
     """
 
     name: str
@@ -34,7 +34,7 @@ class VirtualDevice:
 def describe(devices: Sequence[VirtualDevice]) -> str:
     """The value of ``FITTER_DEVICES`` that describes ``devices``. Raises ``UsageError`` for more than 16 of them."""
     if len(devices) > MAX_DEVICES:
-        raise UsageError(f"{len(devices)} devices are more than the {MAX_DEVICES} that llama.cpp supports")
+        raise UsageError(f"{len(devices)} devices are described, but llama.cpp supports at most {MAX_DEVICES}")
     return ";".join(
         f"{device.name},{device.profile},{device.compute_capability},{device.total},{device.free},"
         + " ".join(device.description.replace(";", " ").split())
@@ -43,5 +43,5 @@ def describe(devices: Sequence[VirtualDevice]) -> str:
 
 
 def is_surely_spilled(model_bytes: int, devices: Sequence[VirtualDevice]) -> bool:
-    """Whether a model of so many bytes can hardly be on ``devices`` as a whole, so that tensors of it will be apart."""
+    """Whether a model of so many bytes is almost certainly too large for ``devices``, so that it will be split up."""
     return model_bytes > _SURELY_TOO_LARGE * sum(max(0, device.free - _USUAL_MARGIN) for device in devices)

@@ -1,6 +1,6 @@
-"""Dataclasses as JSON values and back: what the worker and its client say to each other.
+"""Dataclasses as JSON values and back, for the messages between the worker and its client.
 
-A tuple of named tuples goes by columns, which is several times as fast for thousands of them as one by one.
+A tuple of named tuples is sent by columns, which for thousands of them is several times as fast as one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def encode(value: Any) -> Any:
-    """Turn dataclasses, tuples and mappings into what ``json`` can write."""
+    """Turn dataclasses, tuples and mappings into values that ``json`` can write."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return value
@@ -33,9 +33,9 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: Any, value: Any) -> Any:
-    """Build a value of type ``kind`` from what ``encode`` made of it.
+    """Build a value of type ``kind`` from what ``encode`` returned.
 
-    Raises ``TypeError`` where the value does not have that type.
+    Raises ``TypeError`` if it is not of that type.
     """
     return _decoder(kind)(value)
 
@@ -45,7 +45,7 @@ _Decoder = Callable[[Any], Any]
 
 @functools.cache
 def _field_names(kind: Any) -> tuple[str, ...]:
-    """Fields of a dataclass or a named tuple, none of anything else."""
+    """The fields of a dataclass or a named tuple; none for anything else."""
     if _is_record(kind):
         return tuple(kind._fields)
     return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
@@ -55,7 +55,7 @@ def _is_record(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
-# What a type asks for is found out once: a header has thousands of values of a few types.
+# Cached, since a header has thousands of values of a few types.
 @functools.cache
 def _decoder(kind: Any) -> _Decoder:
     origin = typing.get_origin(kind)
@@ -77,7 +77,7 @@ def _decode_plain(kind: Any, value: Any) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if (isinstance(value, bool) and kind is not bool) or not isinstance(value, kind):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value
 
 
@@ -86,7 +86,7 @@ def _fields_decoder(kind: type[Any]) -> _Decoder:
 
     def decode_fields(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise TypeError(f"{value!r} is no {kind.__name__}")
+            raise TypeError(f"{value!r} is not of type {kind.__name__}")
         unknown = value.keys() - decoders.keys()
         if unknown:
             raise TypeError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
@@ -126,7 +126,7 @@ def _columns_decoder(kind: type[Any]) -> _Decoder:
         if not value:
             return ()
         if len(value) != len(decoders):
-            raise TypeError(f"{len(value)} columns are no {kind.__name__}")
+            raise TypeError(f"{len(value)} columns are not those of {kind.__name__}")
         columns = [decoder(column) for decoder, column in zip(decoders, value, strict=True)]
         if len({len(column) for column in columns}) > 1:
             raise TypeError(f"columns of {kind.__name__} differ in length")
@@ -137,13 +137,13 @@ def _columns_decoder(kind: type[Any]) -> _Decoder:
 
 def _check_list(value: Any) -> None:
     if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no tuple")
+        raise TypeError(f"{value!r} is not a list")
 
 
 def _literal_decoder(choices: tuple[Any, ...]) -> _Decoder:
     def decode_literal(value: Any) -> Any:
         if value not in choices:
-            raise TypeError(f"{value!r} is none of {choices}")
+            raise TypeError(f"{value!r} is not one of {choices}")
         return value
 
     return decode_literal
@@ -159,6 +159,6 @@ def _union_decoder(kinds: tuple[Any, ...]) -> _Decoder:
                 return decode(kind, value)
             except TypeError:
                 continue
-        raise TypeError(f"{value!r} is none of {', '.join(map(str, kinds))}")
+        raise TypeError(f"{value!r} is not of type {' or '.join(map(str, kinds))}")
 
     return decode_union

@@ -1,6 +1,6 @@
-"""The child process in which llama.cpp runs: it may crash, abort or hang without harm to the parent.
+"""The child process in which llama.cpp runs, so that a crash, an abort or a hang does not harm the parent.
 
-Requests and answers are JSON lines on two pipes of their own, so that whatever native code prints disturbs nobody.
+Requests and answers are lines of JSON on two separate pipes, so that output of native code does not disturb them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from fitter.llama.types import (
 )
 
 LOG_LINES = 60
-"""Lines of llama.cpp's log that an error carries."""
+"""How many lines of llama.cpp's log an error contains."""
 
 
 class Session:
-    """What the worker keeps between requests. Every public method is a command."""
+    """The state of the worker between requests. Every public method is a command."""
 
     def __init__(self) -> None:
         self._loader: Loader | None = None
@@ -56,7 +56,7 @@ class Session:
         self._adopted = False
         self._real: real.RealLoad | None = None
         self._has_servers = False
-        # Outlives the loader: a header has nothing to do with devices.
+        # Kept when the loader is replaced, since headers do not depend on devices.
         self._headers: Headers | None = None
 
     @property
@@ -65,12 +65,12 @@ class Session:
         return self._loader.loads if self._loader else 0
 
     def _unreported_loads(self) -> int:
-        """Dummy loads since this was asked last."""
+        """Dummy loads since the last call."""
         reported, self._reported = self._reported, self.loads
         return self.loads - reported
 
     def configure(self, description: str) -> None:
-        """Describe virtual devices anew; without any, commands are about the real ones."""
+        """Replace the virtual devices; without any, commands are about the real ones."""
         if description == self._description and not (self._loader and self._loader.is_reordered):
             return
         loads = self.loads
@@ -84,12 +84,12 @@ class Session:
         self._open().loads = loads
 
     def adopt(self, path: str, plugin: bool, count: int) -> None:
-        """Take the cards of a CUDA backend that runs without a GPU: ``count`` of them."""
+        """Use the ``count`` cards of a CUDA backend that runs without a GPU."""
         load_cuda_backend(path, plugin)
         self._adopted = True
         found = sum(device.info.virtual for device in self._open().devices.default)
         if found != count:
-            raise LibraryError(f"{path} has {found} devices where {count} are described: unset GGML_CUDA_DEVICES")
+            raise LibraryError(f"{path} has {found} devices, but {count} are described: unset GGML_CUDA_DEVICES")
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return tuple(device.info for device in self._open().devices.default)
@@ -107,7 +107,7 @@ class Session:
         return self._open().measure(path, params, role, reserve=reserve)
 
     def hold(self, path: str) -> None:
-        """Begin to load the model on all virtual devices, and wait with its tensors until it is measured."""
+        """Begin to load the model on all virtual devices; its tensors wait until it is measured."""
         loader = self._open()
         if loader.held is None or loader.held.path != path:
             loader.keep(Ahead(path, self._description, is_held=True))
@@ -128,7 +128,7 @@ class Session:
         self._has_servers = True
         real.add_rpc_server(endpoint)
         if self._loader:
-            # what is loaded refers to devices by address, and those stay
+            # loaded models refer to devices by address, and the addresses stay
             self._loader.devices = registry(self._virtual)
 
     def compute_capabilities(self) -> tuple[tuple[str, int], ...]:
@@ -161,7 +161,7 @@ class Session:
         os._exit(0)
 
     def _keep(self, ahead: Ahead) -> None:
-        """Go on with a load that began before there was a session."""
+        """Take over a load that began before this session."""
         self._virtual, self._description = True, ahead.description
         self._open().keep(ahead)
 
@@ -177,7 +177,7 @@ class Session:
 
 
 def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:
-    """Answer one request. Whatever goes wrong becomes an ``error`` of the answer."""
+    """Answer one request. Any failure becomes an ``error`` in the answer."""
     answer: dict[str, Any] = {}
     try:
         native.load().fitter.fitter_log_clear()
@@ -213,23 +213,23 @@ def _log(count: int | None) -> list[str]:
 
 
 def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session], object] | None = None) -> None:
-    """Serve requests until the parent closes its end of the pipe or is gone; before them, do ``first``."""
+    """Call ``first``, then serve requests until the parent closes its end of the pipe or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A pipe that does not reach the parent must not be found by anything that this process starts.
+    # Processes that this one starts must not inherit the pipes.
     os.set_inheritable(request_fd, False)
     os.set_inheritable(answer_fd, False)
 
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    # Native calls release the interpreter's lock, so this thread also ends the process during one that hangs.
+    # Native calls release the interpreter's lock, so this thread can end the process even if one hangs.
     session = Session()
     threading.Thread(target=_read_requests, args=(request_fd, parent, requests.put, session._end), daemon=True).start()
 
     native.load_only_bindings()
     with contextlib.suppress(FitterError):
-        # Every request fails with the same error, where it can be answered.
+        # Every request will fail with the same error, and report it.
         native.prepare()
     if first is not None:
-        # Nobody has asked for it: what is wrong will be said when somebody does.
+        # This is only a head start: an error will be raised again by the request that needs it.
         with contextlib.suppress(Exception):
             first(session)
     while True:
@@ -240,7 +240,7 @@ def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session]
 def _read_requests(fd: int, parent: int, put: Callable[[bytes], None], end: Callable[[], None]) -> None:
     pending = b""
     while True:
-        # The pipe stays open if the parent was killed while a fork of it lives on.
+        # The pipe stays open if the parent was killed but a fork of it is alive.
         readable: Sequence[int] = select.select([fd], [], [], 1.0)[0]
         if not readable:
             if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""How fast this machine reads its memory: measured once and kept in the user's cache directory, or given."""
+"""The memory bandwidth of this machine: given by the user, or measured once and stored in the cache directory."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _BANDWIDTH = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?:([a-z]+)\s*/\s*s)
 _LEAST, _MOST = 10**8, 10**14
 
 _LEAST_READ = 32 * _MIB
-"""Bytes that every thread reads at least: reading must take far longer than starting threads does."""
+"""The fewest bytes that each thread reads, so that reading takes far longer than starting the threads."""
 
 _CACHES = 3
-"""How much more is read than the last level of caches holds; read in order again and again, none of it stays there."""
+"""Read so many times the size of the last-level caches: read in order, none of it then stays in them."""
 
 _SECONDS = 0.25
 _PASSES = 5
-"""Other programs slow some passes down; the best one counts, and is kept for long."""
+"""Other programs may slow some passes down, so the fastest one counts."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """What a measurement holds for: the processor's name, cores that this process may use, bytes of memory."""
+    """What identifies a machine in the cache: processor, cores that this process may use, bytes of memory."""
 
     processor: str
     cores: int
@@ -49,7 +49,7 @@ class Host:
 def parse_bandwidth(text: str) -> float:
     """Bytes per second of ``60GB/s``, ``55.9 GiB/s`` or ``60000000000``.
 
-    Raises ``UsageError`` where it is none, or none that the memory of a machine can have: 0.1 GB/s to 100 TB/s.
+    Raises ``UsageError`` if it is not a bandwidth, or outside of 0.1 GB/s to 100 TB/s.
     """
     match = _BANDWIDTH.fullmatch(text.strip())
     unit = (match[2] or "b").lower() if match else ""
@@ -57,25 +57,25 @@ def parse_bandwidth(text: str) -> float:
         raise UsageError(f"{text!r} is not a bandwidth: write a number and a unit, such as 60GB/s or 56GiB/s")
     bandwidth = float(match[1]) * UNITS[unit]
     if not _LEAST <= bandwidth <= _MOST:
-        raise UsageError(f"{text!r} is not a bandwidth that memory can have: write one such as 60GB/s")
+        raise UsageError(f"{text!r} is not a bandwidth that memory can have: give 0.1GB/s to 100TB/s, such as 60GB/s")
     return bandwidth
 
 
 def given(text: str) -> HostSpeed:
-    """The host's speed as the user says it. Raises ``UsageError``, see ``parse_bandwidth``."""
+    """The host's speed with a bandwidth from the user. Raises ``UsageError``, see ``parse_bandwidth``."""
     return HostSpeed(parse_bandwidth(text), "given")
 
 
 def host_speed(measure: Callable[[int], float] | None = None) -> HostSpeed:
-    """What this machine reads from its memory, all cores together.
+    """The memory bandwidth of this machine, with all cores together.
 
-    The first call measures that, in about half a second, and keeps it for this machine in ``cache_path()``; where the
-    file cannot be read it is measured again, and where it cannot be written, every time. Never raises: a machine that
-    cannot be measured has ``default_host``'s. ``measure`` takes the number of cores and returns bytes per second.
+    The first call measures it in about half a second and stores it in ``cache_path()``. It is measured again if the
+    file cannot be read, and every time if it cannot be written. Never raises: a machine that cannot be measured gets
+    ``default_host``. ``measure`` takes the number of cores and returns bytes per second.
     """
     host = this_host()
     if (bandwidth := _read(host)) is not None:
-        return HostSpeed(bandwidth, "measured, kept since", host.cores)
+        return HostSpeed(bandwidth, "measured earlier", host.cores)
     try:
         bandwidth = (measure or read_bandwidth)(host.cores)
     except (ImportError, MemoryError, OSError, RuntimeError):
@@ -87,7 +87,7 @@ def host_speed(measure: Callable[[int], float] | None = None) -> HostSpeed:
 
 
 def cache_path() -> Path:
-    """The file: ``llama-fitter/bandwidth.json`` where the platform keeps caches (``XDG_CACHE_HOME``)."""
+    """The file: ``llama-fitter/bandwidth.json`` in the platform's cache directory (``XDG_CACHE_HOME``)."""
     from platformdirs import user_cache_path
 
     return user_cache_path("llama-fitter", appauthor=False) / "bandwidth.json"
@@ -101,17 +101,16 @@ def this_host() -> Host:
 
 
 def read_bandwidth(cores: int) -> float:
-    """Bytes per second that ``cores`` threads read together, the best of a few passes over more than caches hold.
+    """Bytes per second that ``cores`` threads read together: the best of a few passes over more than the caches hold.
 
-    Raises ``ImportError`` where there is no numpy (llama-cpp-python needs it, so there is), ``MemoryError`` where there
-    is no memory to read.
+    Raises ``ImportError`` without numpy (which llama-cpp-python requires), ``MemoryError`` without enough memory.
     """
-    # Its reductions read as fast as memory is and leave the interpreter's lock; imported here, for it takes a while.
+    # Its reductions read at full speed and release the interpreter's lock; imported here, since that is slow.
     import numpy
 
     size = buffer_bytes(cores, _cache_bytes(), host_memory().available)
     buffers = [numpy.empty(size // 4, dtype=numpy.float32) for _ in range(cores)]
-    # Untouched pages are all one page of zeros, which is in the cache.
+    # Untouched pages are all the same page of zeros, which would be in the cache.
     _together(cores, lambda thread: buffers[thread].fill(1))
     best, passes, start = math.inf, 0, time.perf_counter()
     while passes < _PASSES or time.perf_counter() - start < _SECONDS:
@@ -121,16 +120,16 @@ def read_bandwidth(cores: int) -> float:
 
 
 def buffer_bytes(cores: int, caches: int, available: int) -> int:
-    """Bytes for each of ``cores`` threads to read: more than ``caches`` hold, an eighth of what is available at most.
+    """Bytes for each of ``cores`` threads to read: more than ``caches``, but at most an eighth of what is available.
 
-    Whole pages of 4 KiB; never none.
+    In whole pages of 4 KiB, at least one.
     """
     wanted = max(_LEAST_READ, _CACHES * caches // cores)
     return max(4096, min(wanted, available // 8 // cores) // 4096 * 4096)
 
 
 def _together(count: int, work: Callable[[int], object]) -> float:
-    """Seconds that ``count`` threads take to do ``work``, from the first that begins to the last that ends."""
+    """Seconds in which ``count`` threads do ``work``, from the first start to the last end."""
     barrier = threading.Barrier(count)
     begun, ended = [0.0] * count, [math.inf] * count
 
@@ -152,7 +151,7 @@ def _together(count: int, work: Callable[[int], object]) -> float:
 
 
 def _cache_bytes(root: Path = Path("/")) -> int:
-    """Bytes of the processors' last level caches; what a large desktop has where nothing says it."""
+    """Bytes of the last-level caches; as in a large desktop machine if that is not known."""
     caches: dict[str, int] = {}
     for index in root.glob("sys/devices/system/cpu/cpu[0-9]*/cache/index*"):
         with contextlib.suppress(OSError, ValueError):
@@ -163,7 +162,7 @@ def _cache_bytes(root: Path = Path("/")) -> int:
 
 
 def _physical_cores(root: Path = Path("/")) -> int:
-    """Cores of this machine, two threads of one counted once; 0 where nothing says it."""
+    """Physical cores of this machine; 0 if that is not known."""
     cores, package = set(), ""
     with contextlib.suppress(OSError):
         for line in (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -174,7 +173,7 @@ def _physical_cores(root: Path = Path("/")) -> int:
                 cores.add((package, value.strip()))
     if cores:
         return len(cores)
-    # not Linux, or an architecture whose /proc does not tell; imported here, for it takes a while
+    # not Linux, or an architecture whose /proc does not tell; imported here, since that is slow
     import psutil
 
     return psutil.cpu_count(logical=False) or 0
@@ -212,11 +211,11 @@ def _read(host: Host) -> float | None:
 
 
 def _write(host: Host, bandwidth: float) -> None:
-    keep(cache_path(), {"schema": _SCHEMA, "hosts": {**_entries(), _key(host): bandwidth}})
+    write_cache(cache_path(), {"schema": _SCHEMA, "hosts": {**_entries(), _key(host): bandwidth}})
 
 
-def keep(path: Path, document: object) -> None:
-    """Write a file of JSON: all or nothing, and nothing where it cannot be written."""
+def write_cache(path: Path, document: object) -> None:
+    """Write a JSON file, all of it or nothing. Does nothing if it cannot be written."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What ``fitter calibrate`` measured on this machine's devices, kept in a file of the user's. Bytes."""
+"""What ``fitter calibrate`` measured on this machine's devices, in a file in the user's configuration. Bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class Calibrated:
-    """One device. ``outside`` is what a loaded model takes beyond what llama.cpp counts and what was free before.
+    """One device.
 
-    ``context`` is what a process takes by using the device at all, ``None`` where the device cannot tell: it is gone
-    from what a fit finds free, so it needs no margin.
+    ``outside``: bytes that a loaded model takes beyond ``context`` and beyond llama.cpp's own count. ``context``: bytes
+    that a process takes just by using the device, ``None`` if the device does not tell. It needs no margin, since a fit
+    sees the memory that is free without it.
     """
 
     backend: str
@@ -31,14 +32,14 @@ class Calibrated:
 
 
 def store_path() -> Path:
-    """The file: ``llama-fitter/calibration.json`` where the platform keeps configuration (``XDG_CONFIG_HOME``)."""
+    """The file: ``llama-fitter/calibration.json`` in the platform's configuration directory (``XDG_CONFIG_HOME``)."""
     from platformdirs import user_config_path
 
     return user_config_path("llama-fitter", appauthor=False) / "calibration.json"
 
 
 def read() -> tuple[Calibrated, ...]:
-    """Every device that is stored; none where there is no file, or none that can be read."""
+    """Every stored device; none if there is no file, or if it cannot be read."""
     try:
         document = json.loads(store_path().read_text(encoding="utf-8"))
         return tuple(_device(entry) for entry in document["devices"]) if document["schema"] == _SCHEMA else ()
@@ -47,12 +48,12 @@ def read() -> tuple[Calibrated, ...]:
 
 
 def store(measured: Iterable[Calibrated]) -> Path:
-    """Keep ``measured`` beside what is stored of other devices, all or nothing; returns the file's path.
+    """Store ``measured`` in addition to other devices, all of it or nothing; returns the file's path.
 
-    Raises ``AnswerError`` where it cannot be written.
+    Raises ``AnswerError`` if it cannot be written.
     """
-    kept = {_key(device): device for device in (*read(), *measured)}
-    document = {"schema": _SCHEMA, "devices": [asdict(device) for device in kept.values()]}
+    devices = {_key(device): device for device in (*read(), *measured)}
+    document = {"schema": _SCHEMA, "devices": [asdict(device) for device in devices.values()]}
     path = store_path()
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -69,12 +70,12 @@ def store(measured: Iterable[Calibrated]) -> Path:
     return path
 
 
-def outside_of(device: DeviceInfo, known: Iterable[Calibrated]) -> int | None:
-    """What was measured for ``device``, ``None`` where nothing was: for a device of this kind, of the same memory."""
+def outside_of(device: DeviceInfo, stored: Iterable[Calibrated]) -> int | None:
+    """The stored ``outside`` for a device of the same kind and memory as ``device``, ``None`` if there is none."""
     if device.virtual:
         return None
     key = (device.backend, device.description, device.total)
-    return next((entry.outside for entry in known if _key(entry) == key), None)
+    return next((entry.outside for entry in stored if _key(entry) == key), None)
 
 
 def _key(device: Calibrated) -> tuple[str, str, int]:

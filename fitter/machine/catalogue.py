@@ -16,7 +16,7 @@ _METAL_STEP = 2**14
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the figures of a card are from; ``None`` where a figure is not known, or a card has none."""
+    """The source of each figure of a card; ``None`` if the figure is not known, or if the card has none."""
 
     compute_capability: str | None
     total: str
@@ -29,15 +29,16 @@ class Sources:
 
 @dataclass(frozen=True)
 class CatalogueGpu:
-    """A card: memory in bytes, ``compute_capability`` as ggml-cuda counts it (890 for 8.9, see ``capability``).
+    """A card. Memory in bytes.
 
-    The latter is 0 where there is none (Vulkan, Metal). ``total`` is the card's memory, ``usable`` what the driver
-    leaves of it (``None``: not known), ``free`` what an idle card leaves to llama.cpp.
+    ``compute_capability``: as ggml-cuda counts it (890 for 8.9, see ``capability``), 0 for Vulkan and Metal.
+    ``total``: the card's memory. ``usable``: what the driver leaves of it (``None``: not known). ``free``: what
+    llama.cpp can use on an idle card.
 
-    ``bandwidth`` of its memory and ``pcie``, from the host in one direction, are bytes per second; ``compute`` is dense
-    fp16 FLOP per second with accumulation in fp32, ``None`` where nobody published it. ``unified``: its memory is the
-    machine's, as much as its owner chose, and there is no ``pcie``; ``sizes`` are those that it is sold with, where
-    they say which card it is. ``names`` are what drivers call it, ``description`` first.
+    ``bandwidth``: of its memory, and ``pcie``: from the host, in one direction; both in bytes per second. ``compute``:
+    dense fp16 FLOP per second with accumulation in fp32, ``None`` if not published. ``unified``: it uses the machine's
+    own memory, so its size is the owner's choice, and there is no ``pcie``. ``sizes``: the sizes that it is sold with,
+    if these tell cards apart. ``names``: what drivers call it, ``description`` first.
     """
 
     key: str
@@ -58,11 +59,12 @@ class CatalogueGpu:
 
 @dataclass(frozen=True)
 class Default:
-    """What a GPU is taken to be where nothing says so: ``free_fraction`` of a card's memory, profile and capability.
+    """What is assumed if nothing better is known.
 
-    ``integrated`` is the card that one without memory of its own is taken to be as fast as; ``host_bandwidth``, bytes
-    per second, is what a host that was not measured is taken to read; ``remote_link``, bytes per second, and
-    ``remote_round_trip``, seconds, are those of a network that was not measured.
+    ``free_fraction``: the free share of a card's memory. ``profile``, ``compute_capability``: of a GPU that is given
+    only by its size. ``integrated``: the card whose speed a GPU without memory of its own gets. ``host_bandwidth``:
+    bytes per second of a host that was not measured. ``remote_link``, bytes per second, and ``remote_round_trip``,
+    seconds: of a network that was not measured.
     """
 
     free_fraction: float
@@ -75,11 +77,11 @@ class Default:
 
 
 AMD_OFFSET = 0x1000000
-"""What ggml adds to the architectures of AMD's cards, so that they are no compute capabilities."""
+"""What ggml adds to the architecture numbers of AMD's cards, to tell them from compute capabilities."""
 
 
 def capability(text: str) -> int:
-    """``8.9`` as 890, and ``gfx1100`` as ggml's number of it. Raises ``ValueError`` where it is neither."""
+    """``8.9`` as 890, and ``gfx1100`` as ggml's number for it. Raises ``ValueError`` for anything else."""
     if match := re.fullmatch(r"gfx([0-9a-f]{3,4})", text):
         return AMD_OFFSET + int(match[1], 16)
     match = re.fullmatch(r"([0-9]{1,2})\.([0-9])", text)
@@ -89,7 +91,7 @@ def capability(text: str) -> int:
 
 
 def capability_text(compute_capability: int) -> str:
-    """890 as ``8.9``, and ggml's number of an AMD architecture as ``gfx1100``; the other way round: ``capability``."""
+    """890 as ``8.9``, and ggml's number of an AMD architecture as ``gfx1100``: the reverse of ``capability``."""
     if compute_capability >= AMD_OFFSET:
         return f"gfx{compute_capability - AMD_OFFSET:x}"
     return f"{compute_capability // 100}.{compute_capability % 100 // 10}"
@@ -118,14 +120,14 @@ def gpus() -> dict[str, CatalogueGpu]:
 
 
 def find(name: str) -> CatalogueGpu | None:
-    """The card of that name: a key, or what a driver calls it; case, spaces, ``NVIDIA GeForce``, ``AMD Radeon``,
-    ``Intel`` and ``Apple`` do not matter.
+    """The card of that name, which is a key or a driver's name for it.
 
-    A name that lacks the memory (``rtx-3060``) is the card where only one has it.
+    Case, spaces, ``NVIDIA GeForce``, ``AMD Radeon``, ``Intel`` and ``Apple`` are ignored. The size of the memory may be
+    left out of a name (``rtx-3060``) if only one card matches.
     """
     key = _normal(name)
     if part := _part(f"gpu.{key}"):
-        # Not the whole catalogue, which takes longer to parse than most models to plan.
+        # Parsing the whole catalogue would take longer than planning for most models.
         parts = [_part("pcie"), _part("metal"), part]
         words = set(re.findall(r'"([^"]*)"', "".join(parts)))
         source = [line for line in _part("source").splitlines() if line.partition(" =")[0] in words]
@@ -138,7 +140,7 @@ def find(name: str) -> CatalogueGpu | None:
 
 
 def similar(name: str) -> list[str]:
-    """Up to three keys that ``name`` may have meant, the likeliest first."""
+    """Up to three keys that are similar to ``name``, the most similar first."""
     import difflib
 
     key = _normal(name)
@@ -214,7 +216,7 @@ def _text() -> str:
 
 
 def _part(name: str) -> str:
-    """The table ``[name]`` of the catalogue, "" where there is none."""
+    """The text of the table ``[name]`` of the catalogue; empty if there is none."""
     _, start, rest = _text().partition(f"\n[{name}]\n")
     return start + rest.partition("\n[")[0]
 

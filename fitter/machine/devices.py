@@ -1,4 +1,4 @@
-"""The machine that a plan is for: this one, or one that exists only as a description."""
+"""The machine that a plan is for: this one, or a described one."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def virtual_machine(virtual: Sequence[VirtualDevice], host: int | None = None) -
 
 
 def real_machine(devices: Sequence[DeviceInfo], memory: HostMemory, host: int | None = None) -> Machine:
-    """This machine with the devices that ggml reports, the CPU left out.
+    """This machine, with the devices that ggml reports except the CPU.
 
-    ``host`` bytes stand for what the host has available where the user says so.
+    ``host``: bytes of available host memory, if the user gives them.
     """
     offload = tuple(device for device in devices if device.type in ("gpu", "igpu"))
     if host is None:
@@ -90,14 +90,14 @@ def choose(devices: Sequence[DeviceInfo], names: Sequence[str] | None) -> tuple[
         if name not in by_name:
             raise UsageError(f"unknown device '{name}'; there are: {', '.join(by_name) or 'none'}")
     if len(set(names)) != len(names):
-        raise UsageError("a device is named twice")
+        raise UsageError("a device is named twice: leave one out")
     return tuple(by_name[name] for name in names)
 
 
 def check_main_gpu(main_gpu: int, devices: Sequence[object]) -> None:
     """Raise ``UsageError`` for a main GPU that is none of ``devices``."""
     if main_gpu >= len(devices):
-        raise UsageError(f"main GPU {main_gpu} is not there: {len(devices)} devices are, counted from 0")
+        raise UsageError(f"main GPU {main_gpu} does not exist: there are {len(devices)} devices, counted from 0")
 
 
 def device_speeds(

@@ -1,4 +1,4 @@
-"""``--gpu SPEC``: GPUs that exist only as words on the command line."""
+"""``--gpu SPEC``: parsing descriptions of virtual GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fitter.machine import catalogue
 from fitter.values import SIZE, UNITS, parse_size
 
 PROFILES = ("cuda", "rocm", "vulkan", "metal")
-"""Profiles that a GPU without a name can have."""
+"""Profiles for a GPU that is not in the catalogue."""
 
 VULKAN_DRIVERS = {
     "radv": "AMD with Mesa's RADV",
@@ -21,10 +21,10 @@ VULKAN_DRIVERS = {
     "nvidia": "NVIDIA's driver",
     "lavapipe": "Mesa's software device",
 }
-"""Drivers whose limits the Vulkan profile knows; without one, the first."""
+"""Drivers whose limits the Vulkan profile knows; the first is the default."""
 
 _PREFIXES = {"cuda": "CUDA", "rocm": "ROCm", "vulkan": "Vulkan", "metal": "MTL"}
-"""What llama.cpp names a backend's devices, before their number."""
+"""The names of a backend's devices in llama.cpp, without their number."""
 
 NO_GPU = "none"
 """The spec of a machine without a GPU."""
@@ -40,8 +40,8 @@ _FORMS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """A virtual GPU before it has a name."""
+class _Gpu:
+    """A virtual GPU that has no name yet."""
 
     description: str
     profile: str
@@ -53,21 +53,25 @@ class _Kind:
 def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     """The virtual devices that ``specs`` describe, named ``CUDA0``, ``CUDA1``, ``ROCm0``, ``Vulkan0`` or ``MTL0``, ….
 
-    A spec is a GPU of the catalogue (``rtx-4090``), a size (``24GiB``), profile, compute capability and memory
-    (``cuda:8.9:24564MiB``, ``rocm:gfx1100:24GiB``), profile and memory, with a driver between them or without
-    (``vulkan:24GiB``, ``vulkan:nvidia:24GiB``), or the memory of a Mac (``metal:64GiB``), of which its GPU has what
-    macOS lets it use. A GPU of the catalogue that shares the machine's memory takes its size (``m2-ultra:128GiB``,
-    ``strix-halo:64GiB``). Before it a count (``2x``), after it the free memory (``:free=20GiB``). Without the latter, a
-    GPU of the catalogue has free what an idle one leaves, and any other all of its memory. ``none``, alone, is a
-    machine without a GPU.
+    A spec is one of these:
+
+    - a GPU of the catalogue (``rtx-4090``); one that uses the machine's memory takes a size (``m2-ultra:128GiB``);
+    - a size (``24GiB``), for an NVIDIA card;
+    - profile, compute capability or architecture, and memory (``cuda:8.9:24564MiB``, ``rocm:gfx1100:24GiB``);
+    - profile and memory, optionally with a driver (``vulkan:24GiB``, ``vulkan:nvidia:24GiB``);
+    - the memory of a Mac (``metal:64GiB``), of which the GPU gets what macOS lets it use.
+
+    It may begin with a count (``2x``) and end with the free memory (``:free=20GiB``). By default a GPU of the
+    catalogue has as much free memory as an idle card, and any other GPU has all of its memory free. ``none``, alone, is
+    a machine without a GPU.
 
     Raises ``UsageError`` for anything else, and for more than 16 devices.
     """
     if any(spec.strip().lower() == NO_GPU for spec in specs):
         if len(specs) > 1:
-            raise UsageError(f"--gpu {specs[-1]!r}: {NO_GPU} means a machine without a GPU: leave the other GPUs out")
+            raise UsageError(f"--gpu {specs[-1]!r}: {NO_GPU} means a machine without a GPU: leave out the other GPUs")
         return ()
-    kinds: list[_Kind] = []
+    kinds: list[_Gpu] = []
     for spec in specs:
         count, kind = _parse(spec)
         if len(kinds) + count > MAX_DEVICES:
@@ -97,17 +101,17 @@ def virtual_devices(gpus: Sequence[str | VirtualDevice]) -> tuple[VirtualDevice,
     if not devices:
         return parse_gpus([gpu for gpu in gpus if isinstance(gpu, str)])
     if len(devices) < len(gpus):
-        raise UsageError("gpus mixes descriptions and devices: give one kind")
+        raise UsageError("gpus has both strings and VirtualDevice objects: give only one kind")
     return devices
 
 
 def parse_twin(text: str) -> tuple[str, int]:
-    """Profile and compute capability of ``cuda:8.9``. Raises ``UsageError``."""
+    """The profile and compute capability in ``cuda:8.9``. Raises ``UsageError``."""
     kind = _parse_profile(f"{text}:1MiB")
     return kind.profile, kind.compute_capability
 
 
-def _parse(spec: str) -> tuple[int, _Kind]:
+def _parse(spec: str) -> tuple[int, _Gpu]:
     count, rest = 1, spec.strip()
     if match := _COUNT.fullmatch(rest):
         count, rest = int(match[1]), match[2]
@@ -121,17 +125,17 @@ def _parse(spec: str) -> tuple[int, _Kind]:
         raise UsageError(f"--gpu {spec!r}: {error}") from None
     free = kind.free if free is None else free
     if kind.profile == "metal" and free > kind.total:
-        # The share is a default that a Mac's owner can raise.
+        # What macOS lets the GPU use is only a default, which a Mac's owner can raise.
         kind = replace(kind, total=free)
     if kind.total == 0 or free == 0:
         raise UsageError(f"--gpu {spec!r}: a device must have memory")
     if free > kind.total:
-        raise UsageError(f"--gpu {spec!r}: free= is more than all of the device's memory")
-    return count, _Kind(kind.description, kind.profile, kind.compute_capability, kind.total, free)
+        raise UsageError(f"--gpu {spec!r}: free= is more than the device's total memory")
+    return count, _Gpu(kind.description, kind.profile, kind.compute_capability, kind.total, free)
 
 
 def _split_options(text: str) -> list[str]:
-    """The GPU, then each ``key=value`` after it."""
+    """The part that names the GPU, then each ``key=value`` after it."""
     body, *rest = re.split(r":(?=[^:=]*=)", text)
     return [body.strip(), *rest]
 
@@ -148,7 +152,7 @@ def _parse_free(options: list[str]) -> int | None:
     return free
 
 
-def _parse_kind(body: str) -> _Kind:
+def _parse_kind(body: str) -> _Gpu:
     if ":" in body:
         name, _, memory = body.rpartition(":")
         if body.partition(":")[0].strip().lower() in PROFILES or not (gpu := catalogue.find(name)):
@@ -166,27 +170,27 @@ def _parse_kind(body: str) -> _Kind:
     raise UsageError(f"unknown GPU; did you mean {' or '.join(names)}?" if names else f"unknown GPU: {_FORMS}")
 
 
-def _parse_memory(body: str) -> _Kind:
+def _parse_memory(body: str) -> _Gpu:
     size = parse_size(body)
     default = catalogue.default()
-    return _Kind(f"virtual {default.profile.upper()} GPU", default.profile, default.compute_capability, size, size)
+    return _Gpu(f"virtual {default.profile.upper()} GPU", default.profile, default.compute_capability, size, size)
 
 
-def _known(gpu: catalogue.CatalogueGpu, total: int, free: int) -> _Kind:
-    # ggml-metal reports what Metal may use as all that there is.
-    return _Kind(gpu.description, gpu.profile, gpu.compute_capability, free if gpu.profile == "metal" else total, free)
+def _known(gpu: catalogue.CatalogueGpu, total: int, free: int) -> _Gpu:
+    # ggml-metal reports what Metal may use as the total.
+    return _Gpu(gpu.description, gpu.profile, gpu.compute_capability, free if gpu.profile == "metal" else total, free)
 
 
-def _parse_unified(gpu: catalogue.CatalogueGpu, text: str) -> _Kind:
+def _parse_unified(gpu: catalogue.CatalogueGpu, text: str) -> _Gpu:
     if not gpu.unified:
-        raise UsageError(f"{gpu.key} has memory of its own: leave {text.strip()!r} out, or write free=SIZE")
+        raise UsageError(f"{gpu.key} has a fixed amount of memory: leave {text.strip()!r} out, or write free=SIZE")
     size = parse_size(text)
     if gpu.profile == "metal":
         return _known(gpu, size, catalogue.metal_working_set(size))
     return _known(gpu, size, int(size * catalogue.default().free_fraction))
 
 
-def _parse_profile(body: str) -> _Kind:
+def _parse_profile(body: str) -> _Gpu:
     parts = [part.strip() for part in body.split(":")]
     if parts[0].lower() not in PROFILES:
         raise UsageError(f"unknown profile {parts[0]!r}; the profiles are {', '.join(PROFILES)}")
@@ -203,7 +207,7 @@ def _parse_profile(body: str) -> _Kind:
         )
     text, size = parts[1], parse_size(parts[2])
     parse = _architecture if profile == "rocm" else _compute_capability
-    return _Kind(f"virtual {_PREFIXES[profile]} GPU {text}", profile, parse(text), size, size)
+    return _Gpu(f"virtual {_PREFIXES[profile]} GPU {text}", profile, parse(text), size, size)
 
 
 def _compute_capability(text: str) -> int:
@@ -230,21 +234,21 @@ def _architecture(text: str) -> int:
     return number
 
 
-def _parse_vulkan(parts: list[str]) -> _Kind:
+def _parse_vulkan(parts: list[str]) -> _Gpu:
     *drivers, text = parts
     if len(drivers) > 1:
         raise UsageError("write profile and memory, such as vulkan:24GiB, or with a driver: vulkan:nvidia:24GiB")
     size = parse_size(text)
     if not drivers:
-        return _Kind("virtual Vulkan GPU", "vulkan", 0, size, size)
+        return _Gpu("virtual Vulkan GPU", "vulkan", 0, size, size)
     driver = drivers[0].lower()
     if driver not in VULKAN_DRIVERS:
         raise UsageError(f"unknown Vulkan driver {drivers[0]!r}; the drivers are {', '.join(VULKAN_DRIVERS)}")
-    return _Kind(f"virtual Vulkan GPU ({VULKAN_DRIVERS[driver]})", f"vulkan-{driver}", 0, size, size)
+    return _Gpu(f"virtual Vulkan GPU ({VULKAN_DRIVERS[driver]})", f"vulkan-{driver}", 0, size, size)
 
 
-def _parse_metal(parts: list[str]) -> _Kind:
+def _parse_metal(parts: list[str]) -> _Gpu:
     if len(parts) != 1:
         raise UsageError("write profile and the Mac's memory, such as metal:64GiB")
     usable = catalogue.metal_working_set(parse_size(parts[0]))
-    return _Kind("virtual Apple GPU", "metal", 0, usable, usable)
+    return _Gpu("virtual Apple GPU", "metal", 0, usable, usable)

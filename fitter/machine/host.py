@@ -1,4 +1,4 @@
-"""How much memory the host has, and how much of it a new process can have."""
+"""How much memory the host has, and how much of it is available to a new process."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _V1_UNLIMITED = 2**60
-"""cgroup v1 says "no limit" with a number near 2**63."""
+"""cgroup v1 reports "no limit" as a number near 2**63."""
 
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Bytes of host memory; ``available`` can be had without swapping, page cache that can be dropped counted in."""
+    """Bytes of host memory. ``available``: without swapping, and including page cache that can be dropped."""
 
     total: int
     available: int
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory:
-    """Memory of this machine, or of the container that this process runs in where that has less.
+    """The memory of this machine, or of the container of this process if that has less.
 
-    ``root`` is where ``proc`` and ``sys`` are mounted.
+    ``root`` is the directory in which ``proc`` and ``sys`` are mounted.
     """
     memory = _machine_memory()
     limits = cgroup_limits(root)
@@ -36,7 +36,7 @@ def _machine_memory() -> HostMemory:
             sizes = dict(line.split(":", 1) for line in file)
         return HostMemory(*(int(sizes[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable")))
     except (OSError, KeyError, ValueError):
-        # Not Linux, or a /proc that hides it. Imported here: it takes longer than what it is asked for.
+        # Not Linux, or a /proc that hides it. Imported here, since that is slow.
         import psutil
 
         memory = psutil.virtual_memory()
@@ -44,10 +44,9 @@ def _machine_memory() -> HostMemory:
 
 
 def cgroup_limits(root: Path = Path("/")) -> tuple[HostMemory, ...]:
-    """A limit for every control group above this process that has one (Linux, version 1 or 2); ``()`` elsewhere.
+    """The memory limits of all control groups above this process (Linux, version 1 or 2); ``()`` on other systems.
 
-    ``available`` is the limit less what the group uses, file cache aside: the kernel drops that before it refuses
-    memory.
+    ``available`` is the limit minus what the group uses, without file cache, which the kernel drops if it needs memory.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -67,9 +66,9 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[HostMemory, ...]:
 
 
 def _groups(mount: Path, path: str) -> list[Path]:
-    """Directories of the group and of all above it.
+    """The directories of the group and of all groups above it.
 
-    In a container whose ``/proc`` tells the host's path, only the mount point itself is there, and is the group.
+    In a container whose ``/proc`` shows the host's path, only the mount point exists, and it is the group.
     """
     group = mount / path.lstrip("/")
     return [group, *(parent for parent in group.parents if parent.is_relative_to(mount))] if group != mount else [mount]
@@ -92,7 +91,7 @@ def _limit_v1(group: Path) -> HostMemory | None:
 
 def _limit(limit: Path, usage: Path, stat: Path, cache: tuple[str, ...]) -> HostMemory | None:
     try:
-        # "max" where there is no limit; a group that this process may not look into has no files
+        # "max" if there is no limit; no files if this process may not read the group
         most = int(limit.read_text())
         used = int(usage.read_text())
         stats = dict(line.split(maxsplit=1) for line in stat.read_text().splitlines())

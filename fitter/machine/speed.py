@@ -1,4 +1,4 @@
-"""How fast a device computes and reads its memory, as its vendor says, and how fast the host does."""
+"""How fast a device computes and reads its memory, by its vendor's figures, and how fast the host does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BACKENDS = {
 """The kind of a device, by its backend or by its name without the number."""
 
 REMOTE = "remote"
-"""The kind of a device of an rpc-server, whatever it is there."""
+"""The kind of every device of an rpc-server."""
 
 _GIB = 2**30
 
@@ -32,16 +32,16 @@ _OLDEST_RDNA = AMD_OFFSET + 0x1010
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """Speeds of one device as its vendor publishes them; what llama.cpp makes of them is the cost model's business.
+    """The speeds of one device as its vendor publishes them. The cost model says what share llama.cpp reaches.
 
     ``bandwidth``: bytes per second of its memory. ``compute``: dense fp16 FLOP per second with accumulation in fp32, on
-    matrix units where it has them. ``pcie``: bytes per second from host to device, theoretical; where the memory is the
-    host's own, its bandwidth. ``kind``: ``cuda``, ``rocm``, ``vulkan`` or ``metal``. ``compute_capability``: ``8.9``,
-    ``gfx1100``, or empty where there is none or it is not known. ``source``: one line for people. ``known``: whether
-    the device is one of the catalogue; else the speeds are a stated default.
+    matrix units if it has them. ``pcie``: theoretical bytes per second from host to device; the memory's bandwidth if
+    it is the host's own memory. ``kind``: ``cuda``, ``rocm``, ``vulkan`` or ``metal``. ``compute_capability``: ``8.9``,
+    ``gfx1100``, or empty if there is none or it is not known. ``source``: one line for people. ``known``: whether the
+    device is in the catalogue; otherwise the speeds are those of another card, which ``source`` names.
 
-    Of a device of an rpc-server the ``kind`` is ``remote``, and all figures are what llama.cpp reaches: ``pcie`` is the
-    network's, and ``round_trip`` the seconds there and back. ``known``: whether ``bandwidth`` was measured or given.
+    For a device of an rpc-server, ``kind`` is ``remote`` and all figures are what llama.cpp reaches: ``pcie`` is the
+    network's bandwidth, ``round_trip`` its latency in seconds. ``known``: whether ``bandwidth`` was measured or given.
     """
 
     bandwidth: float
@@ -61,10 +61,10 @@ class DeviceSpeed:
 
 @dataclass(frozen=True)
 class HostSpeed:
-    """``bandwidth`` of the host's memory, bytes per second, as all cores together read it; ``source``: one line.
+    """The speed of the host. ``bandwidth``: bytes per second of its memory, all cores together. ``source``: one line.
 
-    ``threads``: how many llama.cpp computes with, its default being one per physical core; 0 where it is not known.
-    ``known``: whether it was measured or given; else it is a stated default.
+    ``threads``: with how many llama.cpp computes, by default one per physical core; 0 if not known. ``known``: whether
+    the bandwidth was measured or given; otherwise it is a default.
     """
 
     bandwidth: float
@@ -74,16 +74,16 @@ class HostSpeed:
 
 
 def default_host() -> HostSpeed:
-    """What a host that was not measured is taken to read."""
-    said = "default: two channels of DDR4-3200 less a fifth, for nothing was measured"
-    return HostSpeed(catalogue.default().host_bandwidth, said, known=False)
+    """The speed of a host that was not measured."""
+    source = "default: two channels of DDR4-3200 less a fifth, since it was not measured"
+    return HostSpeed(catalogue.default().host_bandwidth, source, known=False)
 
 
 def speed_of(info: DeviceInfo | VirtualDevice) -> DeviceSpeed:
-    """The speed of a real or virtual device: that of the catalogue's card that its description names.
+    """The speed of a real or virtual device: that of the card in the catalogue that its description names.
 
-    Where several cards have the name, it is the one with the most similar memory. Where none has it, it is that of
-    another card, which ``source`` names: the one nearest in memory among those of its kind and compute capability.
+    If several cards have the name, the one with the most similar memory is used. If none has it, another card is used,
+    which ``source`` names: of those with its kind and compute capability the one with the most similar memory.
     """
     kind = _kind(info)
     if cards := named(info.description):
@@ -93,10 +93,10 @@ def speed_of(info: DeviceInfo | VirtualDevice) -> DeviceSpeed:
 
 
 def named(description: str) -> tuple[CatalogueGpu, ...]:
-    """Cards of the catalogue that a driver describes so, in its order; ``()`` where it knows none.
+    """The cards of the catalogue that match a driver's description, in the catalogue's order.
 
-    Vendor, trade marks and what Vulkan's drivers put in parentheses do not matter, and nothing else is ignored: a
-    laptop's GPU is not the card that it is named after.
+    Vendor, trade marks and what Vulkan drivers add in parentheses are ignored, but nothing else is: a laptop's GPU is
+    not the card that it is named after.
     """
     cards = _names()
     return cards.get(_normal(description)) or cards.get(_normal(re.sub(r"\s*\([^()]*\)$", "", description)), ())
@@ -139,7 +139,7 @@ def _default(info: DeviceInfo | VirtualDevice, kind: str | None) -> DeviceSpeed:
     kind = kind or default.profile
     if kind != "metal" and (_is_integrated(info) or _driver(info) == "lavapipe"):
         card = catalogue.gpus()[default.integrated]
-        source = f"default: as {card.description}, for a GPU that shares the host's memory"
+        source = f"default: as {card.description}, for a GPU that uses the host's memory"
         return replace(_speed(card, kind, source, False), compute_capability="")
     architecture = _architecture(info)
     if kind == "cuda":
@@ -149,16 +149,16 @@ def _default(info: DeviceInfo | VirtualDevice, kind: str | None) -> DeviceSpeed:
         cards = _alike("rocm", architecture)
     else:
         cards = _of_vendor(kind, _driver(info))
-    # In whole GiB, which is what cards differ by: of as large ones the first is meant, the usual one.
+    # In whole GiB, since cards differ by that; the first of several equal ones is the most common card.
     card = min(cards, key=lambda card: round(_distance(card, info.total) / _GIB))
     text = catalogue.capability_text(architecture) if architecture else ""
-    among = f" of {text}" if text else f" for {kind}"
-    source = f"default: as {card.description}, the nearest in memory{among}"
+    among = f"{text} cards" if text else f"{kind} devices"
+    source = f"default: as {card.description}, which has the most similar memory of all known {among}"
     return replace(_speed(card, kind, source, False), compute_capability=text)
 
 
 def _alike(profile: str, architecture: int) -> list[CatalogueGpu]:
-    """Cards with memory of their own of the nearest architecture."""
+    """Cards of the nearest architecture that have memory of their own."""
     cards = [card for card in _cards() if card.profile == profile]
     nearest = min(abs(card.compute_capability - architecture) for card in cards)
     return [card for card in cards if abs(card.compute_capability - architecture) == nearest]
@@ -183,7 +183,7 @@ def _is_integrated(info: DeviceInfo | VirtualDevice) -> bool:
 
 
 def _driver(info: DeviceInfo | VirtualDevice) -> str:
-    """The Vulkan driver that a device is said to have: of a virtual one by its profile, of a real one by its vendor."""
+    """The Vulkan driver of a device: by the profile if it is virtual, by its description if it is real."""
     if isinstance(info, VirtualDevice):
         return info.profile.partition("-")[2]
     text = info.description.lower()
@@ -192,7 +192,7 @@ def _driver(info: DeviceInfo | VirtualDevice) -> str:
 
 
 def _architecture(info: DeviceInfo | VirtualDevice) -> int:
-    """Compute capability or architecture; 0 where nothing says it. ``--gpu`` writes it in descriptions."""
+    """The compute capability or architecture, which ``--gpu`` writes into descriptions; 0 if it is not known."""
     if isinstance(info, VirtualDevice):
         return info.compute_capability
     match = re.fullmatch(r"virtual \w+ GPU (\S+)", info.description) if info.virtual else None
@@ -217,7 +217,7 @@ def _speed(card: CatalogueGpu, kind: str, source: str, known: bool) -> DeviceSpe
 
 @functools.cache
 def _middle_intensity(profile: str) -> float:
-    """FLOP per byte of the cards that it is known of."""
+    """The median FLOP per byte of the cards for which both are known."""
     cards = [card for card in catalogue.gpus().values() if card.profile == profile]
     intensities = sorted(card.compute / card.bandwidth for card in cards if card.compute)
     middle = len(intensities) // 2

@@ -1,4 +1,4 @@
-"""A model as its header describes it: what planning and ``inspect`` need to know of it."""
+"""A model as its header describes it, for planning and ``inspect``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from fitter.text import LONGEST_NAME, printable
 
 @dataclass(frozen=True)
 class Model:
-    """A model that llama.cpp can be asked to load. Sizes in bytes.
+    """A model that llama.cpp can load. Sizes in bytes.
 
-    ``path`` is the file to give to llama.cpp, ``files`` are all of them. ``bytes`` is the sum of all tensors.
-    ``n_layer`` is ``<arch>.block_count``, the ``n_layer_nextn`` layers for multi-token prediction counted in.
-    ``n_ctx_train`` is 0 where the header does not say, ``n_expert`` 0 for a dense model. ``metadata`` is that of the
-    first file.
+    ``path``: the file to pass to llama.cpp. ``files``: all files of a split model. ``bytes``: the sum of all tensors.
+    ``n_layer``: ``<arch>.block_count``, which includes the ``n_layer_nextn`` layers for multi-token prediction.
+    ``n_ctx_train``: 0 if the header does not tell. ``n_expert``: 0 for a dense model. ``metadata``: from the first
+    file.
 
-    ``name`` and ``architecture`` are printable. ``metadata`` and ``tensors`` have exactly what the file says, to be
-    looked up and matched.
+    ``name`` and ``architecture`` are safe to print. ``metadata`` and ``tensors`` are exactly as in the file.
     """
 
     path: Path
@@ -41,15 +40,15 @@ class Model:
 
     @property
     def is_moe(self) -> bool:
-        """Whether it has routed experts, which upstream's fit spills before anything else."""
+        """Whether it has routed experts, the tensors that upstream's fit moves to the host first."""
         return any(tensors.is_expert(tensor.name) for tensor in self.tensors)
 
 
 def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header]) -> Model:
-    """The model at ``path``, checked as far as its header goes; ``read_header`` reads that of one file.
+    """The model at ``path``, with its header checked; ``read_header`` reads the header of one file.
 
-    Raises ``ModelError`` where a file is missing, unreadable, truncated or not GGUF, or where the model is of no use
-    for inference (a vocabulary, an adapter, a multimodal projector).
+    Raises ``ModelError`` if a file is missing, unreadable, truncated or not GGUF, or if it is not a language model (a
+    vocabulary, an adapter, a multimodal projector).
     """
     files = source.model_files(path)
     headers = [_read(file, read_header) for file in files]
@@ -58,7 +57,7 @@ def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header
     _check_split(files, headers)
     infos = tuple(tensor._replace(split=split) for split, header in enumerate(headers) for tensor in header.tensors)
     if not infos:
-        raise ModelError(f"{show(files[0])} has no tensors, only a vocabulary; name the file with the weights")
+        raise ModelError(f"{show(files[0])} has no tensors, only a vocabulary; give the file with the weights")
     for file, header in zip(files, headers, strict=True):
         _check_length(file, header)
     n_layer = _integer(metadata, f"{architecture}.block_count")
@@ -86,35 +85,36 @@ def _read(file: Path, read_header: Callable[[str], Header]) -> Header:
     try:
         return read_header(str(file))
     except ModelError as error:
-        # the file is there and begins like a GGUF, so it is the rest of the header that is not
+        # the file exists and begins like a GGUF file, so the rest of its header is wrong
         raise ModelError(f"{show(file)}: its header is truncated or damaged; download the model again") from error
 
 
 def _usable_architecture(file: Path, metadata: Mapping[str, MetadataValue]) -> str:
-    """The architecture, where the file is a language model's."""
+    """The architecture of a language model. Raises ``ModelError`` for a file that is something else."""
     kind, architecture = metadata.get("general.type"), metadata.get("general.architecture")
     if kind == "mmproj" or architecture == "clip":
         raise ModelError(
-            f"{show(file)} is a multimodal projector; name the language model, and this file with --mmproj"
+            f"{show(file)} is a multimodal projector; give the language model, and this file with --mmproj"
         )
     if kind == "adapter":
-        raise ModelError(f"{show(file)} is an adapter; name the model that it is for, and this file with --lora")
+        raise ModelError(f"{show(file)} is an adapter; give the model that it is for, and this file with --lora")
     if kind == "imatrix" or architecture == "imatrix":
-        raise ModelError(f"{show(file)} is an importance matrix, used to quantize a model; name the model itself")
+        raise ModelError(f"{show(file)} is an importance matrix, used to quantize a model; give the model itself")
     if not isinstance(architecture, str) or not architecture:
         raise ModelError(f"{show(file)} has no general.architecture, so it is not a model; convert it again")
     return architecture
 
 
 def _check_split(files: Sequence[Path], headers: Sequence[Header]) -> None:
-    """Raise ``ModelError`` where names and headers of the files do not tell the same split."""
+    """Raise ``ModelError`` if the names and the headers of the files contradict each other."""
     count = _integer(headers[0].metadata, "split.count") or 1
     if count != len(files):
         if len(files) == 1:
             name = source.split_path("<name>", 1, count)
             raise ModelError(f"{show(files[0])} is one of {count} split files; rename them to names such as {name}")
         raise ModelError(
-            f"{show(files[0])} says that it is one of {count} files, and its name says {len(files)}; download it again"
+            f"{show(files[0])} is one of {count} files by its header, but one of {len(files)} by its name; download it "
+            "again"
         )
     if count == 1:
         return
@@ -126,12 +126,12 @@ def _check_split(files: Sequence[Path], headers: Sequence[Header]) -> None:
     found = sum(len(header.tensors) for header in headers)
     if expected and expected != found:
         raise ModelError(
-            f"{show(files[0])}: {found} of {expected} tensors in its {count} split files; download them again"
+            f"{show(files[0])}: its {count} split files have {found} of {expected} tensors; download them again"
         )
 
 
 def _check_length(file: Path, header: Header) -> None:
-    """Raise ``ModelError`` where the file ends before its tensors do."""
+    """Raise ``ModelError`` if the file ends before its tensors do."""
     missing = header.file_bytes - file.stat().st_size
     if missing > 0:
         raise ModelError(
@@ -148,7 +148,7 @@ def _name(file: Path, metadata: Mapping[str, MetadataValue]) -> str:
 
 
 def _integer(metadata: Mapping[str, MetadataValue], key: str) -> int:
-    """The number at ``key``, the largest of an array, 0 where there is none."""
+    """The number at ``key``, or the largest in an array; 0 if there is none."""
     value = metadata.get(key, 0)
     if isinstance(value, Array):
         return max((int(item) for item in value.values), default=0)

@@ -1,4 +1,4 @@
-"""From the path that a user gives to the files of a model."""
+"""The files of a model, from the path that a user gives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fitter.text import printable
 _SPLIT = re.compile(r"(?P<prefix>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 _NEWEST = 3
 _NAMED = 3
-"""How many files a message names before it only counts them."""
+"""How many files a message lists by name; more are only counted."""
 
 
 def split_path(prefix: str, number: int, count: int) -> str:
@@ -32,16 +32,16 @@ def split_name(path: Path) -> tuple[str, int, int] | None:
 
 
 def show(path: Path) -> str:
-    """The path on one line for a message, whatever is in its name."""
+    """The path for a message, on one line and safe to print."""
     text = str(path)
     return printable(text if text.isprintable() else repr(text))
 
 
 def model_files(path: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """The files of the model at ``path``, the one to give to llama.cpp first; each begins like a GGUF file.
+    """The files of the model at ``path``; the first is the one to pass to llama.cpp.
 
-    Of a split model any file will do. Raises ``ModelError`` where a file is missing, unreadable, empty, or no GGUF
-    that this llama.cpp can read.
+    ``path`` may be any file of a split model. Each file is checked to begin like a GGUF file. Raises ``ModelError`` if
+    a file is missing, unreadable, empty, or not a GGUF file that this llama.cpp can read.
     """
     try:
         given = Path(path).expanduser()
@@ -55,24 +55,24 @@ def model_files(path: str | os.PathLike[str]) -> tuple[Path, ...]:
     files = tuple(given.with_name(split_path(prefix, number, count)) for number in range(1, count + 1))
     missing = [file.name for file in files if not os.path.exists(file)]
     if len(missing) == count:
-        # none at all: the path is wrong, rather than a download incomplete
+        # if all are missing the path is wrong; otherwise the download is incomplete
         _check(given)
     if missing:
         shown = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
-        raise ModelError(f"{show(given)}: {len(missing)} of {count} split files missing: {shown}")
+        raise ModelError(f"{show(given)}: {len(missing)} of {count} split files are missing, download them: {shown}")
     for file in files:
         _check(file)
     return files
 
 
 def _check(path: Path) -> None:
-    """Raise ``ModelError`` unless ``path`` can be read and begins like a little-endian GGUF of a known version."""
+    """Raise ``ModelError`` unless ``path`` can be read and begins like a little-endian GGUF file of a known version."""
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise ModelError(f"{show(path)} is a directory; name the GGUF file{_inside(path)}")
+            raise ModelError(f"{show(path)} is a directory; give the GGUF file{_inside(path)}")
         if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"{show(path)} is not a regular file; name a GGUF file")
+            raise ModelError(f"{show(path)} is not a regular file; give a GGUF file")
         with path.open("rb") as file:
             head = file.read(8)
     except FileNotFoundError:
@@ -101,4 +101,4 @@ def _inside(directory: Path) -> str:
         names = sorted(file.name for file in directory.iterdir() if file.suffix == ".gguf")
     except OSError:
         return " in it"
-    return f" in it, such as {show(Path(names[0]))}" if names else " (there is none in it)"
+    return f" in it, such as {show(Path(names[0]))}" if names else " (there is no GGUF file in it)"

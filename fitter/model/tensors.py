@@ -1,4 +1,4 @@
-"""What a tensor is for, told from its name as llama.cpp tells it."""
+"""The role of a tensor, from its name, as in llama.cpp."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EXPERT_PATTERN = r"blk\.[0-9]+\.ffn_(up|down|gate_up|gate)_(ch|)exps"
 
 
 class Role(enum.Enum):
-    """What a tensor is for; the value is how a person reads it."""
+    """What a tensor is for; the value is a name for people to read."""
 
     TOKEN_EMBEDDING = "token embedding"
     OUTPUT = "output"
@@ -59,7 +59,7 @@ def layer_of(name: str) -> int | None:
 
 
 def is_expert(name: str) -> bool:
-    """Whether ``name`` is a routed expert tensor, one that upstream's fit spills first."""
+    """Whether ``name`` is a tensor of routed experts, which upstream's fit moves to the host first."""
     return _EXPERT.search(name) is not None
 
 

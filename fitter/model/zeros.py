@@ -1,6 +1,6 @@
-"""GGUF files whose weights are all zero: a header, and a hole of the right length.
+"""GGUF files whose weights are all zero: a header and a sparse file of the right length.
 
-llama.cpp loads them, for real or as a dummy, and takes the memory that a model with those tensors takes.
+llama.cpp loads them, for real or without allocating, and takes as much memory as for a real model with these tensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 
 @dataclass(frozen=True)
 class ZeroTensor:
-    """A tensor; ``shape`` in ggml's order (the row length first), ``type`` one of ``TENSOR_TYPES``."""
+    """A tensor. ``shape``: in ggml's order, the row length first. ``type``: one of ``TENSOR_TYPES``."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class ZeroTensor:
 
 
 def write_zeros(path: Path, metadata: Mapping[str, Value], tensors: Sequence[ZeroTensor]) -> Path:
-    """Write the file as a sparse one, all of it or nothing, and return the path. Raises ``OSError``."""
+    """Write a sparse file, all of it or nothing, and return its path. Raises ``OSError``."""
     header = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
     for key, value in metadata.items():
         header += _string(key) + _value(value)

@@ -16,8 +16,8 @@ from fitter.planning.summary import SharedUse
 def arguments(plan: Plan) -> list[str]:
     """The arguments that make a llama.cpp program allocate what was measured for ``plan``.
 
-    Whatever decides about memory is there, unless it equals a default that all three programs share. Raises
-    :class:`PlanError` where llama.cpp has no argument for what the plan needs.
+    They include every parameter that affects memory, unless it has a default that all three programs share. Raises
+    :class:`PlanError` if llama.cpp has no argument for something that the plan needs.
     """
     args: list[str] = []
     for name, each in of_a_load().items():
@@ -30,15 +30,15 @@ def arguments(plan: Plan) -> list[str]:
 
 
 def _words(plan: Plan, each: Parameter) -> list[str]:
-    """How one parameter is said, where it has to be."""
+    """The arguments for one parameter; empty if it can be left out."""
     params = plan.params
     value = params.of_parameter(each)
     if each.key == "n_ctx":
         value = value or plan.breakdown.n_ctx
     if each.key == "tensor_split" and len(plan.breakdown.devices) < 2:
         return []
-    # llama-server takes four slots with a unified KV cache unless it is told a number; told one, it keeps the cache
-    # split by default. Only llama-server knows -kvu, and one sequence takes the same memory with it and without.
+    # Without -np, llama-server uses four slots with a unified KV cache; with it, the cache is split by default. Only
+    # llama-server knows -kvu, and one sequence takes the same memory with it and without.
     if each.key == "kv_unified" and params.n_seq_max == 1:
         return []
     if value == each.default and not each.is_always:
@@ -47,12 +47,12 @@ def _words(plan: Plan, each: Parameter) -> list[str]:
 
 
 def _shared(shared: Sequence[SharedUse]) -> list[str]:
-    """The arguments of what shares the memory; of several adapters llama.cpp takes the files with commas."""
+    """The arguments for what is beside the model; several LoRA adapters become one argument with commas."""
     args: list[str] = []
     for use in shared:
         if use.kind == "lora" and (option := use.arguments[0]) in args:
-            place = args.index(option) + 1
-            args[place] += f",{use.arguments[1]}"
+            index = args.index(option) + 1
+            args[index] += f",{use.arguments[1]}"
         else:
             args += use.arguments
     return args
@@ -61,30 +61,30 @@ def _shared(shared: Sequence[SharedUse]) -> list[str]:
 def command_line(args: Sequence[str], *, quoted: bool) -> str:
     """``args`` as one line.
 
-    ``quoted`` is for a person who copies it into a shell. Without it the line holds no quotes, which is what
-    ``$(fitter ...)`` needs, since a shell does not take quotes away there, and ``xargs`` reads the same.
+    ``quoted`` is for a person who copies it into a shell. Without it the line has no quotes, as ``$(fitter ...)`` and
+    ``xargs`` need it: a shell would not remove quotes there.
     """
     return shlex.join(args) if quoted else " ".join(args)
 
 
 def unsafe_arguments(args: Sequence[str]) -> list[str]:
-    """Those of ``args`` that ``$(...)`` or ``xargs`` would change when they are not quoted."""
+    """Those of ``args`` that ``$(...)`` or ``xargs`` would change without quotes."""
     return [arg for arg in args if re.search(r"[\s'\"\\]", arg)]
 
 
 def check_line(args: Sequence[str]) -> None:
-    """Raise :class:`PlanError` where one of ``args`` would break the line that they are on, or act on a terminal."""
+    """Raise :class:`PlanError` if one of ``args`` has control characters, which could break the line or a terminal."""
     for arg in args:
         if not arg.isprintable():
             raise PlanError(
-                f"'{arg}' has control characters, which cannot be part of a command line: rename it, or use --json"
+                f"'{arg}' has control characters, which a command line cannot contain: rename the file, or use --json"
             )
 
 
 def shell_word(arg: str) -> str:
-    """``arg`` as a word for ``eval`` in sh, bash, zsh and fish.
+    """``arg``, quoted for ``eval`` in sh, bash, zsh and fish.
 
-    In single quotes only fish takes a backslash for an escape, so both of ``\\`` and ``'`` stand outside of them.
+    Only fish treats a backslash in single quotes as an escape, so ``\\`` and ``'`` are written outside of quotes.
     """
     if re.fullmatch(r"[A-Za-z0-9_+:,./-]+", arg):
         return arg

@@ -1,4 +1,4 @@
-"""Why a plan is as it is, line by line for people."""
+"""Why a plan was chosen, in lines for people to read."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NAMED_PARTS = 3
 
 
 def explanation(plan: Plan) -> str:
-    """What ``plan`` spends its time on, what each choice was made over, and how much faster another one could be."""
+    """What ``plan`` spends its time on, each choice with its runner-up, and how far from the best it can be at most."""
     if plan.estimate is None:
-        return "nothing is estimated" if plan.fits else "a plan that does not fit has no estimate"
+        return "this plan has no time estimate" if plan.fits else "a plan that does not fit has no time estimate"
     return "\n".join(explain_lines(plan.estimate, plan.choices, plan.bound))
 
 
 def explain_lines(price: Price, choices: Sequence[Choice] = (), bound: Bound | None = None) -> list[str]:
-    """What the time goes to, every choice with its runner-up, the proven distance, and speeds that nobody published."""
+    """What takes the time, each choice with its runner-up, the lower bound, and the speeds that are assumed."""
     workload = price.workload
     lines = [
         _spent("prompt", workload.prompt * price.estimate.prompt_seconds, price.parts, lambda part: part.prompt),
@@ -40,29 +40,29 @@ def explain_lines(price: Price, choices: Sequence[Choice] = (), bound: Bound | N
 
 
 def far_lines(bound: Bound | None) -> list[str]:
-    """Of a plan that is far from the best that there may be: by how much, and what keeps it there."""
+    """If a plan takes much longer than the lower bound: how much longer, and why."""
     if bound is None or bound.reached is None or not bound.is_far:
         return []
-    times = (
-        f"{bound.reached / bound.seconds:.1f} times the {duration(bound.seconds)} that every placement takes at least"
-    )
-    return [f"{times}: {'; '.join(map(_reason, bound.reasons))}" if bound.reasons else times]
+    times = f"{bound.reached / bound.seconds:.1f} times the lower bound of {duration(bound.seconds)} for any placement"
+    return [f"{times}, because of {'; '.join(map(_reason, bound.reasons))}" if bound.reasons else times]
 
 
 def _reason(reason: Reason) -> str:
     if reason.kind == "context":
-        said = f"{human(reason.bytes)} of cache for this context (a smaller -c takes less)"
-    elif reason.kind == "compute":
-        said = f"{human(reason.bytes)} of compute buffers (--allow ubatch may make them smaller)"
+        cache = f"{human(reason.bytes)} of cache for this context"
+        return f"{cache}, which raises it to {duration(reason.seconds)} (a smaller -c takes less)"
+    if reason.kind == "compute":
+        buffers = f"{human(reason.bytes)} of compute buffers"
+        text = f"{buffers}, which raise it to {duration(reason.seconds)} (--allow ubatch may make them smaller"
         if reason.devices:
-            said += f", for which {' and '.join(reason.devices)} {'have' if len(reason.devices) > 1 else 'has'} no room"
-    else:
-        return "the rest, because layers and tensors are placed whole, and each device takes consecutive layers"
-    return f"{said}, which makes it {duration(reason.seconds)}"
+            verb = "have" if len(reason.devices) > 1 else "has"
+            text += f"; {' and '.join(reason.devices)} {verb} no room for them"
+        return text + ")"
+    return "the rest, since layers and tensors cannot be divided and each device takes consecutive layers"
 
 
 def default_speeds(price: Price) -> list[str]:
-    """The speeds that are another device's, since nobody knows that of the one in question."""
+    """The speeds that are assumed, since that of the device is not known."""
     return _speeds(price, lambda source: source.is_default)
 
 
@@ -79,7 +79,7 @@ def _spent(what: str, seconds: float, parts: Sequence[Part], of: Callable[[Part]
     shares = [f"{part.name} {100 * of(part) / total:.0f} %" for part in largest if of(part)]
     rest = 1 - sum(map(of, largest)) / total
     if rest >= 0.005:
-        shares.append(f"all else {100 * rest:.0f} %")
+        shares.append(f"other {100 * rest:.0f} %")
     return f"{what}: {duration(seconds)} for {', '.join(shares)}"
 
 
@@ -98,10 +98,10 @@ def _choice(choice: Choice) -> str:
 
 
 def _bound(bound: Bound, request_seconds: float) -> str:
-    line = f"bound: {duration(bound.seconds)}"
+    line = f"lower bound: {duration(bound.seconds)}"
     distance = bound.distance(request_seconds)
     if distance is None:
         return line
-    # rounded up, for it is "at most"
+    # rounded up, since it is "at most"
     percent = math.ceil(1000 * (distance - 1e-9)) / 10
-    return f"{line}; at most {percent:.1f} % from {bound.text}"
+    return f"{line}; this plan takes at most {percent:.1f} % more than {bound.text}"

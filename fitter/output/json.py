@@ -1,4 +1,4 @@
-"""The answers as JSON: stable keys in a stable order, sizes in bytes, versioned by ``schema``."""
+"""The results of commands as JSON: stable keys in a stable order, sizes in bytes, versioned by ``schema``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA = 1
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
-    """``plan`` by the published schema."""
+    """``plan`` in the published schema."""
     return {
         "schema": SCHEMA,
         "fits": plan.fits,
@@ -51,7 +51,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def devices_to_dict(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> dict[str, Any]:
-    """What ``fitter devices`` shows: the devices that llama.cpp sees in its order, and the host."""
+    """The document of ``fitter devices``: the devices in llama.cpp's order, and the host."""
     return {
         "schema": SCHEMA,
         "devices": [
@@ -71,7 +71,7 @@ def devices_to_dict(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> dict[s
 
 
 def catalogue_to_dict(gpus: Iterable[CatalogueGpu]) -> dict[str, Any]:
-    """What ``fitter devices --catalogue`` shows; a figure is ``null`` where nobody published it, or there is none.
+    """The document of ``fitter devices --catalogue``; a figure is ``null`` if it is not published, or does not exist.
 
     ``bandwidth`` and ``pcie`` are bytes per second, ``compute`` FLOP per second.
     """
@@ -106,7 +106,7 @@ def catalogue_to_dict(gpus: Iterable[CatalogueGpu]) -> dict[str, Any]:
 
 
 def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
-    """What ``fitter calibrate`` found; ``context`` and ``outside`` are ``null`` where the device cannot tell."""
+    """The document of ``fitter calibrate``; ``context`` and ``outside`` are ``null`` if the device does not tell."""
     return {
         "schema": SCHEMA,
         "exact": calibration.is_exact,
@@ -154,7 +154,7 @@ def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
 
 
 def verification_to_dict(verification: Verification) -> dict[str, Any]:
-    """What ``fitter verify`` found; ``holds`` is ``null`` where nothing was loaded, for the plan does not fit."""
+    """The document of ``fitter verify``; ``holds`` is ``null`` if the plan does not fit, so that nothing was loaded."""
     *devices, host = verification.memory or (None,)
     return {
         "schema": SCHEMA,
@@ -190,7 +190,7 @@ def _memory_use(use: MemoryUse) -> dict[str, Any]:
 
 
 def inspection_to_dict(inspection: Inspection) -> dict[str, Any]:
-    """What ``fitter inspect`` shows."""
+    """The document of ``fitter inspect``."""
     return {
         "schema": SCHEMA,
         "model": _model(inspection.model),
@@ -220,7 +220,7 @@ def inspection_to_dict(inspection: Inspection) -> dict[str, Any]:
 
 
 def dumps(document: dict[str, Any]) -> str:
-    """``document`` as text, in ASCII so that every terminal and pipe can carry it, and without a command to a CI."""
+    """``document`` as text: in ASCII, so that any terminal or pipe can show it, and without commands to CI systems."""
     return json.dumps(document, indent=2).replace("\x7f", r"\u007f").replace("##", r"#\u0023")
 
 
@@ -231,7 +231,7 @@ def _model(model: ModelSummary) -> dict[str, Any]:
 def _params(params: Params) -> dict[str, Any]:
     known = of_a_load()
     document = {name: known[name].kind.to_json(value) for name, value in params.planned().items()}
-    # schema 1 has it here
+    # schema 1 has kv_unified after op_offload
     before = list(document)[: list(document).index("op_offload") + 1]
     return {name: document[name] for name in (*(name for name in before if name != "kv_unified"), *document)}
 
@@ -332,7 +332,7 @@ def _explanation(plan: Plan) -> dict[str, Any]:
 
 
 def _digits(figure: float | None) -> float | None:
-    """``figure`` to four digits, which is more than an estimate has."""
+    """``figure`` to four digits; an estimate is less precise than that."""
     return None if figure is None else float(f"{figure:.4g}")
 
 

@@ -13,9 +13,9 @@ from fitter.planning.plan import Plan, check_fits
 def llama_kwargs(plan: Plan, *, anyway: bool = False) -> dict[str, Any]:
     """Keyword arguments that make ``llama_cpp.Llama`` allocate what was measured for ``plan``.
 
-    Host weights are still mapped from the file, as is ``Llama``'s default; with ``use_mmap=False`` they are allocated,
-    and every buffer type has exactly the predicted bytes. Raises :class:`PlanError` where the plan does not fit, unless
-    it is asked for ``anyway``, or needs something that ``Llama`` has no parameter for.
+    By default ``Llama`` maps host weights from the file; with ``use_mmap=False`` they are allocated, and every buffer
+    type takes exactly the predicted bytes. Raises :class:`PlanError` if the plan needs something that ``Llama`` has no
+    parameter for, or if it does not fit and ``anyway`` is false.
     """
     if not anyway:
         check_fits(plan)
@@ -39,34 +39,34 @@ def llama_kwargs(plan: Plan, *, anyway: bool = False) -> dict[str, Any]:
 
 
 def _sequences(params: Params) -> tuple[tuple[int, bool], ...]:
-    """What ``Llama`` itself asks for: numbers of sequences, and whether they share a cache."""
+    """The combinations of ``n_seq_max`` and ``kv_unified`` that ``Llama`` itself uses."""
     if params.embeddings:
         return ((min(params.n_batch, params.n_ctx or params.n_batch, MAX_SEQUENCES), True),)
     return ((1, False), (1, True))
 
 
 def _are_default(plan: Plan) -> bool:
-    """Whether llama.cpp takes the plan's devices here without being told."""
+    """Whether the plan's devices are those that llama.cpp uses here by default."""
     from fitter.llama.devices import default_names
 
     return not plan.virtual and plan.params.devices == default_names()
 
 
 def keywords(plan: Plan) -> dict[str, Any]:
-    """All that ``llama_cpp.Llama`` has a keyword for. Raises ``PlanError`` for more adapters than it has room for."""
+    """All parameters that ``llama_cpp.Llama`` has a keyword for. Raises ``PlanError`` for more than one adapter."""
     known = [each for each in of_a_load().values() if each.native and each.is_keyword_of_llama]
     return {each.name: _value(plan, each) for each in known} | _adapter(plan)
 
 
 def _value(plan: Plan, each: Parameter) -> Any:
-    """What ``Llama`` is told of one parameter."""
+    """The value of one keyword of ``Llama``."""
     value = plan.params.of_parameter(each)
     if each.key == "n_ctx":
         return value or plan.breakdown.n_ctx
     if each.key == "tensor_split":
         return None if value is None else list(value)
     if each.key == "flash_attn":
-        # Llama cannot say "auto": what llama.cpp made of it is what was measured.
+        # Llama has no "auto": use what llama.cpp chose when it was measured.
         return value != "off" if plan.breakdown.flash_attn is None else plan.breakdown.flash_attn
     return each.kind.native(str(each.key), value)
 
@@ -74,5 +74,5 @@ def _value(plan: Plan, each: Parameter) -> Any:
 def _adapter(plan: Plan) -> dict[str, Any]:
     adapters = plan.params.lora
     if len(adapters) > 1:
-        raise PlanError(f"llama_cpp.Llama has room for one adapter, and the plan has {len(adapters)}: fit with one")
+        raise PlanError(f"llama_cpp.Llama takes one LoRA adapter, but the plan has {len(adapters)}: fit with one")
     return {"lora_path": adapters[0].path, "lora_scale": adapters[0].scale} if adapters else {}

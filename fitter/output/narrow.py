@@ -1,4 +1,4 @@
-"""Tables on terminals of any width: short names of cards, then fewer columns, and no table where there is no room."""
+"""Tables for terminals of any width: first with shorter names of cards, then with fewer columns, then none at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 LEAST_WIDTH = 40
-"""Columns of a terminal that every table can be read in."""
+"""The narrowest terminal, in columns, on which every table is readable."""
 
 _PADDING = 2
 _UNFOLDED = 10_000
@@ -21,7 +21,7 @@ _MAKER = re.compile(
     r"|\((?:R|TM)\)|\s@.*|\s\([^()]{3,}\)",
     re.IGNORECASE,
 )
-"""What the name of a card or of a processor says beside which one it is."""
+"""The parts of a card's or processor's name that do not tell which one it is."""
 
 
 def short_name(description: str) -> str:
@@ -31,27 +31,27 @@ def short_name(description: str) -> str:
 
 
 def too_narrow(width: int) -> str:
-    """What there is to say in place of a table on a terminal of ``width`` columns; empty where there is room."""
+    """The message instead of a table on a terminal of ``width`` columns; empty if it is wide enough."""
     if width >= LEAST_WIDTH:
         return ""
-    return f"fitter: the table needs {LEAST_WIDTH} columns, and this terminal has {width}: widen it, or take --json"
+    return f"fitter: the table needs {LEAST_WIDTH} columns, but this terminal has {width}: widen it, or use --json"
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """How a table is shown: with short names or not, and without some columns."""
+    """How to show a table: with short names or not, and which columns to hide."""
 
     is_short: bool
     hidden: frozenset[str]
 
 
 class NarrowTable(Table):
-    """A table that a terminal without room for all of it shows with short names, and then with fewer columns.
+    """A table that is shown with short names on a narrow terminal, and with fewer columns on a still narrower one.
 
-    ``spare`` has the headers of columns that may go, together where they are of one kind, those needed least first.
-    ``names`` is the header of a column of texts that ``shorten`` makes short names of: where the column goes, lines
-    below the table say whose they are. ``fold``: columns of a terminal that texts are folded to before anything goes.
-    Elsewhere than on a terminal it is a table like any other.
+    ``spare``: headers of columns that may be hidden, the least important first; those in a tuple are hidden together.
+    ``names``: the header of a column with long names, which ``shorten`` shortens; if it is hidden, lines below the
+    table list the names. ``fold``: the width to which long cells are folded before a column is hidden. Anything but a
+    terminal gets the whole table.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class NarrowTable(Table):
             yield _Shape(True, frozenset(header for group in self._spare[:count] for header in group))
 
     def _width(self, console: Console, options: ConsoleOptions, shape: _Shape) -> int:
-        """Columns that the table needs in that shape."""
+        """The width that the table needs in this shape."""
         widths = []
         for column in self._shown(shape).columns:
             wide = options.update(max_width=_UNFOLDED)
@@ -95,7 +95,7 @@ class NarrowTable(Table):
         return sum(widths) + _PADDING * (len(widths) - 1)
 
     def _shown(self, shape: _Shape, *, can_fold: bool = False) -> Table:
-        """The table in that shape; ``can_fold``: its first column too, where there is no other way."""
+        """The table in this shape; ``can_fold``: fold the first column too."""
         table = Table(box=None, padding=(0, _PADDING, 0, 0), pad_edge=False, header_style=self.header_style)
         columns = [column for column in self.columns if str(column.header) not in shape.hidden]
         for index, column in enumerate(columns):
@@ -120,7 +120,7 @@ class NarrowTable(Table):
         return table
 
     def _legend(self) -> Iterator[str]:
-        """A line for each description: whose it is, and the description."""
+        """A line for each description, with the devices that it is for."""
         owners: dict[str, list[str]] = {}
         described = next(column for column in self.columns if column.header == self._names)
         for owner, description in zip(self.columns[0].cells, described.cells, strict=True):

@@ -127,7 +127,7 @@ class _Entry:
 
 def _plan(document: _Entry) -> Plan:
     if (schema := document["schema"].whole()) != SCHEMA:
-        raise _Wrong(f"it has schema {schema}, and this version of fitter reads {SCHEMA}")
+        raise _Wrong(f"it has schema {schema}, but this fitter reads schema {SCHEMA}")
     problems = document["problems"].each(
         lambda entry: Problem(entry["device"].text(), entry["missing"].size(), entry["message"].shown())
     )
@@ -207,7 +207,7 @@ def _params(entry: _Entry) -> Params:
     try:
         check_params(params)
     except UsageError as error:
-        raise _Wrong(f"'params' cannot be: {error}") from None
+        raise _Wrong(f"'params' is not valid: {error}") from None
     return params
 
 

@@ -1,4 +1,4 @@
-"""What is going on, for someone who watches."""
+"""Progress on a terminal."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from fitter.planning.request import Progress
 
 _WORTH_COUNTING = 2
-"""Seconds from which a step says how long it has taken."""
+"""Seconds after which a step shows how long it has taken."""
 
 
 @contextmanager
 def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[[Progress], None] | None]:
-    """A function to call with each step, or ``None`` where nobody watches.
+    """A function to call with each step, or ``None`` if nothing is shown.
 
-    On a terminal one line is rewritten and gone at the end; with ``every_step`` each step is a line that stays.
+    On a terminal it updates one line, which is removed at the end; with ``every_step`` each step is a line of its own.
     """
     if every_step:
         yield lambda step: print(_text(step), file=stream, flush=True)
@@ -38,9 +38,9 @@ def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[
 
 @contextmanager
 def counted(stream: IO[str], doing: str) -> Iterator[Callable[[int, int, str], None] | None]:
-    """A function to call with how much is done, of how much, and the name of the last; ``None`` where nobody watches.
+    """A function to call with the number done, the number of all, and the last name; ``None`` if nothing is shown.
 
-    On a terminal it is a bar, gone at the end.
+    On a terminal it draws a bar, which is removed at the end.
     """
     if not stream.isatty():
         yield None
@@ -62,7 +62,7 @@ def counted(stream: IO[str], doing: str) -> Iterator[Callable[[int, int, str], N
 
 
 class _Step:
-    """What goes on, with the seconds that it has taken so far where those are some."""
+    """The text of a step, with the seconds that it has taken if it is slow."""
 
     def __init__(self, text: str) -> None:
         self._text = text

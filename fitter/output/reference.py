@@ -1,4 +1,4 @@
-"""The table of parameters for people to read: what the pages of reference are made from."""
+"""The table of parameters as text, from which the reference pages are made."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from fitter.parameters import PARAMETERS, Parameter
 
 
 def markdown() -> str:
-    """Every parameter, section by section as in ``--help``: its names everywhere, and what it is."""
+    """Every parameter, by the sections of ``--help``: its help, and its names in every place."""
     sections: dict[str, list[Parameter]] = {}
     for each in PARAMETERS.values():
-        sections.setdefault(each.section or "In Python alone", []).append(each)
+        sections.setdefault(each.section or "In Python only", []).append(each)
     return "\n\n".join(f"## {title}\n\n" + "\n".join(map(_entry, found)) for title, found in sections.items()) + "\n"
 
 
@@ -22,5 +22,5 @@ def _entry(each: Parameter) -> str:
         "environment of llama.cpp's programs": f"`{each.env}`" if each.env else "",
         "llama.cpp's struct": f"`llama_{each.struct}_params.{each.field}`" if each.native else "",
     }
-    said = "; ".join(f"{where}: {name}" for where, name in names.items() if name)
-    return f"- `{each.name}`: {each.text}" + (f" ({said})" if said else "")
+    text = "; ".join(f"{where}: {name}" for where, name in names.items() if name)
+    return f"- `{each.name}`: {each.text}" + (f" ({text})" if text else "")

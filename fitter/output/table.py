@@ -1,4 +1,4 @@
-"""The answers as tables for people."""
+"""The results of commands as tables."""
 
 from __future__ import annotations
 
@@ -42,11 +42,10 @@ _FOR_SERVER = ("draft", "mtp", "projector")
 
 
 def print_to(stream: IO[str], renderable: RenderableType) -> None:
-    """Write ``renderable`` to ``stream``: as wide as the terminal, or 120 columns where it is none.
+    """Write ``renderable`` to ``stream``: as wide as the terminal, or in 120 columns if it is not a terminal.
 
-    On a terminal below 40 columns one line says so instead.
-
-    A text is what it is, no markup. What is folded may begin with whatever stands in a name.
+    A terminal below 40 columns gets one line that says so instead. Nothing is interpreted as markup, and a folded line
+    that would be a command to a CI system is broken up.
     """
     if stream.isatty():
         terminal = Console(file=stream, highlight=False, markup=False, emoji=False)
@@ -70,21 +69,21 @@ def print_to(stream: IO[str], renderable: RenderableType) -> None:
 
 
 def plan_text(plan: Plan) -> str:
-    """The table of ``plan`` as text, as a file gets it, without the last newline."""
+    """The table of ``plan`` as it would be written to a file, without the last newline."""
     out = io.StringIO()
     print_to(out, plan_table(plan))
     return out.getvalue().removesuffix("\n")
 
 
 def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
-    """What ``plan`` takes of every device and of the host, its parameters, and its time; ``verbose``: also why."""
+    """The memory of ``plan`` on each device and the host, its parameters and estimated time; ``verbose``: also why."""
     parts: list[RenderableType] = [_title(plan), _use_table(plan)]
     if verbose:
         parts.append(rows_table(plan.breakdown.rows))
     if plan.shared:
         lines = [_shared(shared) for shared in plan.shared]
         if any(shared.kind in _FOR_SERVER for shared in plan.shared):
-            lines.append("the arguments for a draft model and a projector are for llama-server and llama-cli")
+            lines.append("only llama-server and llama-cli know the arguments for a draft model and a projector")
         parts.append(Text("\n".join(lines), overflow="fold"))
     if plan.left_out:
         parts.append(Text("\n".join(left.message for left in plan.left_out), overflow="fold"))
@@ -100,7 +99,7 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
         parts.append(Text("\n".join(lines), overflow="fold"))
     loads = dummy_loads(plan.search.dummy_loads)
     if plan.search.shared_loads:
-        loads += f" and {plan.search.shared_loads} of what shares the memory"
+        loads += f", and {plan.search.shared_loads} of the draft model,"
     parts.append(Text(f"measured with {loads} in {plan.search.seconds:.1f} s", style="dim"))
     if plan.search.is_cut_short:
         parts.append(Text("the time limit ended the search: there may be a better plan"))
@@ -130,7 +129,7 @@ def devices_table(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> Renderab
 
 
 def catalogue_table(gpus: Iterable[CatalogueGpu]) -> RenderableType:
-    """The GPUs that ``--gpu`` knows by name, and below them where each figure is from."""
+    """The GPUs that ``--gpu`` knows by name, and below them the source of each figure."""
     gpus = tuple(gpus)
     sources: dict[str, int] = {}
     spare = ("PCIe", "usable", "arch", "TFLOPS", "profile", "free", "GB/s", "sources")
@@ -154,8 +153,8 @@ def catalogue_table(gpus: Iterable[CatalogueGpu]) -> RenderableType:
             " ".join(map(str, numbers)),
         )
     notes = [
-        "total: the card's memory. usable: what the driver leaves of it. free: what an idle card leaves to llama.cpp.",
-        "GB/s: of its memory, and over PCIe. TFLOPS: dense fp16.",
+        "total: the card's memory. usable: what the driver leaves of it. free: what an idle card has free.",
+        "GB/s: memory bandwidth. PCIe: bandwidth from the host, also in GB/s. TFLOPS: dense fp16.",
         "sources: of arch, total, usable, free, GB/s, PCIe and TFLOPS, by number:",
     ]
     listing = [Text(f"{number:>3}  {source}", overflow="fold") for source, number in sources.items()]
@@ -163,7 +162,7 @@ def catalogue_table(gpus: Iterable[CatalogueGpu]) -> RenderableType:
 
 
 def calibration_table(calibration: Calibration) -> RenderableType:
-    """What ``fitter calibrate`` found: the devices, the comparisons, every number that differs."""
+    """The result of ``fitter calibrate``: the devices, the comparisons, every number that differs."""
     spare = ("free", "MiB: total", _NAMES, "twin")
     columns = ("MiB: total", "free", "context", "outside", "margin")
     devices = _table("device", *columns, spare=spare, names=_NAMES)
@@ -179,8 +178,8 @@ def calibration_table(calibration: Calibration) -> RenderableType:
     parts: list[RenderableType] = [
         devices,
         Text(
-            "context: what a process takes by using the device at all. outside: what a loaded model takes beyond\n"
-            "llama.cpp's own bytes and what was free to it before. margin: what a fit leaves by default."
+            "context: memory that a process takes just by using the device. outside: memory that a loaded model takes\n"
+            "beyond that and beyond llama.cpp's own count. margin: memory that a fit leaves free by default."
         ),
         Text(),
     ]
@@ -188,7 +187,7 @@ def calibration_table(calibration: Calibration) -> RenderableType:
     if not calibration.is_exact:
         parts += [Text(), _differences(calibration)]
     if calibration.stored is not None:
-        parts += [Text(), Text(f"kept in {show(calibration.stored)}", overflow="fold")]
+        parts += [Text(), Text(f"stored in {show(calibration.stored)}", overflow="fold")]
     return Group(*parts)
 
 
@@ -221,7 +220,7 @@ def _differences(calibration: Calibration) -> Table:
 
 
 def verification_table(verification: Verification) -> RenderableType:
-    """What ``fitter verify`` found: each number of bytes beside its prediction, the devices' memory, the verdict."""
+    """The result of ``fitter verify``: predicted and real bytes, the memory of each device, the verdict."""
     model = verification.model
     title = Text.assemble((model.name, "bold"), f" ({model.architecture}, {human(model.bytes)} of weights), loaded")
     sizes = _table("buffer type", "bytes: predicted", "real", "difference", spare=("bytes: predicted",))
@@ -241,12 +240,12 @@ def verification_table(verification: Verification) -> RenderableType:
     parts: list[RenderableType] = [title, sizes, Text(), memory]
     parts.append(
         Text(
-            "unaccounted: memory taken beyond llama.cpp's count; below zero where other programs freed memory, or\n"
-            "counted memory is not in use yet; - where the reported free memory never changes"
+            "unaccounted: memory taken beyond llama.cpp's count; negative if other programs freed memory, or if\n"
+            "counted memory is not in use yet; - if the device always reports the same free memory"
         )
     )
     for shared in verification.shared:
-        parts.append(Text(f"not loaded with it: {shared.kind} {printable(shared.name)}", overflow="fold"))
+        parts.append(Text(f"not loaded here: {shared.kind} {printable(shared.name)}", overflow="fold"))
     return Group(*parts, Text(), _verdict(verification))
 
 
@@ -297,7 +296,7 @@ def inspection_table(inspection: Inspection) -> RenderableType:
 def _table(
     first: str, *numbers: str, spare: Sequence[str | tuple[str, ...]] = (), names: str | None = None, fold: int = 10_000
 ) -> NarrowTable:
-    """A column of names and columns of numbers; for the rest see ``NarrowTable``."""
+    """A table with a column of names, then columns of numbers; for the keywords see ``NarrowTable``."""
     table = NarrowTable(spare=spare, names=names, fold=fold)
     table.add_column(first, no_wrap=True)
     for number in numbers:
@@ -333,10 +332,10 @@ def _add_use(table: Table, name: str, use: DeviceUse | HostUse, note: str, is_sh
 
 
 def _shared(shared: SharedUse) -> str:
-    """One line: what it is, and where it takes how much."""
+    """One line: what it is, and its bytes on each device and the host."""
     places = ", ".join(f"{human(row.used)} on {row.device or 'the host'}" for row in shared.rows if row.used)
     name = "" if shared.kind == "reserve" else f" {printable(PurePath(shared.name).name)}"
-    return f"{_KINDS.get(shared.kind, shared.kind)}{name}: {places or 'nothing'}"
+    return f"{_KINDS.get(shared.kind, shared.kind)}{name}: {places or 'no memory'}"
 
 
 def _parameters(plan: Plan) -> list[str]:
@@ -349,7 +348,8 @@ def _parameters(plan: Plan) -> list[str]:
     if plan.breakdown.flash_attn is not None:
         how.append(f"flash attention {'on' if plan.breakdown.flash_attn else 'off'}")
     if params.n_seq_max > 1:
-        how.append(f"{params.n_seq_max} sequences, {'one' if params.kv_unified else 'each its own'} KV cache")
+        caches = "one KV cache" if params.kv_unified else "a KV cache each"
+        how.append(f"{params.n_seq_max} sequences, {caches}")
     lines = [" · ".join(where), " · ".join(how)]
     lines += [f"{override.pattern} in {override.buffer_type}" for override in params.tensor_buft_overrides]
     return list(map(printable, lines))

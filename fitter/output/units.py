@@ -1,4 +1,4 @@
-"""Bytes for people: the one place where MiB come in from the command line and go out to the screen."""
+"""Numbers with units, for people to read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ MIB = 1024 * 1024
 
 
 def mib(size: int | None) -> str:
-    """``size`` bytes in whole MiB, rounded down as llama.cpp's own tools do; ``-`` where there is no limit."""
+    """``size`` bytes in whole MiB, rounded down as in llama.cpp's own tools; ``-`` for ``None``."""
     return "-" if size is None else str(size // MIB)
 
 
 def scaled(figure: float | None, unit: int) -> str:
-    """``figure`` in ``unit``, with one decimal below 100: ``1008``, ``31.5``; ``-`` where it is not known."""
+    """``figure`` in ``unit``, with one decimal below 100: ``1008``, ``31.5``; ``-`` if it is not known."""
     return "-" if figure is None else f"{figure / unit:.{0 if figure >= 100 * unit else 1}f}"
 
 

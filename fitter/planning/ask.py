@@ -57,12 +57,12 @@ class Sharing:
             if value is not None and self.model_draft is None:
                 raise UsageError(f"{option} is about a draft model: name one with -md, or leave it out")
         if len(set(named := self.named_for_draft or ())) != len(named):
-            raise UsageError("a device of the draft model is named twice")
+            raise UsageError("a device of the draft model is named twice: leave one out")
         for option, value in (("-ctkd", self.type_k_draft), ("-ctvd", self.type_v_draft)):
             if value is not None and self.model_draft is None and not self.mtp:
                 raise UsageError(f"{option} is about drafting: use it with -md or --mtp, or leave it out")
         if self.draft_max is not None and not self.mtp:
-            raise UsageError("--spec-draft-n-max changes the memory with --mtp only: leave it out")
+            raise UsageError("--spec-draft-n-max only affects memory with --mtp: leave it out")
         images = (("--image-min-tokens", self.image_min_tokens), ("--image-max-tokens", self.image_max_tokens))
         for option, value in (("-mmdev", self.mmproj_device), *images):
             if value is not None and self.mmproj is None:
@@ -160,13 +160,13 @@ class Ask:
         if self.host_bandwidth is not None:
             speed_of_host(self.host_bandwidth, is_described=True)
         if self.rpc_bandwidth is not None and not self.rpc:
-            raise UsageError("a bandwidth of remote devices is given, and no rpc-server: name one with --rpc")
+            raise UsageError("--rpc-bandwidth is given without an rpc-server: name one with --rpc")
         _ = self.remote_bandwidths
         check_profile(self.profile, self.virtual)
         if self.is_without_devices and self.devices:
-            raise UsageError(f"unknown device '{self.devices[0]}': --gpu none is a machine without a GPU")
+            raise UsageError(f"unknown device '{self.devices[0]}': --gpu none means a machine without a GPU")
         if self.host_memory is not None and self.host_memory < 1:
-            raise UsageError(f"host memory of {self.host_memory} bytes is too little")
+            raise UsageError(f"--host-memory is {self.host_memory} bytes: give more than 0")
 
     @cached_property
     def virtual(self) -> tuple[VirtualDevice, ...]:

@@ -15,8 +15,8 @@ Seconds = Callable[[Placement], float]
 
 _TENSORS = "single feed-forward tensors on the host, as many layers with their KV cache on devices as fit"
 _LAYERS = "whole layers on the host with their KV cache"
-_CACHES = "weights of layers on the host, their KV cache on devices"
-_CACHES_ON_HOST = "layers' KV cache on the host, their weights on devices as far as there is room"
+_CACHES = "the weights of some layers on the host, their KV cache on devices"
+_CACHES_ON_HOST = "the KV cache of some layers on the host, as many of their weights on devices as fit"
 
 
 def where_weights_go(request: Request, best: Trial, other: Placement | None, seconds: Seconds) -> Choice | None:
@@ -48,15 +48,15 @@ def which_devices_have_layers(trial: Trial, default: Placement, seconds: Seconds
         "which devices have the layers",
         names,
         trial.seconds,
-        "all devices, by their memory as llama.cpp splits",
+        "all devices, split by free memory as llama.cpp does",
         seconds(default),
     )
 
 
 def which_device_is_first(chosen: DeviceLimit, seconds: float, given: DeviceLimit, given_seconds: float) -> Choice:
     """The choice of the device that computes with weights of the host."""
-    said = f"{chosen.name}, which host weights reach fastest in a prompt"
-    return Choice("which device is the first", said, seconds, f"{given.name}, as given", given_seconds)
+    said = f"{chosen.name}, which is fastest with weights on the host in a prompt"
+    return Choice("which device is the first", said, seconds, f"{given.name}, in the given order", given_seconds)
 
 
 def which_devices_take_part(chosen: Trial, other: Trial) -> Choice | None:

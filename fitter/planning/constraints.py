@@ -82,11 +82,13 @@ def adapters(plain: Iterable[str], scaled: Iterable[str]) -> tuple[Lora, ...]:
         except ValueError:
             path = ""
         if not path or not abs(found[-1].scale) <= MAX_SCALE:
-            raise UsageError(f"'{text}' is no scaled adapter: write FILE:SCALE, such as style.gguf:0.5")
+            raise UsageError(f"'{text}' is not a scaled adapter: write FILE:SCALE, such as style.gguf:0.5")
     for lora in found:
         for char in ",:" if lora.scale != 1 else ",":
             if char in lora.path:
-                raise UsageError(f"the adapter '{lora.path}' has '{char}' in its name, where llama.cpp cuts it")
+                raise UsageError(
+                    f"llama.cpp would cut the adapter's path '{lora.path}' at the '{char}': rename the file"
+                )
     return tuple(found)
 
 
@@ -127,7 +129,7 @@ def check_split_mode(split_mode: str) -> None:
     """Raise ``UsageError`` for a split mode that shares every tensor, which is not planned."""
     if split_mode not in ("none", "layer"):
         raise UsageError(
-            f"split mode '{split_mode}' cannot be fitted, since llama.cpp splits every tensor over all devices then: "
+            f"split mode '{split_mode}' cannot be fitted, since it splits every tensor over all devices: "
             "use 'layer' or 'none'"
         )
 
@@ -162,14 +164,14 @@ def workload_of(prompt: int | None, generate: int | None, context: int, *, is_se
 def check_live_tokens(live_tokens: int | None, context: int) -> None:
     """Raise ``UsageError`` for tokens that a ``context`` of so many tokens cannot have."""
     if live_tokens is not None and not 0 <= live_tokens <= context:
-        raise UsageError(f"{live_tokens} live tokens cannot be in a context of {context}: give 0 to {context}")
+        raise UsageError(f"{live_tokens} live tokens do not fit in a context of {context}: give 0 to {context}")
 
 
 def check_choices(objective: str, strategy: str) -> None:
     """Raise ``UsageError`` for an objective or a strategy that there is not."""
     for name, value, choices in (("objective", objective, OBJECTIVES), ("strategy", strategy, STRATEGIES)):
         if value not in choices:
-            raise UsageError(f"unknown {name} '{value}': there is {', '.join(choices)}")
+            raise UsageError(f"unknown {name} '{value}': choose from {', '.join(choices)}")
 
 
 def check_profile(profile: str | None, virtual: Sequence[VirtualDevice]) -> None:
@@ -178,21 +180,21 @@ def check_profile(profile: str | None, virtual: Sequence[VirtualDevice]) -> None
         return
     if profile.partition(":")[0] != "library":
         raise UsageError(
-            f"unknown profile '{profile}'; there is library or library:DIRECTORY, and others are part of a GPU's "
-            "description, such as metal:64GiB"
+            f"unknown profile '{profile}': use library or library:DIRECTORY; other profiles are part of a GPU's "
+            "description, such as --gpu metal:64GiB"
         )
     other = next((device for device in virtual if device.profile != "cuda"), None)
     if other is not None:
-        raise UsageError(f"the profile 'library' plans NVIDIA cards, and {other.name} ({other.description}) is none")
+        raise UsageError(f"the profile 'library' is for NVIDIA cards, but {other.name} is '{other.description}'")
     if not virtual:
-        raise UsageError("the profile 'library' plans cards that are not here: describe them, such as --gpu rtx-4090")
+        raise UsageError("the profile 'library' is for virtual cards: describe them, such as --gpu rtx-4090")
 
 
 def check_pins(n_gpu_layers: int | None, tensor_split: Sequence[float] | None) -> None:
     """Raise ``UsageError`` for pinned parameters that contradict one another."""
     if n_gpu_layers == 0 and tensor_split and any(tensor_split):
         raise UsageError(
-            "-ngl 0 keeps every layer on the host, and -ts shares layers among devices: leave one of the two out"
+            "-ngl 0 keeps every layer on the host, but -ts splits layers over devices: leave one of the two out"
         )
 
 
@@ -233,7 +235,7 @@ def device_limits(
             raise UsageError(f"{len(margins)} margins for {len(devices)} devices: give one for all, or one per device")
     for size in margins:
         if size < 0:
-            raise UsageError(f"a margin of {size // MIB} MiB is negative: it is what must stay free")
+            raise UsageError(f"a margin of {size // MIB} MiB is negative: give 0 or more, which must stay free")
     return tuple(
         DeviceLimit(
             device.name,
@@ -257,12 +259,10 @@ def check_margins(devices: Sequence[DeviceLimit], problems: Sequence[Problem]) -
     )
     host = next((problem.missing for problem in problems if problem.device == HOST_NAME), None)
     why = (
-        "what is set (-ngl, -ts, -ot) is to be on one"
-        if host is None
-        else f"the host alone lacks {-(-host // MIB)} MiB"
+        "-ngl, -ts or -ot needs a device" if host is None else f"without a device the host lacks {-(-host // MIB)} MiB"
     )
     raise UsageError(
-        f"a margin is larger than its device ({margins}), so nothing can be placed there, and {why}: "
+        f"the margin is larger than the device ({margins}), so nothing can be placed there, but {why}: "
         "use a smaller --fit-target"
     )
 
@@ -272,6 +272,6 @@ def levers(allow: Collection[str]) -> frozenset[str]:
     for lever in allow:
         if lever not in LEVERS:
             close = difflib.get_close_matches(lever.lower(), LEVERS, n=2)
-            meant = f"did you mean {' or '.join(close)}? there" if close else "there"
-            raise UsageError(f"unknown lever '{lever}': {meant} is {', '.join(LEVERS)}")
+            meant = f"did you mean {' or '.join(close)}? The" if close else "the"
+            raise UsageError(f"unknown lever '{lever}': {meant} levers are {', '.join(LEVERS)}")
     return frozenset(allow)

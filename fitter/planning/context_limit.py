@@ -47,12 +47,12 @@ class Excess:
         remedies = [
             *([f"-c {self.n_ctx} or less"] if self.n_ctx else []),
             *(["fewer sequences (-np)"] if self.n_seq_max > 1 else []),
-            *([] if is_state(self.tensor) else ["a smaller type of it (-ctk, -ctv)"]),
+            *([] if is_state(self.tensor) else ["a smaller cache type (-ctk, -ctv)"]),
             "-nkvo, which keeps it in host memory",
         ]
         return (
-            f"{self.device} takes tensors of {self.most // MIB} MiB at most, and at a context of {self.asked} the "
-            f"{what} of a layer is one of {-(-self.bytes // MIB)} MiB ({self.tensor}): give {', or '.join(remedies)}"
+            f"{self.device} cannot use a tensor of more than {self.most // MIB} MiB, but at a context of {self.asked} "
+            f"the {what} of a layer ({self.tensor}) has {-(-self.bytes // MIB)} MiB: use {', or '.join(remedies)}"
         )
 
 

@@ -50,14 +50,14 @@ class Reason:
 
 @dataclass(frozen=True)
 class Bound:
-    """``seconds`` that nothing takes less than. ``text`` says what that is, as in ``at most 3 % from TEXT``.
+    """``seconds`` that nothing takes less than. ``text`` says what that is, as in ``at most 3 % more than TEXT``.
 
     ``reached``: seconds that the plan takes of the same; ``None``: the whole estimated request. ``reasons``: what keeps
     a plan from it that is far from it (``FAR``).
     """
 
     seconds: float
-    text: str = "the best that any placement of these tensors can reach by this model"
+    text: str = "the best placement of these tensors could, by the cost model"
     reached: float | None = None
     reasons: tuple[Reason, ...] = ()
 

@@ -166,8 +166,8 @@ class _Fit:
         except TimeLimitError:
             seconds = time.monotonic() - self._since
             raise TimeLimitError(
-                f"no plan that fits was found within the time limit; for its last {seconds:.1f} seconds this went on: "
-                f"{self._doing}; allow more time with --time-limit, or set more of the plan, such as -c"
+                f"no plan that fits was found within the time limit (in its last {seconds:.1f} seconds: "
+                f"{self._doing}): raise --time-limit, or set more parameters yourself, such as -c"
             ) from None
 
     def _run(self) -> tuple[Found, _Choice, Breakdown, tuple[SharedUse, ...]]:
@@ -283,12 +283,12 @@ class _Fit:
             return _joined(choice, own, self._uses(choice, params, own, loads.measure))
 
         def record(params: Params) -> Layout:
-            self._say(f"sizes of all tensors at a context of {params.n_ctx}")
+            self._say(f"measuring the sizes of all tensors at a context of {params.n_ctx}")
             layouts.append(self._timed(loads.record)(params))
             return layouts[-1]
 
         def sizes(params: Params) -> Layout:
-            self._say(f"sizes of the caches at a context of {params.n_ctx}")
+            self._say(f"measuring the sizes of the caches at a context of {params.n_ctx}")
             return self._timed(loads.record)(params)
 
         searched, excess = context_limit.limited(request, sizes)
@@ -455,11 +455,11 @@ def _problems(
         return (Problem(excess.device, excess.missing, excess.message),)
     for name, missing in trial.missing:
         if name == "host":
-            remedy = "free host memory or leave more of the model on devices"
+            remedy = "free host memory or put more of the model on devices"
             if "n_ctx" in request.fixed and trial.params.n_ctx > request.n_ctx_min:
-                remedy = "ask for a smaller -c, " + remedy
+                remedy = "use a smaller -c, " + remedy
             if not request.host.paging:
-                remedy += ", or let weights be paged from disk with --allow paging"
+                remedy += ", or let weights be read from disk again and again with --allow paging"
             used, shared, free, margin = host.used, host.shared, host.free or 0, host.margin
             where = "the host"
         else:
@@ -467,22 +467,22 @@ def _problems(
             used, shared, free, margin = device.used, device.shared, device.free, device.margin
             where = name
             freed = [
-                f"{flag} free"
+                f"leave {flag} out"
                 for flag, field in (("-ngl", "n_gpu_layers"), ("-ts", "tensor_split"), ("-c", "n_ctx"))
                 if field in request.fixed
             ]
             if request.params.tensor_buft_overrides:
-                freed.append("fewer tensors to it with -ot")
-            remedy = " or ".join([*(f"leave {flag}" for flag in freed), "use a smaller margin with --fit-target"])
+                freed.append("put fewer tensors there with -ot")
+            remedy = " or ".join([*freed, "use a smaller margin with --fit-target"])
         needed = f"{_mib_up(used)} MiB are needed"
         if shared:
-            needed += f", {_mib_up(shared)} MiB of them for what shares the memory,"
+            needed += f" ({_mib_up(shared)} MiB of them beside the model)"
         problems.append(
             Problem(
                 name,
                 missing,
-                f"{where} lacks {_mib_up(missing)} MiB: {needed} beside a margin of "
-                f"{margin // MIB} MiB, and {free // MIB} MiB are free; {remedy}",
+                f"{where} lacks {_mib_up(missing)} MiB: {needed} plus a margin of "
+                f"{margin // MIB} MiB, but {free // MIB} MiB are free; {remedy}",
             )
         )
     return tuple(problems)

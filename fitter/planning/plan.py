@@ -209,12 +209,12 @@ class Plan:
 def _why_left_out(use: DeviceUse) -> str:
     margin = f"its margin of {_mib_up(use.margin)} MiB"
     if use.margin > use.total:
-        why = f"{margin} is more than the {use.total // MIB} MiB that it has"
+        why = f"{margin} is more than its memory of {use.total // MIB} MiB"
     elif use.shared:
-        why = f"{margin} and {_mib_up(use.shared)} MiB reserved leave nothing of {use.free // MIB} MiB free"
+        why = f"{margin} and {_mib_up(use.shared)} MiB reserved leave nothing of its {use.free // MIB} MiB free"
     else:
-        why = f"{margin} leaves nothing of {use.free // MIB} MiB free"
-    return f"{use.name} is left out: {why}; --fit-target sets another one"
+        why = f"{margin} leaves nothing of its {use.free // MIB} MiB free"
+    return f"{use.name} is left out: {why}; set a smaller margin with --fit-target"
 
 
 def _mib_up(size: int) -> int:
@@ -224,7 +224,7 @@ def _mib_up(size: int) -> int:
 def check_fits(plan: Plan, remedy: str = "") -> None:
     """Raise ``PlanError`` for a plan that does not fit: nobody is to run it by accident. ``remedy`` is a way to."""
     if not plan.fits:
-        more = f"; {remedy} gives it all the same" if remedy else ""
+        more = f"; to get it anyway, use {remedy}" if remedy else ""
         raise PlanError(f"the plan does not fit: {plan.problems[0].message}{more}")
 
 

@@ -45,7 +45,7 @@ def parse_reserve(given: Mapping[str, int | str] | Sequence[str]) -> dict[str, i
         for text in given:
             name, _, amount = text.rpartition("=")
             if not name or not amount:
-                raise UsageError(f"'{text}' is no reservation: write DEVICE=SIZE, such as CUDA0=2GiB or host=8GiB")
+                raise UsageError(f"'{text}' is not a reservation: write DEVICE=SIZE, such as CUDA0=2GiB or host=8GiB")
             pairs.append((name, amount))
     sizes: dict[str, int] = {}
     for name, value in pairs:
@@ -68,7 +68,7 @@ def reservation(
         total = totals[name]
         if total is not None and size > total:
             raise UsageError(
-                f"--reserve {name}: {-(-size // MIB)} MiB are more than the {total // MIB} MiB that it has in all"
+                f"--reserve {name}: {-(-size // MIB)} MiB is more than its total memory of {total // MIB} MiB"
             )
     rows = tuple(
         Row("reserved", None if name == HOST_NAME else name, name == HOST_NAME, 0, 0, size)
@@ -107,8 +107,8 @@ class Draft:
             split = _split(main) or (1.0,) * len(devices)
             if not any(split[: len(devices)]):
                 raise UsageError(
-                    f"-ts has no share for the devices of the draft model ({', '.join(devices)}), which llama-server "
-                    "takes from it by position: name one device with -devd"
+                    f"-ts has only zeros for the devices of the draft model ({', '.join(devices)}), which llama-server "
+                    "splits by the first shares: choose one device with -devd"
                 )
         return replace(
             main,

@@ -22,7 +22,7 @@ def check_same_model(planned: ModelSummary, found: ModelSummary) -> None:
     for what in ("architecture", "name", "bytes"):
         wanted, here = getattr(planned, what), getattr(found, what)
         if wanted != here:
-            raise UsageError(f"the plan is of another model than {found.path}: its {what} is {wanted}, not {here}")
+            raise UsageError(f"the plan is for another model than {found.path}: its {what} is {wanted}, not {here}")
 
 
 def verify(plan: Plan, path: Path, loader: Process, host_free: Callable[[], int], tolerance: int) -> Verification:
@@ -74,9 +74,13 @@ def _check_devices(uses: Sequence[DeviceUse], here: Sequence[DeviceInfo]) -> Non
     names = ", ".join(known) or "no device"
     for use in uses:
         if use.name not in known:
-            raise PlanError(f"the plan is for {use.name} ({use.description}), and llama.cpp has {names} here")
+            raise PlanError(
+                f"the plan is for {use.name} ({use.description}), but llama.cpp has {names} here: fit again"
+            )
         if use.description != known[use.name]:
-            raise PlanError(f"the plan's {use.name} is '{use.description}', and here it is '{known[use.name]}'")
+            raise PlanError(
+                f"the plan's {use.name} is '{use.description}', but here it is '{known[use.name]}': fit again"
+            )
 
 
 def _problems_now(
@@ -87,7 +91,7 @@ def _problems_now(
     limits.append(("host", host.used - host.shared, host_free))
     for name, needed, free in limits:
         if needed > free:
-            message = f"the plan takes {needed} bytes on {name}, and {free} are free there now: fit again"
+            message = f"the plan takes {needed} bytes on {name}, but only {free} are free there now: fit again"
             yield Problem(name, needed - free, message)
 
 

@@ -1,4 +1,4 @@
-"""``fitter.toml``: which models are to keep their memory, where, and how."""
+"""``fitter.toml``: the cases, each a model on a machine whose memory must not grow."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fitter.values import read_size, shown_in_file
 
 CASES_FILE = "fitter.toml"
 
-Setting = bool | int | float | str | tuple[bool | int | float | str, ...]
-"""A value of ``fitter.toml``, sizes in bytes."""
+CaseValue = bool | int | float | str | tuple[bool | int | float | str, ...]
+"""A value in ``fitter.toml``, sizes in bytes."""
 
 DEFAULT_SLOWDOWN = 0.02
-"""Part of its estimated speed that a plan may lose: an estimate has no more than that to say."""
+"""The share of its estimated speed that a plan may lose: an estimate is no more precise than that."""
 
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%", re.ASCII)
 _NAME = re.compile(r"[^\s()\[\]]+")
@@ -36,7 +36,7 @@ _EXAMPLE = '[cases.chat] with model = "model.gguf" and gpu = ["rtx-4090"]'
 
 @dataclass(frozen=True)
 class Growth:
-    """How much something may grow: a number of bytes, or a part (0.01 for 1 %) of what it was."""
+    """How much memory may grow: by a number of bytes, or by a share of what it was (``part``, 0.01 for 1 %)."""
 
     bytes: int = 0
     part: float = 0.0
@@ -48,9 +48,10 @@ class Growth:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits that hold without a lock. ``memory``: the most bytes on a device by its name in lower case, or ``host``.
+    """Limits that apply without a lock.
 
-    ``n_ctx`` is the least context in tokens; the speeds are the least tokens per second by the cost model.
+    ``memory``: the most bytes on each device, by its name in lower case, or on ``host``. ``n_ctx``: the smallest
+    context in tokens. The speeds are the lowest estimated tokens per second.
     """
 
     memory: Mapping[str, int] = field(default_factory=dict)
@@ -64,15 +65,16 @@ class Budget:
 
 @dataclass(frozen=True)
 class Case:
-    """A model on a machine. ``settings`` are those that ``fitter.toml`` gives, by their names there, in their order.
+    """A model on a machine.
 
-    ``max_growth`` is allowed to each device and to the host; ``max_slowdown`` is the part of its speed that a plan may
-    lose. Files in ``settings`` are relative to ``directory``.
+    ``settings``: the keys and values in ``fitter.toml``, in their order there; files in them are relative to
+    ``directory``. ``max_growth``: how much each device and the host may grow. ``max_slowdown``: the share of its
+    speed that the plan may lose.
     """
 
     name: str
     model: Path
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, CaseValue]
     max_growth: Growth = Growth()
     max_slowdown: float = DEFAULT_SLOWDOWN
     budget: Budget = Budget()
@@ -80,7 +82,7 @@ class Case:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Descriptions of the GPUs. Without any it is a machine that has none: never the one that this runs on."""
+        """Descriptions of the GPUs. Without any, the case is a machine without a GPU, never this machine."""
         gpus = self.settings.get("gpu", ())
         assert isinstance(gpus, tuple)
         return tuple(map(str, gpus)) or (NO_GPU,)
@@ -91,7 +93,7 @@ class Case:
         found = {known[key].name: self._resolved(known[key].kind, value) for key, value in self.settings.items()}
         return found | {"gpus": self.gpus}
 
-    def _resolved(self, kind: Kind, value: Setting) -> Any:
+    def _resolved(self, kind: Kind, value: CaseValue) -> Any:
         if not kind.is_file:
             return value
         return [self._file(text) for text in map(str, value)] if isinstance(value, tuple) else self._file(str(value))
@@ -122,15 +124,15 @@ def read_cases(path: Path) -> tuple[Case, ...]:
 
 
 def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Case, ...]:
-    """The cases of one table, whose ``model`` is relative to ``directory``: one, or with a pattern one for each match.
+    """The cases of one table: one, or if its ``model`` is a pattern one for each match, called ``name/model``.
 
-    With a pattern they are called ``name/model``. Raises ``UsageError``.
+    ``model`` is relative to ``directory``. Raises ``UsageError``.
     """
     where = f"cases.{name}"
     if not _NAME.fullmatch(name) or not name.isprintable():
         raise UsageError(f"a case cannot be called {name!r}: use no spaces, parentheses, brackets or hidden characters")
     if is_test(name):
-        raise UsageError(f"a case cannot be called {name!r}: '::' is for the names of pytest's tests")
+        raise UsageError(f"a case cannot be called {name!r}: names with '::' are for pytest tests")
     known = of_a_case()
     _check_keys(table, ("model", *known, *_LIMITS, "budget"), where)
     model = table.get("model")
@@ -147,12 +149,12 @@ def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Ca
 
 
 def is_test(name: str) -> bool:
-    """Whether a case of a lock is a test's, which the pytest plugin stores there: none of ``fitter.toml``."""
+    """Whether a case in a lock was stored by the pytest plugin for a test, and is not from ``fitter.toml``."""
     return "::" in name
 
 
 def select(cases: Iterable[Case], expression: str) -> tuple[Case, ...]:
-    """The cases that ``expression`` is true of: a word is where it is a part of the name, upper and lower case alike.
+    """The cases whose name matches ``expression``: a word matches any name that contains it, in upper or lower case.
 
     Words may be combined with ``and``, ``or``, ``not`` and parentheses. Raises ``UsageError``.
     """
@@ -161,7 +163,7 @@ def select(cases: Iterable[Case], expression: str) -> tuple[Case, ...]:
 
 
 def suggest(word: str, known: Collection[str]) -> str:
-    """``did you mean n_ctx?``, or where nothing is similar all that there is."""
+    """``did you mean n_ctx?``, or a list of all words if none is similar."""
     close = difflib.get_close_matches(word.lower(), known, n=1)
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
 
@@ -180,16 +182,16 @@ def _table(value: object, where: str) -> dict[str, Any]:
 
 
 def _models(text: str, directory: Path, where: str) -> list[tuple[str, Path]]:
-    """What is added to the case's name, and the model, for each that ``text`` means."""
+    """For each model that ``text`` names: what is added to the case's name, and the model's path."""
     given = os.path.expanduser(text)
     whole = os.path.join(directory, given)
     if not glob.has_magic(given) or os.path.exists(whole):
         return [("", Path(whole))]
-    # The directory may have a name that reads as a pattern.
+    # The name of the directory itself may look like a pattern.
     root = None if os.path.isabs(given) else directory
     found = [Path(match) for match in glob.glob(given, root_dir=root, recursive=True)]
     if not found:
-        raise UsageError(f"{where}: no file matches '{text}'; the path is relative to the directory of the file")
+        raise UsageError(f"{where}: no file matches '{text}': write it relative to the directory of fitter.toml")
     firsts = [match for match in found if (split_name(match) or ("", 1, 1))[1] == 1]
     fixed = Path(*_until_magic(Path(given).parts))
     named = [("/" + _without_suffix(match.relative_to(fixed)), directory / match) for match in firsts]
@@ -235,7 +237,7 @@ def _speed(value: Any, where: str) -> float:
     return float(value)
 
 
-def _check_gpus(specs: Setting, where: str) -> None:
+def _check_gpus(specs: CaseValue, where: str) -> None:
     assert isinstance(specs, tuple)
     try:
         parse_gpus(list(map(str, specs)))
@@ -243,7 +245,7 @@ def _check_gpus(specs: Setting, where: str) -> None:
         raise UsageError(f"{where}: {str(error).removeprefix('--gpu ')}") from None
 
 
-def _budget(table: Mapping[str, Any], settings: Mapping[str, Setting], where: str) -> Budget:
+def _budget(table: Mapping[str, Any], settings: Mapping[str, CaseValue], where: str) -> Budget:
     gpus = settings.get("gpu", ())
     assert isinstance(gpus, tuple)
     names = [device.name.lower() for device in parse_gpus(list(map(str, gpus)))]
@@ -258,7 +260,7 @@ def _budget(table: Mapping[str, Any], settings: Mapping[str, Setting], where: st
 
 
 _LIMITS: Mapping[str, Callable[[Any, str], Any]] = {"max_growth": _growth, "max_slowdown": _part}
-"""Keys of a case that say how much it may change."""
+"""Keys of a case that limit how much it may change, with the function that reads each."""
 
 
 # --- -k

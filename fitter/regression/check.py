@@ -1,4 +1,4 @@
-"""``fitter lock`` and ``fitter check``: cases, what was locked of them, and what they take now."""
+"""``fitter lock`` and ``fitter check``: measure cases, and write or compare the lock."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from fitter.errors import FitterError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.model.source import show
 from fitter.regression.cases import Case, is_test, read_cases, select, suggest
-from fitter.regression.compare import Comparison, compare
+from fitter.regression.compare import CaseComparison, compare
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, check_can_be_written, read_lock, write_lock
 from fitter.regression.measuring import Measured, OnDone, measure_cases
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One case of a check: a comparison, or the error that there is none for.
+class CaseResult:
+    """The result of checking one case: a comparison, or an error.
 
-    ``unmatched``: ``added``, of one that is not in the lock yet, or ``removed``, of one that is only there.
+    ``unmatched``: ``added`` if the case is not in the lock yet, ``removed`` if it is only in the lock.
     """
 
     name: str
-    comparison: Comparison | None
+    comparison: CaseComparison | None
     error: FitterError | None = None
     unmatched: Literal["added", "removed"] | None = None
 
@@ -37,7 +37,7 @@ class Outcome:
 
 
 def lock_path(cases_file: Path, lock_file: Path | None) -> Path:
-    """Where the lock is: beside the cases, unless it is said."""
+    """The path of the lock: ``lock_file``, or by default beside the cases."""
     return cases_file.with_name(LOCK_FILE) if lock_file is None else lock_file
 
 
@@ -50,35 +50,35 @@ def lock(
     timeout: float = DEFAULT_TIMEOUT,
     on_done: OnDone | None = None,
 ) -> tuple[Measured, ...]:
-    """Fit all cases, or those named by ``update``, and write the lock; returns what was measured.
+    """Fit all cases, or those named in ``update``, and write the lock; returns what was measured.
 
-    A name stands for all cases of its pattern as well. Nothing is written where a case cannot be measured: its
-    ``error`` says why. Raises ``UsageError`` for cases and locks that make no sense, ``AnswerError`` where the
+    The name of a table with a pattern stands for all of its cases. If a case cannot be measured, its ``error`` says
+    why and nothing is written. Raises ``UsageError`` for cases and locks that are not valid, ``AnswerError`` if the
     lock cannot be written.
     """
     path = lock_path(cases_file, lock_file)
     _check_is_another(path, cases_file)
-    # before minutes of measuring
+    # before measuring, which may take minutes
     check_can_be_written(path)
     cases = read_cases(cases_file)
-    kept = _of_tests(path)
+    unchanged = _of_tests(path)
     if update:
         locked = read_lock(path).cases
         cases = _named(cases, update, cases_file)
-        kept = {name: snapshot for name, snapshot in locked.items() if not _is_of(name, update)}
-    # Fitted, never taken over from the lock that is there: what it says would then be what it said.
+        unchanged = {name: snapshot for name, snapshot in locked.items() if not _is_of(name, update)}
+    # Without the locked snapshots, so that every case is fitted and none is copied from the old lock.
     measured = measure_cases(cases, {}, jobs=jobs, timeout=timeout, on_done=on_done)
-    found = {each.case.name: each.snapshot for each in measured if each.snapshot}
-    if len(found) == len(measured):
-        write_lock(path, Lock(kept | found))
+    snapshots = {each.case.name: each.snapshot for each in measured if each.snapshot}
+    if len(snapshots) == len(measured):
+        write_lock(path, Lock(unchanged | snapshots))
     return measured
 
 
 def prune(cases_file: Path, lock_file: Path | None = None) -> tuple[str, ...]:
-    """Take the cases out of the lock that are no longer in ``cases_file``, measure nothing, and return their names.
+    """Remove the cases from the lock that are no longer in ``cases_file``, and return their names.
 
-    What pytest has stored stays. Raises ``UsageError`` for cases and locks that make no sense, ``AnswerError`` where
-    the lock cannot be written.
+    Nothing is measured, and what pytest has stored stays. Raises ``UsageError`` for cases and locks that are not valid,
+    ``AnswerError`` if the lock cannot be written.
     """
     path = lock_path(cases_file, lock_file)
     _check_is_another(path, cases_file)
@@ -98,12 +98,12 @@ def check(
     jobs: int | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     on_done: OnDone | None = None,
-) -> tuple[Outcome, ...]:
+) -> tuple[CaseResult, ...]:
     """Measure all cases, or those that ``expression`` selects, and compare them with the lock and their budgets.
 
-    A case that the lock lacks, and without an ``expression`` one that is only in the lock, has an outcome of its own
-    after those that were measured. Where there is no lock, all cases must have budgets. Raises ``UsageError`` for cases
-    and locks that make no sense.
+    Cases that are not in the lock and, without an ``expression``, cases that are only in the lock have results too,
+    after those that were measured. Without a lock, all cases must have budgets. Raises ``UsageError`` for cases and
+    locks that are not valid.
     """
     path = lock_path(cases_file, lock_file)
     cases = read_cases(cases_file)
@@ -116,56 +116,56 @@ def check(
     needs_lock = not all(case.budget for case in cases)
     if path.exists() or needs_lock:
         locked = {name: snapshot for name, snapshot in read_lock(path).cases.items() if not is_test(name)}
-    unmatched: tuple[Outcome, ...] = ()
+    unmatched: tuple[CaseResult, ...] = ()
     if locked or needs_lock:
         removed = sorted(locked.keys() - set(names)) if expression is None else []
         added = [case.name for case in cases if case.name not in locked]
         cases = tuple(case for case in cases if case.name in locked)
         unmatched = (*_added(added, path, cases_file), *_removed(removed, path, cases_file))
     measured = measure_cases(cases, locked, jobs=jobs, timeout=timeout, on_done=on_done) if cases else ()
-    return (*(_outcome(each, locked.get(each.case.name)) for each in measured), *unmatched)
+    return (*(_result(each, locked.get(each.case.name)) for each in measured), *unmatched)
 
 
-def _added(names: Iterable[str], path: Path, cases_file: Path) -> Iterator[Outcome]:
+def _added(names: Iterable[str], path: Path, cases_file: Path) -> Iterator[CaseResult]:
     where = f"the case is in {show(cases_file)}, but not in {show(path)}"
     for name in names:
-        yield Outcome(name, None, UsageError(f"{where}: run 'fitter lock --update {name}'"), "added")
+        yield CaseResult(name, None, UsageError(f"{where}: run 'fitter lock --update {name}'"), "added")
 
 
-def _removed(names: Iterable[str], path: Path, cases_file: Path) -> Iterator[Outcome]:
+def _removed(names: Iterable[str], path: Path, cases_file: Path) -> Iterator[CaseResult]:
     where = f"the case is in {show(path)}, but not in {show(cases_file)}"
     for name in names:
-        yield Outcome(name, None, UsageError(f"{where}: run 'fitter lock --prune'"), "removed")
+        yield CaseResult(name, None, UsageError(f"{where}: run 'fitter lock --prune'"), "removed")
 
 
 def _of_tests(path: Path) -> dict[str, Snapshot]:
-    """What pytest has stored in the same lock; nothing where that cannot be read, since it is to be made anew."""
+    """What pytest has stored in the same lock; nothing if it cannot be read, since it will be written anew."""
     try:
         return {name: snapshot for name, snapshot in read_lock(path).cases.items() if is_test(name)}
     except UsageError:
         return {}
 
 
-def _outcome(measured: Measured, locked: Snapshot | None) -> Outcome:
+def _result(measured: Measured, locked: Snapshot | None) -> CaseResult:
     name = measured.case.name
     if measured.snapshot is None:
-        return Outcome(name, None, measured.error)
-    return Outcome(name, compare(measured.case, locked, measured.snapshot))
+        return CaseResult(name, None, measured.error)
+    return CaseResult(name, compare(measured.case, locked, measured.snapshot))
 
 
 def _check_is_another(path: Path, cases_file: Path) -> None:
     if path.exists() and cases_file.exists() and path.samefile(cases_file):
-        raise UsageError(f"{show(path)} is the file of the cases: give the lock another name")
+        raise UsageError(f"{show(path)} is the file with the cases: give the lock another name")
 
 
-def _named(cases: Sequence[Case], wanted: Sequence[str], cases_file: Path) -> tuple[Case, ...]:
-    for name in wanted:
+def _named(cases: Sequence[Case], requested: Sequence[str], cases_file: Path) -> tuple[Case, ...]:
+    for name in requested:
         if not any(_is_of(case.name, (name,)) for case in cases):
             names = [case.name for case in cases]
             raise UsageError(f"there is no case '{name}' in {show(cases_file)}: {suggest(name, names)}")
-    return tuple(case for case in cases if _is_of(case.name, wanted))
+    return tuple(case for case in cases if _is_of(case.name, requested))
 
 
-def _is_of(name: str, wanted: Iterable[str]) -> bool:
-    """Whether a case is one of ``wanted``, or of one of those patterns."""
-    return any(name == each or name.startswith(each + "/") for each in wanted)
+def _is_of(name: str, requested: Iterable[str]) -> bool:
+    """Whether a case is one of the ``requested`` ones, or one match of a requested pattern."""
+    return any(name == each or name.startswith(each + "/") for each in requested)

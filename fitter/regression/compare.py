@@ -1,4 +1,4 @@
-"""What moved between two measurements of one case, by how much, and what may have moved it. Bytes."""
+"""The differences between two measurements of one case, and what may have caused them. Sizes in bytes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fitter.text import printable
 
 Unit = Literal["bytes", "tokens", "tokens/s", ""]
 _NAMED = 6
-"""How many tensors a cause names before it only counts them."""
+"""How many tensors a cause lists by name; more are only counted."""
 _UNSET = "unset"
 _PARTS = ("model", "context", "compute")
 
 
 @dataclass(frozen=True)
 class Move:
-    """Something that is not what it was, or is beyond a budget.
+    """A number that changed, or exceeds a budget.
 
-    ``before`` is what was locked, or the budget; ``None`` where there was nothing. ``detail`` says what it is made of.
-    ``failure`` is one sentence where this fails the case, and empty where it does not.
+    ``before``: the locked number, or the budget; ``None`` if there was none. ``detail``: the parts that changed.
+    ``failure``: one sentence if this fails the case, else empty.
     """
 
     what: str
@@ -38,7 +38,7 @@ class Move:
 
     @property
     def is_least(self) -> bool:
-        """Whether less than before is worse: of everything but memory."""
+        """Whether a smaller number is worse, as for everything but memory."""
         return self.unit != "bytes"
 
 
@@ -52,15 +52,16 @@ class Cause:
     after: str
 
     def __str__(self) -> str:
-        said = f"{self.what} {self.before} → {self.after}" if self.before or self.after else self.what
-        return said if self.kind in ("llama.cpp", "fitter") else f"{self.kind}: {said}"
+        text = f"{self.what} {self.before} → {self.after}" if self.before or self.after else self.what
+        return text if self.kind in ("llama.cpp", "fitter") else f"{self.kind}: {text}"
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One case: what moved, what changed that may have moved it, and what fitting chose otherwise because of it.
+class CaseComparison:
+    """One case, compared with its lock and its budget.
 
-    ``locked`` is ``None`` where the case has a budget and no lock.
+    ``moves``: the numbers that changed. ``causes``: changes that may explain them. ``chosen``: parameters that were
+    fitted differently. ``locked`` is ``None`` if the case has a budget but no lock.
     """
 
     name: str
@@ -72,24 +73,24 @@ class Comparison:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """One sentence for each limit that the case does not keep."""
+        """One sentence for each limit that the case exceeds."""
         return tuple(move.failure for move in self.moves if move.failure)
 
     @property
     def status(self) -> Literal["failed", "changed", "same"]:
-        """``changed``: other than locked, within its limits."""
+        """``changed``: different from the lock, but within its limits."""
         if self.failures:
             return "failed"
         return "changed" if self.moves or self.causes else "same"
 
 
-def compare(case: Case, locked: Snapshot | None, measured: Snapshot) -> Comparison:
-    """Hold what was ``measured`` against the lock, where there is one, and the budget of ``case``."""
+def compare(case: Case, locked: Snapshot | None, measured: Snapshot) -> CaseComparison:
+    """Compare what was ``measured`` with the lock, if there is one, and with the budget of ``case``."""
     moves = [] if locked is None else _moves(case, locked, measured)
     moves += _beyond_budget(case.budget, measured)
     causes = () if locked is None else tuple(_causes(locked, measured))
     chosen = () if locked is None else tuple(_choices(locked, measured))
-    return Comparison(case.name, locked, measured, tuple(moves), causes, chosen)
+    return CaseComparison(case.name, locked, measured, tuple(moves), causes, chosen)
 
 
 # --- moves
@@ -114,7 +115,7 @@ def _moves(case: Case, locked: Snapshot, measured: Snapshot) -> list[Move]:
         allowed = case.max_growth.of(before)
         failure = ""
         if after > before + allowed:
-            limit = f", {human(allowed)} are allowed" if allowed else ""
+            limit = f"; it may grow by {human(allowed)}" if allowed else ""
             failure = f"{name} takes {_grown(before, after)}{limit}"
         moves.append(Move(name, before, after, "bytes", detail, failure))
     before, after = _weights(locked.host), _weights(measured.host)
@@ -140,7 +141,7 @@ def _slower(case: Case, locked: Snapshot, measured: Snapshot) -> list[Move]:
             continue
         failure = ""
         if after < before * (1 - case.max_slowdown):
-            lost = f"{(1 - after / before) * 100:.1f} % slower, {case.max_slowdown * 100:g} % are allowed"
+            lost = f"{(1 - after / before) * 100:.1f} % slower, and {case.max_slowdown * 100:g} % is allowed"
             failure = f"{kind} is estimated at {speed(after)} tokens/s instead of {speed(before)}: {lost}"
         moves.append(Move(f"{kind} speed", before, after, "tokens/s", failure=failure))
     return moves
@@ -171,7 +172,7 @@ def _beyond_budget(budget: Budget, measured: Snapshot) -> list[Move]:
 
 
 def missing(snapshot: Snapshot) -> str:
-    """What a plan that does not fit lacks, and where."""
+    """How much memory a plan that does not fit lacks on each device and on the host."""
     uses: list[tuple[str, LockedDevice | LockedHost]] = [*snapshot.devices.items(), ("the host", snapshot.host)]
     lacking = [f"{name} lacks {human(use.missing)}" for name, use in uses if use.missing > 0]
     return ", ".join(lacking) or "llama.cpp cannot place it"
@@ -192,7 +193,7 @@ def _grown(before: int, after: int) -> str:
 
 
 def change(before: float | None, after: float, unit: Unit) -> str:
-    """By how much, with a sign: ``+12.0 MiB``; bytes to the last one where there are few."""
+    """The difference with its sign: ``+12.0 MiB``; small ones to the byte."""
     if before is None or not unit:
         return ""
     delta = after - before
@@ -205,19 +206,19 @@ def change(before: float | None, after: float, unit: Unit) -> str:
 
 
 def sizes(before: int | str, after: int | str) -> tuple[str, str]:
-    """Two sizes as people read them, to the byte where they would read the same; texts as they are."""
-    said = tuple(human(size) if isinstance(size, int) else size for size in (before, after))
-    return (f"{before} B", f"{after} B") if said[0] == said[1] else (said[0], said[1])
+    """Two sizes for people to read, in bytes if they would look the same otherwise; strings stay as they are."""
+    first, second = (human(size) if isinstance(size, int) else size for size in (before, after))
+    return (f"{before} B", f"{after} B") if first == second else (first, second)
 
 
 def _detail(old: LockedDevice | LockedHost | None, new: LockedDevice | LockedHost | None) -> str:
-    """Which parts moved, and by how much."""
+    """The parts that changed, and by how much."""
     before, after = _parts(old.memory.values() if old else ()), _parts(new.memory.values() if new else ())
-    said = [f"{name} {change(before[name], after[name], 'bytes')}" for name in _PARTS if before[name] != after[name]]
+    parts = [f"{name} {change(before[name], after[name], 'bytes')}" for name in _PARTS if before[name] != after[name]]
     shared = (new.shared if new else 0) - (old.shared if old else 0)
     if shared:
-        said.append(f"shared {change(0, shared, 'bytes')}")
-    return ", ".join(said)
+        parts.append(f"shared {change(0, shared, 'bytes')}")
+    return ", ".join(parts)
 
 
 def _parts(memories: Iterable[Memory]) -> dict[str, int]:
@@ -252,17 +253,17 @@ def _causes(locked: Snapshot, measured: Snapshot) -> Iterable[Cause]:
 def _changes(kind: str, old: Mapping[str, object], new: Mapping[str, object]) -> Iterable[Cause]:
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
-            yield Cause(kind, name, _said(name, old.get(name)), _said(name, new.get(name)))
+            yield Cause(kind, name, _value_text(name, old.get(name)), _value_text(name, new.get(name)))
 
 
-def _said(name: str, value: object) -> str:
+def _value_text(name: str, value: object) -> str:
     if value is None:
         return _UNSET
     if isinstance(value, bool):
         return str(value).lower()
     if name in ("margin", "host_margin", "host_memory") and isinstance(value, int):
         return human(value)
-    return ", ".join(_said(name, item) for item in value) if isinstance(value, tuple) else printable(str(value))
+    return ", ".join(_value_text(name, item) for item in value) if isinstance(value, tuple) else printable(str(value))
 
 
 def _header_causes(old: LockedModel, new: LockedModel) -> Iterable[Cause]:
@@ -283,7 +284,7 @@ def _header_causes(old: LockedModel, new: LockedModel) -> Iterable[Cause]:
     if old.bytes != new.bytes:
         yield Cause("header", "all tensors", *sizes(old.bytes, new.bytes))
     elif not (changed or gone or added):
-        yield Cause("header", "its metadata changed; every tensor has the type that it had", "", "")
+        yield Cause("header", "its metadata changed, but no tensor's type", "", "")
 
 
 def _names(names: list[str]) -> str:
@@ -292,7 +293,7 @@ def _names(names: list[str]) -> str:
 
 
 def _choices(locked: Snapshot, measured: Snapshot) -> Iterable[Cause]:
-    """Parameters that were fitted otherwise; those that are set are among the settings."""
+    """Parameters that were fitted differently; those that the user set are among the settings."""
     given = {"gpu", *locked.settings, *measured.settings}
     before, after = locked.params.planned(), measured.params.planned()
     for name, old in before.items():

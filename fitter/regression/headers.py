@@ -1,4 +1,4 @@
-"""What identifies a model: the digest of its headers, and the type of every tensor, both without reading weights."""
+"""What identifies a model in a lock: a digest of its headers, and the type of every tensor. No weights are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_LAYERS = 4096
 
 
 def digest(files: Sequence[Path], header_bytes: Sequence[int]) -> str:
-    """A digest of the first ``header_bytes`` of each file. Raises ``ModelError`` where one cannot be read."""
+    """A digest of the first ``header_bytes`` of each file. Raises ``ModelError`` if a file cannot be read."""
     total = hashlib.sha256()
     for path, size in zip(files, header_bytes, strict=True):
         try:
@@ -34,7 +34,7 @@ def digest(files: Sequence[Path], header_bytes: Sequence[int]) -> str:
 def summarize(tensors: Iterable[TensorInfo]) -> dict[str, str]:
     """The type of every tensor, by name with ``*`` for the layer: ``q4_K``, or ``q4_K 0-2,4-31; q8_0 3`` by layer.
 
-    The names are printable: they are there to be compared and shown.
+    The names are made printable, since they are only compared and shown.
     """
     found: dict[str, list[tuple[int | None, str]]] = {}
     for tensor in tensors:
@@ -46,7 +46,7 @@ def summarize(tensors: Iterable[TensorInfo]) -> dict[str, str]:
 
 
 def expand(summary: Mapping[str, str]) -> dict[str, str]:
-    """The type of every tensor by its name. What ``summarize`` did not write is left out."""
+    """The type of every tensor by its name, from what ``summarize`` wrote; anything else is ignored."""
     tensors = {}
     for key, text in summary.items():
         for part in text.split("; "):
@@ -69,7 +69,7 @@ def _types(tensors: Iterable[tuple[int | None, str]]) -> str:
 def _ranges(numbers: Iterable[int]) -> str:
     """``0-2,4`` for 0, 1, 2 and 4."""
     ranges = []
-    # Numbers in a row keep the same distance from their places in the list.
+    # Consecutive numbers all have the same distance from their position in the list.
     for _, run in groupby(enumerate(sorted(set(numbers))), lambda pair: pair[1] - pair[0]):
         own = [number for _, number in run]
         ranges.append(str(own[0]) if len(own) == 1 else f"{own[0]}-{own[-1]}")

@@ -1,6 +1,6 @@
-"""``fitter.lock``: what every case took when it was accepted. Bytes.
+"""``fitter.lock``: the memory of every case when it was accepted. Sizes in bytes.
 
-Nothing in it depends on the machine or the time, so that the same cases make the same file everywhere.
+Nothing in it depends on the machine or the time, so the same cases make the same file everywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fitter.errors import AnswerError, FitterError, UsageError
 from fitter.llama import wire
 from fitter.llama.types import Params
 from fitter.model.source import show
-from fitter.regression.cases import Setting
+from fitter.regression.cases import CaseValue
 from fitter.regression.toml import read_toml
 from fitter.text import printable
 
@@ -27,7 +27,7 @@ SCHEMA = 1
 
 _ABANDONED_SECONDS = 60.0
 _EXACT = ("settings", "params")
-"""What is compared with fitter.toml, and given to llama.cpp again."""
+"""Keys whose text must stay exact: they are compared with fitter.toml and passed to llama.cpp again."""
 
 
 _HEAD = """\
@@ -52,7 +52,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class LockedDevice:
-    """A device and what the plan takes of it, by buffer type; ``shared`` is what else is there (``SharedUse``)."""
+    """A device and the plan's memory on it, by buffer type; ``shared``: bytes beside the model (``SharedUse``)."""
 
     description: str
     total: int
@@ -63,18 +63,18 @@ class LockedDevice:
 
     @property
     def used(self) -> int:
-        """Bytes of all buffer types, and what shares the device with them."""
+        """Bytes of all buffer types, and of what is beside the model."""
         return self.shared + sum(memory.used for memory in self.memory.values())
 
     @property
     def missing(self) -> int:
-        """Bytes that the plan lacks there; 0 or less where it fits."""
+        """Bytes that the plan lacks there; 0 or less if it fits."""
         return self.used + self.margin - self.free
 
 
 @dataclass(frozen=True)
 class LockedHost:
-    """What the plan takes of host memory, by buffer type. ``free`` is ``None`` where the host is unlimited."""
+    """The plan's memory on the host, by buffer type. ``free`` is ``None`` if the host is unlimited."""
 
     margin: int
     free: int | None = None
@@ -83,22 +83,22 @@ class LockedHost:
 
     @property
     def used(self) -> int:
-        """Bytes of all buffer types, and what shares the host with them."""
+        """Bytes of all buffer types, and of what is beside the model."""
         return self.shared + sum(memory.used for memory in self.memory.values())
 
     @property
     def missing(self) -> int:
-        """Bytes that the plan lacks there; 0 or less where it fits."""
+        """Bytes that the plan lacks there; 0 or less if it fits."""
         return 0 if self.free is None else self.used + self.margin - self.free
 
 
 @dataclass(frozen=True)
 class LockedModel:
-    """The model. ``file`` is the name of its first file without the directory, ``bytes`` is of all tensors.
+    """The model. ``file``: the name of its first file, without directory. ``bytes``: the size of all tensors.
 
-    ``header`` is the digest of the headers of all its files: metadata with the tokenizer, and tensors. ``header_bytes``
-    and ``file_bytes`` have the length of each file's header and of each file. ``tensors`` has the type of every tensor
-    (see ``fitter.regression.headers``).
+    ``header``: the digest of the headers of all files, with tokenizer and tensors. ``header_bytes``, ``file_bytes``:
+    the length of each file's header, and of each file. ``tensors``: the type of every tensor (see
+    ``fitter.regression.headers``).
     """
 
     file: str
@@ -113,7 +113,7 @@ class LockedModel:
 
 @dataclass(frozen=True)
 class LockedSpeed:
-    """Tokens per second that the plan is estimated to reach."""
+    """The plan's estimated speed in tokens per second."""
 
     prompt_tokens_per_second: float
     generation_tokens_per_second: float
@@ -121,16 +121,16 @@ class LockedSpeed:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one case takes. ``params`` are the fitted ones, complete; ``n_ctx`` is the context that llama.cpp makes.
+    """The memory of one case. ``params``: all fitted parameters. ``n_ctx``: the context that llama.cpp makes.
 
-    ``fitter`` and ``llama_cpp`` are the versions that measured it; ``settings`` are those of ``fitter.toml``.
+    ``fitter``, ``llama_cpp``: the versions that measured it. ``settings``: those in ``fitter.toml``.
     """
 
     fits: bool
     n_ctx: int
     fitter: str
     llama_cpp: str
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, CaseValue]
     model: LockedModel
     params: Params
     devices: Mapping[str, LockedDevice]
@@ -146,14 +146,16 @@ class Lock:
 
 
 def read_lock(path: Path) -> Lock:
-    """The lock in ``path``. Raises ``UsageError`` where it is missing, damaged, or written by a later fitter."""
+    """The lock in ``path``. Raises ``UsageError`` if it is missing, damaged, or written by a newer fitter."""
     check_is_file(path)
     document = read_toml(path, "run 'fitter lock' to make it")
     schema = document.get("schema")
     if isinstance(schema, bool) or not isinstance(schema, int):
         raise UsageError(f"{show(path)} is not a lock that fitter wrote: run 'fitter lock' to make one")
     if schema > SCHEMA:
-        raise UsageError(f"{show(path)} is of schema {schema}, and this fitter reads {SCHEMA}: install a newer fitter")
+        raise UsageError(
+            f"{show(path)} has schema {schema}, but this fitter reads schema {SCHEMA}: install a newer fitter"
+        )
     cases = document.get("cases", {})
     if schema < 1 or document.keys() - {"schema", "cases"} or not isinstance(cases, dict):
         raise UsageError(f"{show(path)} is damaged: run 'fitter lock' to make it again")
@@ -161,18 +163,18 @@ def read_lock(path: Path) -> Lock:
 
 
 def check_is_file(path: Path, error: type[FitterError] = UsageError, what: str = "is") -> None:
-    """Raise ``error`` where a directory, a device or a pipe is in the place of a lock: reading one may wait forever."""
+    """Raise ``error`` if ``path`` is a directory, a device or a pipe: reading from one may wait forever."""
     try:
         mode = path.stat().st_mode
     except OSError:
         return
     if not stat.S_ISREG(mode):
         kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "something else")
-        raise error(f"{show(path)} {what} {kind}, and a lock is a file: give it another name with --lock")
+        raise error(f"{show(path)} {what} {kind}, but a lock must be a file: choose another path with --lock")
 
 
 def check_can_be_written(path: Path) -> None:
-    """Raise ``AnswerError`` where no lock can stand."""
+    """Raise ``AnswerError`` if something that is not a file is in the place of the lock."""
     check_is_file(path, AnswerError, "cannot be written: it is")
 
 
@@ -186,7 +188,7 @@ _KINDS = (
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    """Put ``lock`` in the place of ``path``, all of it or nothing. Raises ``AnswerError`` where that is impossible."""
+    """Write ``lock`` to ``path``, all of it or nothing. Raises ``AnswerError`` if that fails."""
     check_can_be_written(path)
     text = dumps(lock)
     try:
@@ -196,7 +198,7 @@ def write_lock(path: Path, lock: Lock) -> None:
 
 
 def dumps(lock: Lock) -> str:
-    """The lock as text: cases by name, keys in one order."""
+    """The lock as text: cases sorted by name, keys always in the same order."""
     import tomli_w
 
     cases = {name: _document(snapshot) for name, snapshot in sorted(lock.cases.items())}
@@ -204,10 +206,10 @@ def dumps(lock: Lock) -> str:
 
 
 def replace_file(path: Path, content: bytes, before_rename: Callable[[], object] = lambda: None) -> None:
-    """Write a file that is at every moment either the old one or all of the other. Raises ``OSError``.
+    """Replace a file at once, so that it always has either the old or all of the new content. Raises ``OSError``.
 
-    What a process that is killed leaves behind is a file of another name beside it, which a later writer removes.
-    A pipe or a device is written to.
+    A process that is killed meanwhile leaves a file with another name beside it, which a later call removes. A pipe or
+    a device is written to.
     """
     import tempfile
 
@@ -217,7 +219,7 @@ def replace_file(path: Path, content: bytes, before_rename: Callable[[], object]
         return
     for left in target.parent.glob(f".{target.name}.*.partial"):
         with contextlib.suppress(OSError):
-            # one that is younger may still be written
+            # another process may still be writing a recent one
             if left.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
                 left.unlink()
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
@@ -235,7 +237,7 @@ def replace_file(path: Path, content: bytes, before_rename: Callable[[], object]
         raise
     directory = os.open(target.parent, os.O_RDONLY)
     try:
-        # The rename itself outlives a loss of power only then; some file systems know no such thing.
+        # The rename itself survives a loss of power only then; some file systems cannot do this.
         with contextlib.suppress(OSError):
             os.fsync(directory)
     finally:
@@ -243,7 +245,7 @@ def replace_file(path: Path, content: bytes, before_rename: Callable[[], object]
 
 
 def _mode(path: Path) -> int:
-    """The permissions of a file that is there, or those that one gets that is made now."""
+    """The permissions of the file, or those of a new one if it does not exist."""
     try:
         return path.stat().st_mode & 0o7777
     except OSError:
@@ -253,7 +255,7 @@ def _mode(path: Path) -> int:
 
 
 def _shown(value: Any) -> Any:
-    """What was read, fit to be shown."""
+    """What was read, made safe to show."""
     if isinstance(value, dict):
         return {printable(key): _shown(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -280,7 +282,7 @@ def _document(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _without_nothing(value: Any) -> Any:
-    """TOML has no word for ``None``; memory that nothing shares needs none, nor what no parameter is in."""
+    """``value`` without ``None``, which TOML cannot express, and without empty ``shared`` and ``more``."""
     if isinstance(value, dict):
         nothing: tuple[tuple[str, Any], ...] = (("shared", 0), ("more", []))
         left = {key: item for key, item in value.items() if item is not None and (key, item) not in nothing}

@@ -1,4 +1,4 @@
-"""What the pytest plugin does once a test asks for it: from markers to sentences and to what is stored. Bytes."""
+"""The work of the pytest plugin once a test has a marker: from markers to failures and to the lock. Sizes in bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fitter.planning.limits import MOST_SPEED
 from fitter.planning.plan import Plan
 from fitter.regression import MARKER
 from fitter.regression.cases import Budget, Case, make_cases, suggest
-from fitter.regression.check import Outcome
+from fitter.regression.check import CaseResult
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, write_lock
 from fitter.regression.measuring import snapshot_of
@@ -32,27 +32,28 @@ from fitter.regression.report import causes
 from fitter.values import check_timeout, parse_size, shown
 
 _CHANGES = ("max_growth", "max_slowdown")
-"""Keywords for a marker that is compared with what is stored."""
+"""Keywords of a marker that is compared with the lock."""
 
 _SPEEDS = {
     "min_tokens_per_second": "generation_tokens_per_second",
     "min_prompt_tokens_per_second": "prompt_tokens_per_second",
 }
 _LIMITS = ("limit", "host_limit", "min_ctx", *_SPEEDS)
-"""Keywords for limits of its own; with one of them nothing stored is needed."""
+"""Keywords for a marker's own limits; with one of them the lock is not used."""
 
 
 def keywords() -> tuple[str, ...]:
-    """What a marker takes."""
+    """The keywords of a marker."""
     settings = (name for name in of_a_case() if name != "gpu")
     return ("model", "gpu", "gpus", *settings, *_LIMITS, *_CHANGES)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a test's markers: a sentence for each that does not hold, ``sections`` to show with the report.
+    """The result of a test's markers.
 
-    ``is_memory`` tells whether all of them were measured. ``measured`` has what is to be stored, as JSON by its name.
+    ``failures``: a sentence for each marker that fails. ``is_memory``: whether memory is the reason, and not an error.
+    ``sections``: texts to show in the report. ``measured``: snapshots to store, as JSON, by the name of their case.
     """
 
     failures: tuple[str, ...] = ()
@@ -62,17 +63,17 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A marker: what is to be measured, and whether that is compared with what is stored."""
+class _Marked:
+    """A marker as it was read: the case to measure, and whether to compare it with the lock (``is_stored``)."""
 
     case: Case
     is_stored: bool
 
 
 class Checks:
-    """The markers of a session; every model is fitted once for each set of parameters.
+    """Checks the markers of a session; every model is fitted once for each set of parameters.
 
-    Raises ``UsageError`` where an option makes no sense.
+    Raises ``UsageError`` for an option that is not valid.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -88,22 +89,22 @@ class Checks:
         config.add_cleanup(self._worker.close)
 
     def check(self, item: pytest.Item, name: str) -> Verdict:
-        """Hold the markers of ``item``, which is called ``name``, against their limits or against what is stored."""
+        """Compare the markers of ``item``, a test called ``name``, with their limits or with the lock."""
         failures: list[str] = []
         sections: list[tuple[str, str]] = []
         measured: dict[str, str] = {}
         errors = stored = 0
-        # In the order in which they are read: those of the module, of the class, and of the test from its top.
+        # In reading order: markers of the module, then of the class, then of the test from top to bottom.
         for mark in list(item.iter_markers(MARKER))[::-1]:
             try:
-                asked = self._asked(mark, getattr(item, "funcargs", {}).get("fitter_model", self.model))
-                stored += asked.is_stored
-                case = replace(asked.case, name=name if stored < 2 else f"{name}#{stored}")
+                marked = self._read(mark, getattr(item, "funcargs", {}).get("fitter_model", self.model))
+                stored += marked.is_stored
+                case = replace(marked.case, name=name if stored < 2 else f"{name}#{stored}")
                 plan, snapshot = self._fitted(case)
                 sections.append((f"memory of {show(Path(case.model.name))}", _text(plan)))
-                if failure := self._failure(case, plan, snapshot, asked.is_stored):
+                if failure := self._failure(case, plan, snapshot, marked.is_stored):
                     failures.append(failure)
-                elif asked.is_stored and self.is_update:
+                elif marked.is_stored and self.is_update:
                     measured[case.name] = json.dumps(wire.encode(snapshot))
             except FitterError as error:
                 errors += 1
@@ -111,28 +112,28 @@ class Checks:
         return Verdict(tuple(failures), bool(failures) and not errors, tuple(sections), measured)
 
     def plan(self, item: pytest.Item, model: Any) -> api.Plan:
-        """The plan of the marker that is closest to ``item``, for ``model`` where it names none."""
+        """The plan of the marker that is closest to ``item``; ``model`` is used if the marker names none."""
         mark = item.get_closest_marker(MARKER)
         assert mark is not None
         try:
-            return self._fitted(self._asked(mark, model).case)[0]
+            return self._fitted(self._read(mark, model).case)[0]
         except FitterError as error:
-            said = _sentence(error)
-        pytest.fail(said, pytrace=False)
+            message = _sentence(error)
+        pytest.fail(message, pytrace=False)
 
     @property
     def lock_name(self) -> str:
-        """Where things are stored, for people."""
+        """The path of the lock, for messages."""
         path = self.lock_path
         return show(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
 
     def lock(self) -> Lock:
-        """What is stored; nothing where there is no file. Raises ``UsageError``."""
+        """The lock; an empty one if there is no file. Raises ``UsageError``."""
         if self._lock is None:
             try:
                 self._lock = read_lock(self.lock_path) if os.path.lexists(self.lock_path) else Lock({})
             except FitterError as error:
-                self._lock = UsageError(f"{error}; where only tests use it, delete it and run pytest --fitter-update")
+                self._lock = UsageError(f"{error}; if only tests use it, delete it and run pytest --fitter-update")
         if isinstance(self._lock, FitterError):
             raise self._lock
         return self._lock
@@ -144,7 +145,7 @@ class Checks:
         return self._config.getini(name) if given is None else given
 
     def _path(self, name: str) -> Path | None:
-        """A path on the command line is from where pytest was called, one in a file from that file's directory."""
+        """A path from the options: relative to where pytest was called, or to the directory of pytest's settings."""
         config = self._config
         directory = config.inipath.parent if config.inipath else self.root
         if config.getoption(name):
@@ -171,8 +172,8 @@ class Checks:
 
     # --- markers
 
-    def _asked(self, mark: pytest.Mark, model: Any) -> _Asked:
-        """What ``mark`` asks for. Raises ``UsageError``."""
+    def _read(self, mark: pytest.Mark, model: Any) -> _Marked:
+        """Read ``mark``. Raises ``UsageError``."""
         if mark.args:
             raise UsageError(
                 f'it takes keywords only, and {mark.args[0]!r} is not one: write gpu="rtx-4090", n_ctx=32768'
@@ -189,7 +190,8 @@ class Checks:
         model = given.pop("model", model)
         if model is None:
             raise UsageError(
-                "no model: give model=, a fixture fitter_model, --fitter-model, or fitter_model in pytest's settings"
+                "no model: give model=, a fixture called fitter_model, --fitter-model, or fitter_model in pytest's "
+                "settings"
             )
         if not isinstance(model, str | os.PathLike):
             raise UsageError(f"model is {model!r}: give a path")
@@ -197,13 +199,14 @@ class Checks:
         changes = [key for key in _CHANGES if key in given]
         if limits and changes:
             raise UsageError(
-                f"{changes[0]} applies to a comparison with {LOCK_FILE}, and {next(iter(limits))} makes none: give one"
+                f"{changes[0]} is for a comparison with {LOCK_FILE}, and with {next(iter(limits))} there is none: "
+                "leave one of them out"
             )
         if not limits:
             given.setdefault("max_growth", self._max_growth)
         values = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
         case = self._case({"model": os.fspath(model), **values})
-        return _Asked(replace(case, budget=_budget(limits, case)), is_stored=not limits)
+        return _Marked(replace(case, budget=_budget(limits, case)), is_stored=not limits)
 
     def _case(self, table: Mapping[str, Any]) -> Case:
         where = f"cases.{MARKER}"
@@ -218,7 +221,7 @@ class Checks:
     # --- measurements
 
     def _fitted(self, case: Case) -> tuple[api.Plan, Snapshot]:
-        """The plan of ``case``, and what is stored of it."""
+        """The plan of ``case``, and its snapshot for the lock."""
         key = (case.model, _stamp(case.model), tuple(sorted(case.settings.items())))
         if key not in self._plans:
             try:
@@ -226,42 +229,42 @@ class Checks:
                 self._plans[key] = plan, snapshot_of(plan, case, self._worker, self._worker.llama_cpp())
             except FitterError as error:
                 self._plans[key] = error
-        found = self._plans[key]
-        if isinstance(found, FitterError):
-            raise found
-        return found
+        result = self._plans[key]
+        if isinstance(result, FitterError):
+            raise result
+        return result
 
     def _failure(self, case: Case, plan: Plan, snapshot: Snapshot, is_stored: bool) -> str:
-        """The sentence that says what is wrong, if anything is. Raises ``UsageError`` where nothing is stored."""
+        """One sentence about the failure; empty if there is none. Raises ``UsageError`` if the lock lacks the case."""
         locked = None
         if is_stored and not self.is_update:
             locked = self.lock().cases.get(case.name)
             if locked is None and plan.fits:
                 raise UsageError(
-                    f"{self.lock_name} has nothing stored for {case.name}: run pytest --fitter-update, and commit it"
+                    f"{self.lock_name} has no entry for {case.name}: run pytest --fitter-update, and commit it"
                 )
         comparison, model = compare(case, locked, snapshot), show(Path(case.model.name))
         if not plan.fits:
-            said = f"{model} does not fit: {'; '.join(problem.message for problem in plan.problems)}"
+            failure = f"{model} does not fit: {'; '.join(problem.message for problem in plan.problems)}"
         elif comparison.failures:
-            said = f"{model}: {'; '.join(comparison.failures)}"
+            failure = f"{model}: {'; '.join(comparison.failures)}"
         else:
             return ""
-        because = "; ".join(causes(Outcome(case.name, comparison)))
-        return f"{said} ({because})" if because else said
+        because = "; ".join(causes(CaseResult(case.name, comparison)))
+        return f"{failure} ({because})" if because else failure
 
 
 class Writer:
-    """Stores what the tests of a session measured, at its end and at once. Raises ``pytest.UsageError``."""
+    """Stores what the tests of a session measured, all at once at its end. Raises ``pytest.UsageError``."""
 
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
         self._measured: dict[str, str] = {}
-        self._said = ""
+        self._message = ""
         try:
             checks.lock()
         except FitterError as error:
-            # Nothing that cannot be read is replaced.
+            # A lock that cannot be read is not replaced.
             raise pytest.UsageError(str(error)) from None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -277,15 +280,16 @@ class Writer:
         try:
             write_lock(path, Lock({**self._checks.lock().cases, **cases}))
         except FitterError as error:
-            self._said = f"fitter: error: {error}"
+            self._message = f"fitter: error: {error}"
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         else:
-            self._said = f"fitter: stored what {len(cases)} of the markers take in {self._checks.lock_name}"
+            count = "1 marker" if len(cases) == 1 else f"{len(cases)} markers"
+            self._message = f"fitter: stored the memory of {count} in {self._checks.lock_name}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say so."""
-        if self._said:
-            terminalreporter.write_line(self._said)
+        """Report what was stored."""
+        if self._message:
+            terminalreporter.write_line(self._message)
 
 
 def _sentence(error: FitterError) -> str:
@@ -293,7 +297,7 @@ def _sentence(error: FitterError) -> str:
 
 
 def _stamp(model: Path) -> tuple[tuple[int, int], ...] | None:
-    """What tells a model from another one under the same name."""
+    """Sizes and times of the model's files, which change if the model is replaced."""
     try:
         states = [file.stat() for file in model_files(model)]
     except (FitterError, OSError):

@@ -1,6 +1,6 @@
-"""Measures cases: with what was locked, where that may still hold, and by a fit. In workers that live over many cases.
+"""Measures cases, in workers that each measure many of them. Sizes in bytes.
 
-Bytes.
+A case that may be unchanged is measured with its locked parameters, which takes one dummy load; any other is fitted.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from fitter.planning.plan import Plan
 
 _MOST_HEADER = 2**30
-"""Bytes that no header has: a lock that says more is damaged."""
+"""Larger than any header: a lock with a larger number is damaged."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a case takes; ``error`` where it could not be measured, and ``snapshot`` is ``None`` then."""
+    """A case with its memory; ``snapshot`` is ``None``, and ``error`` says why, if it could not be measured."""
 
     case: Case
     snapshot: Snapshot | None
@@ -43,7 +43,7 @@ class Measured:
 
 
 OnDone = Callable[[int, int, str], None]
-"""Told how many cases are done, of how many, and the name of the last one (at first, with 0, an empty one)."""
+"""Called with the number of cases done, the number of all, and the name of the last one (at first 0 and no name)."""
 
 
 def measure_cases(
@@ -54,15 +54,15 @@ def measure_cases(
     timeout: float = DEFAULT_TIMEOUT,
     on_done: OnDone | None = None,
 ) -> tuple[Measured, ...]:
-    """What every case takes, in the order of ``cases``, by as many workers as ``jobs`` says (one per processor).
+    """The memory of every case, in the order of ``cases``, measured by ``jobs`` workers (by default one per processor).
 
-    A case that asks for what is ``locked`` of it is measured with the locked parameters, and fitted only where that
-    differs. ``on_done`` is called, one call at a time, whenever one is done. What goes wrong with one case is its
-    ``error``. Raises ``LibraryError`` where there is no libllama to ask.
+    A case whose settings are those ``locked`` for it is measured with the locked parameters, and fitted only if that
+    shows a difference. ``on_done`` is called after every case, by one thread at a time. If one case fails, its
+    ``error`` says why. Raises ``LibraryError`` if there is no libllama.
     """
     say: OnDone = on_done or (lambda done, total, name: None)
     say(0, len(cases), "")
-    # One after another of the same model: a worker makes another context of what it has loaded.
+    # Cases of the same model one after the other: a worker then makes another context of the loaded model.
     left = deque(sorted(cases, key=lambda case: (str(case.model), case.gpus, case.name)))
     count = max(1, min(jobs or processors(), len(left)))
     results: dict[str, Measured] = {}
@@ -81,7 +81,7 @@ def measure_cases(
                 say(len(results), len(cases), case.name)
 
     with ExitStack() as stack:
-        # Started here: a process that was begun early is taken by one thread at a time.
+        # Started here, since a process that was started early may only be taken by one thread at a time.
         workers = [stack.enter_context(Worker(timeout=timeout)) for _ in range(count)]
         for worker in workers:
             worker.start()
@@ -90,7 +90,7 @@ def measure_cases(
             for done in [pool.submit(run, worker) for worker in workers]:
                 done.result()
         except BaseException:
-            # The pool waits for its threads: they are to have nothing left to do, and nobody to wait for.
+            # The pool waits for its threads, so they must have nothing left to do or to wait for.
             stopped.set()
             for worker in workers:
                 worker.dismiss()
@@ -99,7 +99,7 @@ def measure_cases(
 
 
 def measure_case(case: Case, locked: Snapshot | None, worker: Worker) -> Snapshot:
-    """What ``case`` takes now: as locked where llama.cpp says so of the locked parameters, and otherwise by a fit.
+    """The memory of ``case`` now: the locked snapshot if it still holds, or else that of a fit.
 
     Raises what ``fitter.fit`` raises.
     """
@@ -121,7 +121,7 @@ def _snapshot(case: Case, locked: Snapshot | None, worker: Worker, version: str,
 
 
 class _StoppedError(Exception):
-    """Nobody waits for the case any more."""
+    """The check was stopped, so the case is no longer needed."""
 
 
 def _go_on(stopped: threading.Event) -> None:
@@ -133,7 +133,7 @@ def _go_on(stopped: threading.Event) -> None:
 
 
 def _may_hold(case: Case, locked: Snapshot, version: str) -> bool:
-    """Whether a fit would be asked exactly what it was asked for the lock; what it then found, it would find again."""
+    """Whether a fit now would get exactly the input that the locked one had, so that its result would be the same."""
     model = locked.model
     if (locked.fitter, locked.llama_cpp) != (fitter.__version__, version) or not locked.fits:
         return False
@@ -141,19 +141,19 @@ def _may_hold(case: Case, locked: Snapshot, version: str) -> bool:
     if dict(locked.settings) != dict(case.settings) or printable(files[0].name) != model.file:
         return False
     if locked.host.shared or any(device.shared for device in locked.devices.values()):
-        # Of what else is there, nothing is known here.
+        # A lock does not record what was loaded beside the model.
         return False
     sizes = tuple(file.stat().st_size for file in files)
     is_sound = len(model.header_bytes) == len(files) and all(0 < n <= _MOST_HEADER for n in model.header_bytes)
-    # The headers are as long as they were, or they are others: a header says where it ends.
+    # If the headers are unchanged, their lengths are too: a header contains its own length.
     return sizes == model.file_bytes and is_sound and headers.digest(files, model.header_bytes) == model.header
 
 
 def _again(case: Case, locked: Snapshot, worker: Worker) -> Snapshot | None:
-    """The snapshot, where llama.cpp says the same of the locked parameters; one dummy load without the tokenizer."""
+    """The snapshot if llama.cpp measures the same with the locked parameters; one dummy load, without tokenizer."""
     virtual = parse_gpus(case.gpus)
     if not _same_devices(virtual, locked) or case.settings.get("profile"):
-        # A library's cards are asked anew each time.
+        # Cards of a CUDA library are measured anew each time.
         return None
     worker.configure(virtual)
     try:
@@ -185,7 +185,7 @@ def _fitted(case: Case, worker: Worker, version: str, stopped: threading.Event) 
 
 
 def snapshot_of(plan: Plan, case: Case, worker: Worker, version: str) -> Snapshot:
-    """What ``plan`` takes, as a lock has it; ``version`` is what ``worker`` says of its llama.cpp."""
+    """The memory of ``plan`` as a lock records it; ``version`` is the version of the worker's llama.cpp."""
     devices, host = _memory(plan.breakdown.rows)
     params = replace(plan.params, devices=plan.breakdown.devices) if plan.params.devices is None else plan.params
     # no path of this machine
@@ -229,7 +229,7 @@ def _model(plan: Plan, worker: Worker) -> LockedModel:
 
 
 def _memory(rows: Iterable[Row]) -> tuple[dict[str, dict[str, Memory]], dict[str, Memory]]:
-    """Memory by buffer type: of each device, and of the host. Buffer types of which nothing is taken are left out."""
+    """Memory by buffer type, of each device and of the host, without empty buffer types."""
     devices: dict[str, dict[str, Memory]] = {}
     host: dict[str, Memory] = {}
     for row in sorted(rows, key=lambda row: row.buffer_type):
@@ -242,5 +242,5 @@ def _memory(rows: Iterable[Row]) -> tuple[dict[str, dict[str, Memory]], dict[str
 
 
 def _digits(figure: float) -> float:
-    """``figure`` to four digits, which is more than an estimate has."""
+    """``figure`` to four digits; an estimate is less precise than that."""
     return float(f"{figure:.4g}")

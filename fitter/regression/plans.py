@@ -1,4 +1,4 @@
-"""What differs between two plans, as ``fitter --json`` writes them. Bytes."""
+"""The differences between two plans, as ``fitter --json`` writes them. Sizes in bytes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _MEMORY = ("model", "context", "compute")
 
 @dataclass(frozen=True)
 class PlanFile:
-    """A plan that was read. ``memory`` is of each device and of ``host``: weights, context, compute and shared use.
+    """A plan that was read from a file.
 
-    ``about`` has what else is known of them, ``speeds`` the estimated tokens per second.
+    ``memory``: bytes on each device and on ``host``: model, context, compute and shared. ``about``: the other facts
+    about each of them. ``speeds``: the estimated tokens per second.
     """
 
     fits: bool
@@ -36,14 +37,14 @@ class PlanFile:
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """What moved between two plans, and what else is not the same."""
+    """The differences between two plans: numbers (``moves``), and anything else (``changes``)."""
 
     moves: tuple[Move, ...]
     changes: tuple[Cause, ...]
 
     @property
     def is_empty(self) -> bool:
-        """Whether the plans say the same."""
+        """Whether the plans are the same."""
         return not (self.moves or self.changes)
 
 
@@ -59,7 +60,9 @@ def read_plan(path: Path) -> PlanFile:
         raise UsageError(f"{show(path)} is not JSON: give a file that 'fitter model.gguf --json' wrote") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
-        raise UsageError(f"{show(path)} is of schema {schema}, and this fitter reads {SCHEMA}: install a newer fitter")
+        raise UsageError(
+            f"{show(path)} has schema {schema}, but this fitter reads schema {SCHEMA}: install a newer fitter"
+        )
     try:
         if type(schema) is not int or schema < 1:
             raise ValueError("schema")
@@ -69,7 +72,7 @@ def read_plan(path: Path) -> PlanFile:
 
 
 def diff(a: PlanFile, b: PlanFile) -> PlanDiff:
-    """What differs in ``b`` from ``a``: memory, context, speed, and parameters, devices and the model."""
+    """The differences of ``b`` from ``a``: memory, context, speed, parameters, devices and the model."""
     moves = []
     if a.fits != b.fits:
         moves.append(Move("fits", int(a.fits), int(b.fits), ""))
@@ -103,7 +106,7 @@ def _changes(kind: str, a: Mapping[str, str | int], b: Mapping[str, str | int]) 
 
 
 def _plan(document: Mapping[str, Any]) -> PlanFile:
-    """Raises ``ValueError`` with the name of what is not as it should be."""
+    """The plan in a document. Raises ``ValueError`` with the key that is missing or damaged."""
     for key, kind in _KINDS.items():
         _value(document, key, kind)
     devices = {_text(device, "name"): device for device in document["devices"]}
@@ -164,7 +167,7 @@ def _number(table: Any, key: str) -> float:
 
 
 def _shown(value: Any) -> str:
-    """A parameter as people read it."""
+    """The value of a parameter, for people to read."""
     if isinstance(value, list):
         return ",".join(map(_shown, value)) or "none"
     if isinstance(value, dict):

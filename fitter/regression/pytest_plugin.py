@@ -1,6 +1,6 @@
 """The pytest plugin: the marker ``fits_memory`` and the fixtures ``fitter_plan`` and ``fitter_model``.
 
-Every pytest run of the environment imports this file: what costs time is imported where a test has the marker.
+Every pytest run in the environment imports this file, so slow imports wait until a test has the marker.
 """
 
 from __future__ import annotations
@@ -22,22 +22,31 @@ if TYPE_CHECKING:
 
 _MODEL = "fitter_model"
 _MARKER_HELP = (
-    f"{MARKER}(gpu, n_ctx, model, limit, ...): fail the test where the model does not fit with these keywords of "
-    "fitter.fit, or is beyond limit, host_limit, min_ctx or min_tokens_per_second, or without any of those takes more "
-    "than is stored in fitter.lock."
+    f"{MARKER}(gpu, n_ctx, model, limit, ...): fail the test if the model does not fit with these keywords of "
+    "fitter.fit, if it misses limit, host_limit, min_ctx or min_tokens_per_second, or, without any of those, if it "
+    "takes more than fitter.lock has stored."
 )
 
 _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "fitter_update": (f"Store what {MARKER} tests without limits take, not compare it.", {"action": "store_true"}),
-    _MODEL: (f"The model of {MARKER} tests that name none.", {"metavar": "PATH"}),
-    "fitter_lock": ("The file that it is stored in. [default: fitter.lock in the rootdir]", {"metavar": "PATH"}),
+    "fitter_update": (
+        f"Store the memory of {MARKER} tests without limits, instead of comparing it.",
+        {"action": "store_true"},
+    ),
+    _MODEL: (f"The model for {MARKER} tests that name none.", {"metavar": "PATH"}),
+    "fitter_lock": (
+        "The file that memory is stored in and compared with. [default: fitter.lock in the rootdir]",
+        {"metavar": "PATH"},
+    ),
     "fitter_max_growth": (
-        "How much more than what is stored a device or the host may take, such as 1%% or 64MiB. [default: 0]",
+        "How much more than stored a device or the host may take, such as 1%% or 64MiB. [default: 0]",
         {"metavar": "AMOUNT"},
     ),
-    "fitter_timeout": ("Seconds that llama.cpp has for a single dummy load. [default: 120]", {"metavar": "SECONDS"}),
+    "fitter_timeout": (
+        "Longest wait, in seconds, for a single answer of llama.cpp. [default: 120]",
+        {"metavar": "SECONDS"},
+    ),
 }
-"""Options of the command line, by the names of their ini twins."""
+"""Command-line options, by the names of the ini options that do the same."""
 
 _NODEID = pytest.StashKey[str]()
 _VERDICT: pytest.StashKey[Verdict] = pytest.StashKey()
@@ -45,7 +54,7 @@ _CHECKS: pytest.StashKey[Checks] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options and their ini twins."""
+    """Add the options, on the command line and in the ini file."""
     group = parser.getgroup("fitter", "memory of GGUF models (llama-fitter)")
     for name, (text, settings) in _OPTIONS.items():
         is_flag = "action" in settings
@@ -57,7 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker, and meet options that make no sense before any test."""
+    """Declare the marker, and check the options before any test runs."""
     config.addinivalue_line("markers", _MARKER_HELP)
     is_update = config.getini("fitter_update") or config.getoption("fitter_update")
     if not is_update and not any(map(config.getoption, _OPTIONS)):
@@ -74,13 +83,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Remember what a test is called before other plugins add to its name."""
+    """Remember the name of a test before other plugins add to it."""
     item.stash[_NODEID] = item.nodeid
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Have the model of a marked test at hand."""
+    """Request the fixture with the model for a marked test."""
     names = getattr(item, "fixturenames", None)
     if names is not None and _MODEL not in names and item.get_closest_marker(MARKER):
         names.append(_MODEL)
@@ -88,7 +97,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Fail a marked test before its body where a marker does not hold."""
+    """Fail a marked test before its body runs if one of its markers fails."""
     if item.get_closest_marker(MARKER):
         nodeid = item.stash.get(_NODEID, item.nodeid)
         verdict = item.stash[_VERDICT] = _checks(item.config).check(item, nodeid)
@@ -100,18 +109,18 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put what was measured into the report, to be shown, and to be stored by the process that has all reports."""
+    """Add the measurements to the report, where they are shown, and stored by the process that gets all reports."""
     report = yield
     verdict = item.stash.get(_VERDICT, None)
     if verdict is not None and call.when == "call":
         report.sections += verdict.sections
-        # xdist sends it on with the rest.
+        # xdist passes these on with the rest of the report.
         report.__dict__.update(fitter_is_memory=verdict.is_memory, fitter_measured=verdict.measured)
     return report
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """Call a failure by what it is about."""
+    """Show a failure because of memory as ``MEMORY``."""
     if report.failed and getattr(report, "fitter_is_memory", False):
         return "failed", "M", "MEMORY"
     return None
@@ -119,13 +128,13 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 @pytest.fixture
 def fitter_model(request: pytest.FixtureRequest) -> Path | None:
-    """The model of ``fits_memory`` tests that name none: --fitter-model or its ini twin. A fixture of yours may say."""
+    """The model for ``fits_memory`` tests that name none, from --fitter-model or the ini file. You may override it."""
     return _checks(request.config).model
 
 
 @pytest.fixture
 def fitter_plan(request: pytest.FixtureRequest) -> Plan:
-    """The plan (``fitter.Plan``) of the test's ``fits_memory`` marker, the closest one where it has several."""
+    """The plan (``fitter.Plan``) of the test's ``fits_memory`` marker; of the closest one if there are several."""
     item = request.node
     if not item.get_closest_marker(MARKER):
         pytest.fail(
@@ -142,8 +151,8 @@ def _checks(config: pytest.Config) -> Checks:
         try:
             config.stash[_CHECKS] = Checks(config)
         except FitterError as error:
-            said = str(error)
+            message = str(error)
         else:
             return config.stash[_CHECKS]
-        pytest.fail(said, pytrace=False)
+        pytest.fail(message, pytrace=False)
     return config.stash[_CHECKS]

@@ -1,4 +1,4 @@
-"""What ``fitter check`` and ``fitter diff`` found, for people, pull requests and machines."""
+"""The results of ``fitter check`` and ``fitter diff``: tables, Markdown, JSON, JUnit XML, annotations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION, EXIT_USAGE, AnswerError
 from fitter.model.source import show
 from fitter.output.units import human, speed
-from fitter.regression.check import Outcome
+from fitter.regression.check import CaseResult
 from fitter.regression.compare import Cause, Move, Unit, change, missing
 from fitter.regression.lockfile import replace_file
 from fitter.regression.measuring import Measured
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-_UNKNOWN_CAUSE = "nothing that the lock records; perhaps another build of llama.cpp, or other environment variables"
+_UNKNOWN_CAUSE = "nothing that the lock records; perhaps the build of llama.cpp or environment variables differ"
 # Without what GitHub links by itself: www. and GH-1.
 _PLAIN = re.compile(r"(?!.*(?:www\.|gh-))[a-z0-9 ,.%()+±→❌-]*", re.IGNORECASE)
 # What XML 1.0 has no way to write.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def causes(outcome: Outcome) -> tuple[str, ...]:
-    """What changed and may have moved the case's memory; says so where nothing that is known did."""
+def causes(outcome: CaseResult) -> tuple[str, ...]:
+    """The changes that may explain the case's differences; one line that says so if none is known."""
     found = outcome.comparison
     if found is None or found.locked is None:
         return ()
@@ -41,10 +41,10 @@ def causes(outcome: Outcome) -> tuple[str, ...]:
     return tuple(map(str, found.causes))
 
 
-def exit_status(outcomes: Iterable[Outcome]) -> int:
-    """4 where a case failed; where one could not be measured, the status of its error.
+def exit_status(outcomes: Iterable[CaseResult]) -> int:
+    """The status of the error if a case could not be measured, else 4 if a case failed.
 
-    2 where nothing is wrong but that a case is not in the lock, or only there.
+    Otherwise 2 if a case is only in ``fitter.toml`` or only in the lock.
     """
     found = tuple(outcomes)
     if errors := [outcome.error.exit_code for outcome in found if outcome.error and not outcome.unmatched]:
@@ -54,8 +54,8 @@ def exit_status(outcomes: Iterable[Outcome]) -> int:
     return EXIT_USAGE if any(outcome.unmatched for outcome in found) else EXIT_FITS
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """One line: how many cases there are, and how they did."""
+def summary(outcomes: Sequence[CaseResult]) -> str:
+    """One line with the number of cases for each status."""
     count = {status: sum(outcome.status == status for outcome in outcomes) for status in _WORDS}
     total = "1 case" if len(outcomes) == 1 else f"{len(outcomes)} cases"
     return f"{total}: " + ", ".join(f"{count[status]} {word}" for status, word in _WORDS.items() if count[status])
@@ -71,10 +71,10 @@ _WORDS = {
 }
 
 
-def check_table(outcomes: Sequence[Outcome], *, verbose: bool = False) -> RenderableType:
-    """Every number that moved, and below each case what changed; ``verbose``: the cases that did not move as well.
+def check_table(outcomes: Sequence[CaseResult], *, verbose: bool = False) -> RenderableType:
+    """The numbers that changed and the causes, by case; ``verbose``: unchanged cases too.
 
-    Errors are left to ``error_lines``.
+    Errors are not included: see ``error_lines``.
     """
     from rich.console import Group
     from rich.text import Text
@@ -89,7 +89,7 @@ def check_table(outcomes: Sequence[Outcome], *, verbose: bool = False) -> Render
             parts.append(_moves_table(found.moves))
         parts += [Text(f"  changed: {cause}", overflow="fold") for cause in causes(outcome)]
         if found is not None and found.chosen:
-            parts.append(Text(f"  fitted otherwise: {_chosen(found.chosen)}", style="dim", overflow="fold"))
+            parts.append(Text(f"  fitted differently: {_chosen(found.chosen)}", style="dim", overflow="fold"))
     return Group(*parts, Text(summary(outcomes)))
 
 
@@ -97,21 +97,21 @@ _STYLES = {"failed": "bold red", "changed": "yellow", "same": "green"}
 
 
 def print_diff(stream: IO[str], diff: PlanDiff) -> None:
-    """Write what differs between two plans."""
+    """Write the differences between two plans."""
     from rich.console import Group
     from rich.text import Text
 
     from fitter.output.table import print_to
 
     if diff.is_empty:
-        stream.write("the plans say the same\n")
+        stream.write("the plans are the same\n")
         return
     parts: list[RenderableType] = [_moves_table(diff.moves, "A", "B")] if diff.moves else []
     print_to(stream, Group(*parts, *(Text(f"  {change}", overflow="fold") for change in diff.changes)))
 
 
 def _moves_table(moves: Sequence[Move], before: str = "locked", after: str = "now") -> RenderableType:
-    """The rows that fail the case begin with ``!``."""
+    """A row for each number; those that fail the case begin with ``!``."""
     from fitter.output.narrow import NarrowTable
 
     table = NarrowTable(spare=(before, "", "change"), names="", shorten=str, fold=24)
@@ -131,16 +131,16 @@ def _columns(move: Move) -> tuple[str, str, str]:
 
 
 def _change(move: Move) -> str:
-    """By how much, with the percentage where there was something before."""
-    said = change(move.before, move.after, move.unit)
+    """The difference, with a percentage if there was something before."""
+    text = change(move.before, move.after, move.unit)
     if move.unit == "bytes" and move.before:
         percent = (move.after - move.before) / move.before * 100
-        said += f" ({percent:+.{0 if abs(percent) >= 10 else 1}f} %)"
-    return said
+        text += f" ({percent:+.{0 if abs(percent) >= 10 else 1}f} %)"
+    return text
 
 
 def figure(value: float | None, unit: Unit) -> str:
-    """A number as people read it; ``yes`` or ``no`` without a unit."""
+    """A number for people to read; without a unit ``yes`` or ``no``."""
     if value is None:
         return "-"
     if unit == "bytes":
@@ -154,8 +154,8 @@ def _chosen(choices: Sequence[Cause]) -> str:
     return ", ".join(f"{choice.what} {choice.before} → {choice.after}" for choice in choices)
 
 
-def print_check(stream: IO[str], outcomes: Sequence[Outcome], *, verbose: bool = False) -> None:
-    """Write the table; one line where there is nothing else to say, for which nothing need be imported."""
+def print_check(stream: IO[str], outcomes: Sequence[CaseResult], *, verbose: bool = False) -> None:
+    """Write the table; only the summary if nothing changed, which needs no slow imports."""
     if not verbose and all(outcome.status == "same" or outcome.error is not None for outcome in outcomes):
         stream.write(summary(outcomes) + "\n")
         return
@@ -164,8 +164,8 @@ def print_check(stream: IO[str], outcomes: Sequence[Outcome], *, verbose: bool =
     print_to(stream, check_table(outcomes, verbose=verbose))
 
 
-def error_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
-    """A line for each case that could not be measured, or that is on one side only."""
+def error_lines(outcomes: Iterable[CaseResult]) -> tuple[str, ...]:
+    """A line for each case that could not be measured, or is only in ``fitter.toml`` or only in the lock."""
     return tuple(f"error: {printable(outcome.name)}: {outcome.error}" for outcome in outcomes if outcome.error)
 
 
@@ -183,8 +183,8 @@ def lock_lines(measured: Iterable[Measured]) -> tuple[str, ...]:
 # --- other forms
 
 
-def check_to_dict(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What ``fitter check --json`` prints: stable keys, sizes in bytes."""
+def check_to_dict(outcomes: Sequence[CaseResult]) -> dict[str, Any]:
+    """The document of ``fitter check --json``: stable keys, sizes in bytes."""
     return {
         "schema": SCHEMA,
         "passed": exit_status(outcomes) == EXIT_FITS,
@@ -192,7 +192,7 @@ def check_to_dict(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _case_to_dict(outcome: Outcome) -> dict[str, Any]:
+def _case_to_dict(outcome: CaseResult) -> dict[str, Any]:
     found = outcome.comparison
     return {
         "name": outcome.name,
@@ -207,7 +207,7 @@ def _case_to_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def move_to_dict(move: Move) -> dict[str, Any]:
-    """One number that moved; ``unit`` is ``null`` where 1 is yes and 0 is no."""
+    """One number that changed; if ``unit`` is ``null``, 1 means yes and 0 means no."""
     return {
         "what": move.what,
         "before": move.before,
@@ -220,7 +220,7 @@ def move_to_dict(move: Move) -> dict[str, Any]:
 
 
 def diff_to_dict(diff: PlanDiff) -> dict[str, Any]:
-    """What ``fitter diff --json`` prints."""
+    """The document of ``fitter diff --json``."""
     return {
         "schema": SCHEMA,
         "equal": diff.is_empty,
@@ -233,8 +233,8 @@ def _cause_to_dict(cause: Cause) -> dict[str, str]:
     return {"kind": cause.kind, "what": cause.what, "before": cause.before, "after": cause.after}
 
 
-def markdown(outcomes: Sequence[Outcome]) -> str:
-    """The check as a comment for a pull request: the cases that moved, and what changed."""
+def markdown(outcomes: Sequence[CaseResult]) -> str:
+    """The check as a comment for a pull request: the cases that changed, and why."""
     is_good = exit_status(outcomes) == EXIT_FITS
     lines = [f"### {'✅' if is_good else '❌'} fitter check — {summary(outcomes)}"]
     moved = [outcome for outcome in outcomes if outcome.status != "same"]
@@ -244,29 +244,29 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
     for name, move in rows:
         cells = (name, move.what, *_columns(move), "❌ " + move.detail if move.failure else move.detail)
         lines.append("| " + " | ".join(map(_cell, cells)) + " |")
-    said = [f"- **{_literal(outcome.name)}**: {_literal(cause)}" for outcome in moved for cause in causes(outcome)]
-    said += [f"- **{_literal(outcome.name)}**: {_literal(str(outcome.error))}" for outcome in moved if outcome.error]
-    return "\n".join([*lines, *(["", *said] if said else [])]) + "\n"
+    notes = [f"- **{_literal(outcome.name)}**: {_literal(cause)}" for outcome in moved for cause in causes(outcome)]
+    notes += [f"- **{_literal(outcome.name)}**: {_literal(str(outcome.error))}" for outcome in moved if outcome.error]
+    return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
 
 
 def _cell(text: str) -> str:
-    """``text`` in a table, where a ``|`` ends a cell even in code."""
+    """``text`` for a cell of a table, where ``|`` must be escaped even in code."""
     return _literal(text).replace("|", r"\|")
 
 
 def _literal(text: str) -> str:
-    """``text`` as it is, in code where a sign of it could be markup: nothing is a link there, and nobody is told."""
+    """``text`` without markup: as code if it could contain any, so that it makes no links and notifies nobody."""
     text = " ".join(printable(text).split())
     if _PLAIN.fullmatch(text):
         return text
-    # A fence is longer than any run of backticks inside.
+    # The fence must be longer than any run of backticks inside.
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     room = " " if "`" in (text[0], text[-1]) else ""
     return f"{fence}{room}{text}{room}{fence}"
 
 
-def junit(outcomes: Sequence[Outcome]) -> bytes:
-    """The check as JUnit's XML, a test for each case."""
+def junit(outcomes: Sequence[CaseResult]) -> bytes:
+    """The check as JUnit XML, with a test for each case."""
     from xml.etree import ElementTree
 
     suite = ElementTree.Element(
@@ -293,16 +293,16 @@ def junit(outcomes: Sequence[Outcome]) -> bytes:
     return document + b"\n"
 
 
-def write_junit(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write JUnit's XML to ``path``. Raises ``AnswerError`` where it cannot be written."""
+def write_junit(path: Path, outcomes: Sequence[CaseResult]) -> None:
+    """Write JUnit XML to ``path``. Raises ``AnswerError`` if it cannot be written."""
     try:
         replace_file(path, junit(outcomes))
     except OSError as error:
         raise AnswerError(f"{show(path)} cannot be written: {error.strerror or error}") from None
 
 
-def github_annotations(outcomes: Sequence[Outcome], cases_file: Path) -> tuple[str, ...]:
-    """GitHub's workflow commands: an error for each case that failed, a notice for each that changed."""
+def github_annotations(outcomes: Sequence[CaseResult], cases_file: Path) -> tuple[str, ...]:
+    """Workflow commands for GitHub: an error for each case that failed, a notice for each that changed."""
     lines = []
     for outcome in outcomes:
         if outcome.status != "same":
@@ -314,7 +314,7 @@ def github_annotations(outcomes: Sequence[Outcome], cases_file: Path) -> tuple[s
 
 
 def _place(cases_file: Path, name: str) -> str:
-    """Where the case stands in ``fitter.toml``, by its path in the repository; nothing where that is none of its."""
+    """The file and line of the case, by its path in the repository; empty if ``fitter.toml`` is outside of it."""
     file = cases_file.resolve()
     root = _repository(file)
     try:
@@ -330,9 +330,9 @@ def _place(cases_file: Path, name: str) -> str:
 
 
 def _repository(file: Path) -> Path | None:
-    """The directory that GitHub's paths begin at: git's top level, or that of the job, whichever is nearer to a file.
+    """The directory that GitHub's paths start from: git's top level or the job's workspace, whichever is nearer.
 
-    Without both it is the working directory; ``None`` where the file is not below it either.
+    Without both it is the working directory; ``None`` if the file is not below that either.
     """
     tops = [parent for parent in file.parents if (parent / ".git").exists()]
     if workspace := os.environ.get("GITHUB_WORKSPACE"):
@@ -342,7 +342,7 @@ def _repository(file: Path) -> Path | None:
     return max(around, key=lambda top: len(top.parts), default=here if file.is_relative_to(here) else None)
 
 
-def _sentence(outcome: Outcome) -> str:
+def _sentence(outcome: CaseResult) -> str:
     if outcome.error is not None:
         return str(outcome.error)
     failures = outcome.comparison.failures if outcome.comparison else ()
@@ -350,7 +350,7 @@ def _sentence(outcome: Outcome) -> str:
     return ("; ".join(failures) or "changed within its limits") + (f" ({why})" if why else "")
 
 
-def _lines(outcome: Outcome) -> list[str]:
+def _lines(outcome: CaseResult) -> list[str]:
     found = outcome.comparison
     if found is None:
         return []
@@ -364,6 +364,6 @@ def _xml(text: str) -> str:
 
 
 def _escaped(text: str, *, is_property: bool = False) -> str:
-    """``text`` as GitHub's runner reads it."""
+    """``text``, escaped for GitHub's runner."""
     signs = {"%": "%25"} | ({":": "%3A", ",": "%2C"} if is_property else {})
     return "".join(signs.get(sign, sign) for sign in printable(text))

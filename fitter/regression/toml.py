@@ -1,4 +1,4 @@
-"""Texts and TOML files, read whole."""
+"""Reading text and TOML files."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ else:
     import tomli as tomllib
 
 _MARKERS = ("<<<<<<<", "=======", ">>>>>>>")
-"""How the lines begin that git leaves where two sides of a merge disagree."""
+"""The beginnings of the lines with which git marks a merge conflict."""
 
 _LONGEST = 64 * 2**20
-"""Bytes that no file for people has; a model has."""
+"""Longer than any file that people write, but not than a model."""
 
 
 def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
-    """The tables of ``path``. Raises ``UsageError``, with ``remedy`` where there is no such file."""
+    """The tables in ``path``. Raises ``UsageError``, with ``remedy`` in the message if there is no such file."""
     try:
         text = read_text(path)
     except FileNotFoundError:
-        raise UsageError(f"{show(path)} is not there: {remedy}") from None
+        raise UsageError(f"{show(path)} does not exist: {remedy}") from None
     except ValueError:
         raise UsageError(f"{show(path)} is not UTF-8 text, so it is not a TOML file") from None
     except OSError as error:
@@ -37,8 +37,7 @@ def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
     except tomllib.TOMLDecodeError as error:
         if line := _conflict(text):
             raise UsageError(
-                f"{show(path)} has the marks of a merge conflict in line {line}: resolve it in fitter.toml, then run "
-                "'fitter lock'"
+                f"{show(path)} has a merge conflict in line {line}: resolve it in fitter.toml, then run 'fitter lock'"
             ) from None
         raise UsageError(f"{show(path)} is not valid TOML: {' '.join(str(error).split())}") from None
     except ValueError:
@@ -46,7 +45,7 @@ def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises ``OSError``, and ``ValueError`` for what is no text or longer than one is."""
+    """The text of a file. Raises ``OSError``, and ``ValueError`` for a file that is not text or is far too long."""
     with path.open("rb") as file:
         data = file.read(_LONGEST + 1)
     if len(data) > _LONGEST:

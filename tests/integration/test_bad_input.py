@@ -120,7 +120,7 @@ def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
     others = sorted(file for file in tmp_path.iterdir() if file != path)
     assert len(others) == 2
     others[0].unlink()
-    assert_one_line(fitter(str(path)), 3, "1 of 3 split files missing", others[0].name)
+    assert_one_line(fitter(str(path)), 3, "1 of 3 split files are missing", others[0].name)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
         (["--gpu", "17x 24GiB"], "16"),
         (["--gpu", "9x 24GiB", "--gpu", "8x 24GiB"], "16"),
         (["--gpu", "24GiB", "-fitt", "24577", "-ngl", "1"], "24577 MiB of CUDA0 with 24576 MiB"),
-        (["--gpu", "24GiB", "-fitt", "24577", "--host-memory", "1025MiB"], "the host alone lacks "),
+        (["--gpu", "24GiB", "-fitt", "24577", "--host-memory", "1025MiB"], "the host lacks "),
         (["--gpu", "24GiB", "-fitt", "1,2"], "2 margins"),
         (["--gpu", "24GiB", "-dev", "CUDA1"], "unknown device 'CUDA1'; there are: CUDA0"),
-        (["--gpu", "24GiB", "-ot", "(=CPU"], "'(' is no regular expression"),
+        (["--gpu", "24GiB", "-ot", "(=CPU"], "'(' is not a valid regular expression"),
         (["--gpu", "24GiB", "-ot", "exps"], "'exps'"),
         (["--gpu", "24GiB", "-ot", "exps=CUDA1"], "unknown buffer type 'CUDA1'"),
         (["--gpu", "24GiB", "-sm", "row"], "'row'"),
@@ -170,23 +170,23 @@ ENDLESS = "9" * 5000
         (["-c", "4194305"], ["n_ctx (-c) is 4194305", "4194304 at most", "trained for 16384"]),
         (["-c", str(2**31)], ["-c", str(2**31), "0 to 2147483647"]),
         (["-c", HUGE], ["-c", HUGE, "0 to 2147483647"]),
-        (["-c", ENDLESS], ["-c", "of thousands of digits"]),
+        (["-c", ENDLESS], ["-c", "has too many digits"]),
         (["-np", "257"], ["-np", "is 257", "1 to 256"]),
         (["-b", HUGE], ["-b", HUGE, "1 to 4194304"]),
         (["-ub", str(2**40)], ["-ub", str(2**40), "1 to 4194304"]),
-        (["-ngl", ENDLESS], ["-ngl", "of thousands of digits"]),
-        (["-ncmoe", ENDLESS], ["-ncmoe", "of thousands of digits"]),
+        (["-ngl", ENDLESS], ["-ngl", "has too many digits"]),
+        (["-ncmoe", ENDLESS], ["-ncmoe", "has too many digits"]),
         (["-mg", HUGE], ["-mg", HUGE, "-1 to 15"]),
         (["-fitc", HUGE], ["-fitc", HUGE, "1 to 2147483647"]),
         (["--prompt", HUGE], ["--prompt", HUGE, "1 to 2147483647"]),
-        (["--generate", ENDLESS], ["--generate", "of thousands of digits"]),
+        (["--generate", ENDLESS], ["--generate", "has too many digits"]),
         (["--mtp", "--spec-draft-n-max", "65"], ["--spec-draft-n-max", "is 65", "1 to 64"]),
         (["--image-max-tokens", HUGE], ["--image-max-tokens", HUGE, "1 to 16384"]),
         (["-ts", "inf,1"], ["-ts", "a share of inf"]),
         (["-ts", "1e308,1e308"], ["-ts", "1e+308"]),
         (["-ts", ",".join("1" * 17)], ["-ts", "17 shares", "16 devices"]),
         (["-fitt", HUGE], ["-fitt", HUGE, "1099511627776 MiB at most"]),
-        (["-fitt", ENDLESS], ["-fitt", "of thousands of digits"]),
+        (["-fitt", ENDLESS], ["-fitt", "has too many digits"]),
         (["--host-margin", HUGE], ["--host-margin", HUGE, "1099511627776 MiB at most"]),
         (["--timeout", "inf"], ["timeout of inf seconds is too long"]),
         (["--lora-scaled", "a.gguf:1e308"], ["'a.gguf:1e308' is no scaled adapter"]),

@@ -112,7 +112,7 @@ def test_sources_say_what_they_are(price: Ask) -> None:
     ("given", "says"),
     [
         ({"prompt": 8000, "generate": 193}, "more than the context of 8192"),
-        ({"live_tokens": 8193}, "8193 live tokens cannot be in a context of 8192"),
+        ({"live_tokens": 8193}, "8193 live tokens do not fit in a context of 8192"),
         ({"prompt": 0}, "prompt .--prompt. is 0"),
         ({"host_bandwidth": 0}, "is not a bandwidth"),
         ({"host_bandwidth": -60e9}, "is not a bandwidth"),

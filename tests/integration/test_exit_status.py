@@ -68,7 +68,7 @@ def test_an_answer_that_cannot_be_written(place: Path, words: Sequence[str]) -> 
         done = run(place, *words, redirect=redirect)
         assert done.returncode == 5, done.stderr
         lines = done.stderr.splitlines()
-        assert lines[-1] == f"fitter: error: the answer cannot be written to stdout: {why}"
+        assert lines[-1] == f"fitter: error: the result cannot be written to stdout: {why}"
         assert sum(line.startswith("fitter: error: ") for line in lines) == 1
         assert "Traceback" not in done.stderr
 
@@ -129,11 +129,11 @@ def test_a_pipe_that_does_not_wait(place: Path) -> None:
         (("lock", "--lock", "nowhere/a.lock"), "nowhere/a.lock cannot be written: No such file or directory"),
         (
             ("lock", "--lock", "."),
-            ". cannot be written: it is a directory, and a lock is a file: give it another name with --lock",
+            ". cannot be written: it is a directory, but a lock must be a file: choose another path with --lock",
         ),
         (
             ("lock", "--lock", "/dev/full"),
-            "/dev/full cannot be written: it is a device, and a lock is a file: give it another name with --lock",
+            "/dev/full cannot be written: it is a device, but a lock must be a file: choose another path with --lock",
         ),
         (("check", "--junit", "/dev/full"), "/dev/full cannot be written: No space left on device"),
         (("check", "--junit", "a.gguf/b.xml"), "a.gguf/b.xml cannot be written: Not a directory"),

@@ -221,7 +221,9 @@ def test_closing_a_model_whose_server_is_gone(model: Path, how: str) -> None:
         script.read()
         server.kill()
         script.go()
-        assert script.read() == [f"an RPC server ({server.address}) is gone: what the model has here is not freed"]
+        assert script.read() == [
+            f"an RPC server ({server.address}) is gone: the model's memory on this machine is not freed"
+        ]
         assert script.read() == {"tokens": 2}
         script.end()
 

@@ -156,7 +156,7 @@ def test_what_a_chat_handler_brings_is_told(model: Path) -> None:
         clip_model_path = "projector.gguf"
 
     handler: Any = Handler()
-    with pytest.warns(PlanWarning, match="projector.gguf takes memory that the plan does not count") as caught:
+    with pytest.warns(PlanWarning, match="projector.gguf takes memory that the plan does not include") as caught:
         fitter.Llama(model, chat_handler=handler, **OPTIONS).close()
     assert caught[0].filename == __file__, "who is told is who called"
 
@@ -177,8 +177,8 @@ def test_what_logits_of_all_tokens_take_is_told(model: Path, host_memory: str, i
         ({"marginn": 3}, UsageError, "fitter.Llama has no keyword 'marginn'; did you mean 'margin'?"),
         ({"lora_path": "adapter.gguf"}, UsageError, "lora_path='adapter.gguf' takes memory"),
         ({"vocab_only": True}, UsageError, "vocab_only=True"),
-        ({"type_k": 9999}, UsageError, "type_k=9999 is none of 0"),
-        ({"split_mode": 7}, UsageError, "split_mode=7 is none of 0"),
+        ({"type_k": 9999}, UsageError, "type_k is 9999: give one of 0"),
+        ({"split_mode": 7}, UsageError, "split_mode is 7: give one of 0"),
         ({"split_mode": llama_cpp.LLAMA_SPLIT_MODE_ROW}, UsageError, "split mode 'row' cannot be fitted"),
         ({"rpc": "nowhere"}, UsageError, "host:port"),
         ({"host_memory": "1MiB"}, PlanError, "the plan does not fit: the host lacks"),

@@ -27,8 +27,7 @@ from fitter.llama import wire
 from fitter.llama.types import Breakdown, Lora, Params, Row, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.output import formats
-from fitter.output.formats import FORMATS
-from fitter.output.formats import settings as options
+from fitter.output.formats import FORMATS, options
 from fitter.planning.constraints import params_of
 from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Search
 from fitter.values import plain_pattern

@@ -103,7 +103,7 @@ def test_without_a_cuda_build_the_error_names_the_fix(tmp_path: Path, monkeypatc
     model = shapes.write("llama-3.1-8b", tmp_path, vocab=False)
     with pytest.raises(LibraryError, match=r'no libggml-cuda.so in .*CMAKE_ARGS="-DGGML_CUDA=on".*library:DIRECTORY'):
         fitter.measure(model, gpus=["rtx-4090"], profile="library")
-    with pytest.raises(LibraryError, match="nowhere is not there: install"):
+    with pytest.raises(LibraryError, match="nowhere does not exist: install"):
         fitter.measure(model, gpus=["rtx-4090"], profile="library:nowhere")
 
 

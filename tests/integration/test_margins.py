@@ -33,10 +33,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def out(device: str, why: str) -> str:
-    return f"{device} is left out: its margin of {why}; --fit-target sets another one"
+    return f"{device} is left out: its margin of {why}; set a smaller margin with --fit-target"
 
 
-MORE_THAN_IT_HAS = "10000 MiB is more than the 8192 MiB that it has"
+MORE_THAN_IT_HAS = "10000 MiB is more than its memory of 8192 MiB"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ MORE_THAN_IT_HAS = "10000 MiB is more than the 8192 MiB that it has"
             [LARGE, "512MiB"],
             {},
             ("CUDA0",),
-            [out("CUDA1", "1024 MiB is more than the 512 MiB that it has")],
+            [out("CUDA1", "1024 MiB is more than its memory of 512 MiB")],
             id="the default",
         ),
         pytest.param(
@@ -90,8 +90,8 @@ MORE_THAN_IT_HAS = "10000 MiB is more than the 8192 MiB that it has"
             {"margin": 30000 * MIB},
             (),
             [
-                out("CUDA0", "30000 MiB is more than the 24576 MiB that it has"),
-                out("CUDA1", "30000 MiB is more than the 8192 MiB that it has"),
+                out("CUDA0", "30000 MiB is more than its memory of 24576 MiB"),
+                out("CUDA1", "30000 MiB is more than its memory of 8192 MiB"),
             ],
             id="every device, and the host is enough",
         ),
@@ -135,15 +135,17 @@ def test_what_is_left_out(
         )
 
 
-ALL_TOO_LARGE = "a margin is larger than its device (10000 MiB of CUDA0 with 8192 MiB), so nothing can be placed there"
+ALL_TOO_LARGE = (
+    "the margin is larger than the device (10000 MiB of CUDA0 with 8192 MiB), so nothing can be placed there"
+)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"host_memory": "3GiB"}, "and the host alone lacks "),
-        ({"n_gpu_layers": 1}, "and what is set (-ngl, -ts, -ot) is to be on one: use a smaller --fit-target"),
-        ({"override_tensor": ["blk.0.ffn.*=CUDA0"]}, "and what is set (-ngl, -ts, -ot) is to be on one"),
+        ({"host_memory": "3GiB"}, "but without a device the host lacks "),
+        ({"n_gpu_layers": 1}, "but -ngl, -ts or -ot needs a device: use a smaller --fit-target"),
+        ({"override_tensor": ["blk.0.ffn.*=CUDA0"]}, "but -ngl, -ts or -ot needs a device"),
     ],
     ids=["the host is too small", "layers are to be there", "a tensor is to be there"],
 )
@@ -214,4 +216,4 @@ def test_cases_with_margins(model: Path) -> None:
     # what is locked is measured again, and not fitted
     assert measure_cases([one], {"one": found.snapshot})[0].snapshot is found.snapshot
     assert isinstance(failed.error, UsageError)
-    assert "a margin is larger than its device" in str(failed.error)
+    assert "the margin is larger than the device" in str(failed.error)

@@ -433,7 +433,7 @@ def test_a_projector_of_an_unknown_kind(worker: Worker, tmp_path: Path) -> None:
 def test_devices_and_limits_that_cannot_be(worker: Worker, files: Mapping[str, Path]) -> None:
     with pytest.raises(UsageError, match="unknown device 'CUDA9'; there are: CUDA0, CUDA1"):
         worker.projector(files["projector"], device="CUDA9")
-    with pytest.raises(UsageError, match="image_max_tokens 8 is less than 9"):
+    with pytest.raises(UsageError, match="image_max_tokens is 8, less than image_min_tokens \\(9\\)"):
         worker.projector(files["projector"], device=None, image_min_tokens=9, image_max_tokens=8)
 
 
@@ -451,11 +451,11 @@ void mtmd_get_memory_usage(const char *, mtmd_context_params) {}
 """
 
 LIBRARIES = {
-    "none": (None, "a projector needs libmtmd, and there is none in .*: install llama-cpp-python=="),
+    "none": (None, "a projector needs libmtmd, but there is none in .*: install llama-cpp-python=="),
     "no library": ("", "libmtmd cannot be loaded: .*; install llama-cpp-python=="),
     "of nothing": (
         "int unused;",
-        "belongs to another libllama than the one that is loaded; install llama-cpp-python==",
+        "belongs to another libllama than the loaded one: install llama-cpp-python==",
     ),
     "without its functions": (
         "int llama;",

@@ -167,7 +167,9 @@ def test_a_fixed_context_that_vulkan_refuses(directory: Path) -> None:
     model = shapes.write("llama-3.1-70b", directory, vocab=False)
     plan = fitter.fit(model, gpus=["8x vulkan:128GiB"], n_ctx=4 * 2**20, n_seq_max=32)
     assert not plan.fits
-    assert plan.problems[0].message.startswith("Vulkan0 takes tensors of 4095 MiB at most, and at a context of 4194304")
+    assert plan.problems[0].message.startswith(
+        "Vulkan0 cannot use a tensor of more than 4095 MiB, but at a context of 4194304"
+    )
     widest = re.search(r"give -c (\d+) or less", plan.problems[0].message)
     assert widest is not None
     assert fitter.fit(model, gpus=["8x vulkan:128GiB"], n_ctx=int(widest[1]), n_seq_max=32).fits

@@ -271,7 +271,7 @@ WRONG = {
     "no device": (f"gpu={GPU!r}, limit={{'CUDA1': '1GiB'}}", "unknown device 'CUDA1'; the devices are: CUDA0"),
     "nothing to limit": ("limit='1GiB'", "limit applies to devices, and there are none"),
     "unknown GPU": ("gpu='rtx-4091'", "gpu: 'rtx-4091': unknown GPU; did you mean rtx-4090"),
-    "no text": ("gpu=4090", "gpu is 4090: give a list of texts"),
+    "no text": ("gpu=4090", "gpu is 4090: give a list of strings"),
     "two names of one": (f"gpu={GPU!r}, gpus=['24GiB']", "gpu and gpus are the same"),
     "no number": (f"gpu={GPU!r}, n_ctx='32k'", "n_ctx is '32k': give a whole number"),
     "no context": (f"gpu={GPU!r}, min_ctx=0", "min_ctx is 0: give a number of tokens, 1 or more"),
@@ -372,14 +372,13 @@ def test_what_is_stored_is_compared(pytester: pytest.Pytester, root: Path) -> No
     first = run(pytester)
     first.assert_outcomes(failed=5)
     assert said(first)[0] == (
-        "fits_memory: fitter.lock has nothing stored for test_one.py::test_it: run pytest --fitter-update, "
-        "and commit it"
+        "fits_memory: fitter.lock has no entry for test_one.py::test_it: run pytest --fitter-update, and commit it"
     )
     assert not lock.exists()
 
     update = run(pytester, "--fitter-update")
     update.assert_outcomes(passed=5)
-    update.stdout.fnmatch_lines(["fitter: stored what 7 of the markers take in fitter.lock"])
+    update.stdout.fnmatch_lines(["fitter: stored the memory of 7 markers in fitter.lock"])
     assert sorted(read_lock(lock).cases) == NAMES
     written = lock.read_bytes()
     # However it is made, it is the same to the byte.
@@ -423,7 +422,7 @@ def test_both_sides_of_growth(pytester: pytest.Pytester, root: Path, model: Path
         run(pytester, option.format(growth)).assert_outcomes(passed=1)
         result = run(pytester, option.format(growth - 1))
         result.assert_outcomes(failed=1)
-        assert "are allowed" in said(result)[0]
+        assert "it may grow by" in said(result)[0]
     # The marker's own word is the last.
     edit(path, "max_slowdown", f"max_growth={growth - 1}, max_slowdown")
     run(pytester, f"--fitter-max-growth={growth}B").assert_outcomes(failed=1)
@@ -440,9 +439,9 @@ def test_a_plan_that_does_not_fit_is_not_stored(pytester: pytest.Pytester, root:
 
 
 DAMAGED = {
-    "merge conflict": ("<<<<<<< ours\n", "", "fitter.lock has the marks of a merge conflict in line 1"),
+    "merge conflict": ("<<<<<<< ours\n", "", "fitter.lock has a merge conflict in line 1"),
     "no TOML": ("[cases\n", "", "fitter.lock is not valid TOML"),
-    "newer": ("", "schema = 2\n", "fitter.lock is of schema 2, and this fitter reads 1: install a newer fitter"),
+    "newer": ("", "schema = 2\n", "fitter.lock has schema 2, but this fitter reads schema 1: install a newer fitter"),
     "none of fitter's": ("", "version = 1\n", "fitter.lock is not a lock that fitter wrote"),
     "damaged": ("", 'schema = 1\n[cases."test_it.py::test_it"]\nfits = 7\n', "fitter.lock: the case"),
 }
@@ -493,7 +492,7 @@ def test_budgets_need_no_lock_where_only_tests_have_one(pytester: pytest.Pyteste
     (root / "fitter.toml").write_text('[cases."test_it.py::test_it"]\n' + case)
     done = command(root, "check")
     assert done.returncode == 2
-    assert "'::' is for the names of pytest's tests" in done.stderr
+    assert "names with '::' are for pytest tests" in done.stderr
 
 
 def test_fitter_check_and_pytest_share_a_lock(pytester: pytest.Pytester, root: Path) -> None:
@@ -562,8 +561,8 @@ def test_without_a_model(pytester: pytest.Pytester) -> None:
     result = run(pytester)
     result.assert_outcomes(failed=1)
     assert said(result) == [
-        "fits_memory: no model: give model=, a fixture fitter_model, --fitter-model, or fitter_model in pytest's "
-        "settings"
+        "fits_memory: no model: give model=, a fixture called fitter_model, --fitter-model, or fitter_model in "
+        "pytest's settings"
     ]
 
 

@@ -161,7 +161,7 @@ FAILING: dict[str, tuple[Callable[[Repository], None], list[str], list[str]]] = 
     "a device too small for a fitted context": (
         lambda repository: repository.edit('["2GiB", "3GiB"]', '["2GiB", "1GiB"]'),
         ["fitted"],
-        ["setting: gpu 2GiB, 3GiB → 2GiB, 1GiB", "fitted otherwise: "],
+        ["setting: gpu 2GiB, 3GiB → 2GiB, 1GiB", "fitted differently: "],
     ),
     "no room at all": (
         lambda repository: repository.edit('host_memory = "8GiB"', 'host_memory = "1025MiB"'),
@@ -378,7 +378,7 @@ def test_a_split_model(tmp_path: Path) -> None:
     last.unlink()
     done = repository.fitter("check")
     assert done.returncode == 3
-    assert "1 of 3 split files missing" in done.stderr
+    assert "1 of 3 split files are missing" in done.stderr
 
 
 # --- wrong input
@@ -405,12 +405,12 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         2,
         "fitter.toml: unknown key 'n_ubatchh' in cases.chat: did you mean n_ubatch?",
     ),
-    "no fitter.toml": (lambda repository: repository.cases.unlink(), ("lock",), 2, "fitter.toml is not there"),
+    "no fitter.toml": (lambda repository: repository.cases.unlink(), ("lock",), 2, "fitter.toml does not exist"),
     "no lock": (
         lambda repository: repository.lock.unlink(),
         ("check",),
         2,
-        "fitter.lock is not there: run 'fitter lock'",
+        "fitter.lock does not exist: run 'fitter lock'",
     ),
     "a missing model": (
         lambda repository: (repository.path / "models" / "moe.gguf").unlink(),
@@ -440,13 +440,13 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         lambda repository: repository.lock.write_text(repository.lock.read_text().replace("schema = 1", "schema = 2")),
         ("check",),
         2,
-        "fitter.lock is of schema 2, and this fitter reads 1: install a newer fitter",
+        "fitter.lock has schema 2, but this fitter reads schema 1: install a newer fitter",
     ),
     "a merge conflict": (
         append("fitter.lock", "<<<<<<< ours\n=======\n>>>>>>> theirs\n"),
         ("check",),
         2,
-        "fitter.lock has the marks of a merge conflict in line",
+        "fitter.lock has a merge conflict in line",
     ),
     "a case that is not locked": (
         append("fitter.toml", '[cases.more]\nmodel = "models/moe.gguf"\n'),
@@ -464,37 +464,37 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         lambda repository: None,
         ("lock", "--lock", "fitter.toml"),
         2,
-        "fitter.toml is the file of the cases: give the lock another name",
+        "fitter.toml is the file with the cases: give the lock another name",
     ),
     "a directory in the place of the lock": (
         lambda repository: (repository.path / "dir").mkdir(),
         ("lock", "--lock", "dir"),
         5,
-        "dir cannot be written: it is a directory, and a lock is a file: give it another name with --lock",
+        "dir cannot be written: it is a directory, but a lock must be a file: choose another path with --lock",
     ),
     "a pipe in the place of the lock": (
         lambda repository: os.mkfifo(repository.path / "pipe"),
         ("lock", "--lock", "pipe"),
         5,
-        "pipe cannot be written: it is a pipe, and a lock is a file: give it another name with --lock",
+        "pipe cannot be written: it is a pipe, but a lock must be a file: choose another path with --lock",
     ),
     "a check against a pipe": (
         lambda repository: os.mkfifo(repository.path / "pipe"),
         ("check", "--lock", "pipe"),
         2,
-        "pipe is a pipe, and a lock is a file",
+        "pipe is a pipe, but a lock must be a file",
     ),
     "a check against a device": (
         lambda repository: None,
         ("check", "--lock", "/dev/zero"),
         2,
-        "/dev/zero is a device, and a lock is a file",
+        "/dev/zero is a device, but a lock must be a file",
     ),
     "pruning a pipe": (
         lambda repository: os.mkfifo(repository.path / "pipe"),
         ("lock", "--prune", "--lock", "pipe"),
         2,
-        "pipe is a pipe, and a lock is a file",
+        "pipe is a pipe, but a lock must be a file",
     ),
     "an update of no case": (
         lambda repository: None,
@@ -689,7 +689,7 @@ def test_two_plans(repository: Repository, tmp_path: Path) -> None:
         plan = repository.fitter("models/dense.gguf", "--gpu", "24GiB", "-c", context, "--json").stdout
         (repository.path / f"{name}.json").write_text(plan)
     same = repository.fitter("diff", "a.json", "b.json")
-    assert (same.returncode, same.stdout, same.stderr) == (0, "the plans say the same\n", "")
+    assert (same.returncode, same.stdout, same.stderr) == (0, "the plans are the same\n", "")
     other = repository.fitter("diff", "a.json", "c.json")
     assert other.returncode == 4
     assert "context +" in other.stdout

@@ -263,7 +263,7 @@ def test_a_draft_model_keeps_the_margin_of_its_device(main_model: Path, draft: P
     (problem,) = plan.problems
     assert not plan.fits and plan.estimate is None
     assert (problem.device, problem.missing) == ("CUDA1", -plan.devices[1].left)
-    assert "of them for what shares the memory" in problem.message
+    assert "of them beside the model" in problem.message
 
 
 # --- multi-token prediction
@@ -482,7 +482,7 @@ def test_adapters_and_a_load(main_model: Path, adapters: tuple[Path, Path]) -> N
     with pytest.raises(errors.UsageError, match="contradicts the plan"):
         plan.load(lora_path=str(second), verbose=False)
     both = fitter.fit(main_model, devices=["none"], n_ctx=512, lora=[first, second], host_margin=0)
-    with pytest.raises(errors.PlanError, match="room for one adapter, and the plan has 2"):
+    with pytest.raises(errors.PlanError, match="takes one LoRA adapter, but the plan has 2"):
         both.load(verbose=False)
 
 
@@ -530,7 +530,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "garbage": (["--reserve", "CUDA0=much"], "'much' is not a size"),
     "no unit": (["--reserve", "CUDA0=7"], "has no unit"),
     "negative": (["--reserve", "CUDA0=-1GiB"], "'-1GiB' is not a size"),
-    "more than the device": (["--reserve", "CUDA0=2GiB"], "2048 MiB are more than the 1024 MiB"),
+    "more than the device": (["--reserve", "CUDA0=2GiB"], "2048 MiB is more than its total memory of 1024 MiB"),
     "more than the device in all": (["--reserve", "CUDA0=1GiB", "--reserve", "CUDA0=1MiB"], "1025 MiB are more than"),
     "more than the host": (["--host-memory", "4GiB", "--reserve", "host=5GiB"], "more than the 4096 MiB"),
     "no draft model": (["-devd", "CUDA0"], "name one with -md"),
@@ -545,7 +545,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "unknown projector device": (["--mmproj", "{projector}", "-mmdev", "CUDA5"], "unknown device 'CUDA5'"),
     "no scale": (["--lora-scaled", "a.gguf"], "'a.gguf' is no scaled adapter"),
     "a scale that is none": (["--lora-scaled", "a.gguf:nan"], "'a.gguf:nan' is no scaled adapter"),
-    "a colon in the name": (["--lora-scaled", "C:a.gguf:2"], "where llama.cpp cuts it"),
+    "a colon in the name": (["--lora-scaled", "C:a.gguf:2"], "llama.cpp would cut the adapter's path"),
 }
 UNREADABLE: dict[str, tuple[list[str], str]] = {
     "no file": (["-md", "nowhere.gguf"], "nowhere.gguf"),

@@ -144,7 +144,7 @@ BAD = {
         "unknown buffer type 'GPU'; there are: CUDA0, CUDA1, CPU",
     ),
     "split": (Params(tensor_split=(1.0,) * 17), "tensor_split has 17 values; llama.cpp takes at most 16"),
-    "cache type": (Params(type_k="q3_K"), "type_k 'q3_K' is none of f32, f16,"),
+    "cache type": (Params(type_k="q3_K"), "type_k is 'q3_K': give one of f32, f16,"),
     "context": (Params(n_ctx=-1), "n_ctx -1 is not between 0 and"),
     "batch": (Params(n_batch=0), "n_batch 0 is not between 1 and"),
 }

@@ -47,5 +47,5 @@ def test_devices() -> None:
 def test_its_devices_are_none(model: Path) -> None:
     plan = fitter.fit(model, gpus=["none"], devices=["none"], n_ctx=512)
     assert plan.params == Params(n_ctx=512, n_gpu_layers=0, devices=())
-    with pytest.raises(UsageError, match="unknown device 'CUDA0': --gpu none is a machine without a GPU"):
+    with pytest.raises(UsageError, match="unknown device 'CUDA0': --gpu none means a machine without a GPU"):
         fitter.fit(model, gpus=["none"], devices=["CUDA0"])

@@ -240,7 +240,7 @@ def test_a_pattern_that_is_no_regular_expression(worker: Worker, pattern: str) -
     worker.check_patterns([r"\.ffn_.*_exps\.", "x|y"])
     with pytest.raises(UsageError) as caught:
         worker.check_patterns(["fine", pattern])
-    assert str(caught.value).startswith(f"pattern '{pattern}' is no regular expression: ")
+    assert str(caught.value).startswith(f"pattern '{pattern}' is not a valid regular expression: ")
 
 
 # --- what may happen
@@ -297,7 +297,7 @@ def test_a_deadline_ends_what_is_asked(sabotage: None, monkeypatch: pytest.Monke
         assert worker.devices()
         started = time.monotonic()
         worker.deadline = started + 1
-        with pytest.raises(TimeLimitError, match="time limit, which ended during 'host'"):
+        with pytest.raises(TimeLimitError, match="before the time limit ended during 'host'"):
             worker.host()
         assert 0.9 < time.monotonic() - started < 8
         worker.deadline = None

@@ -70,5 +70,5 @@ def test_a_shell_that_nobody_knows() -> None:
     done = ask("elvish_source")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "fitter: error: _FITTER_COMPLETE is 'elvish_source': give bash_source, zsh_source or fish_source\n"
+        "fitter: error: _FITTER_COMPLETE is 'elvish_source': set it to bash_source, zsh_source or fish_source\n"
     )

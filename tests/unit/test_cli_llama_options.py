@@ -13,7 +13,7 @@ from upstream_options import SOURCE, UpstreamOption, read_options
 from fitter import api
 from fitter.cli import main, options
 from fitter.cli.fit import fit
-from fitter.cli.llama_options import known
+from fitter.cli.llama_options import all_options
 from fitter.llama.types import Params
 
 needs_source = pytest.mark.skipif(not SOURCE.exists(), reason="llama.cpp's source is not here")
@@ -41,21 +41,21 @@ def upstream() -> tuple[UpstreamOption, ...]:
 @needs_source
 def test_every_option_of_llama_cpp_is_decided_on(upstream: tuple[UpstreamOption, ...]) -> None:
     names = {name for option in upstream for name in (*option.names, *option.negative)}
-    assert sorted(names - OWN.keys() - known().keys()) == []
+    assert sorted(names - OWN.keys() - all_options().keys()) == []
 
 
 @needs_source
 def test_no_option_is_made_up(upstream: tuple[UpstreamOption, ...]) -> None:
     names = {name for option in upstream for name in (*option.names, *option.negative)}
-    assert sorted(name for name, option in known().items() if name not in names and option.use != "renamed") == []
-    assert sorted(name for name, option in known().items() if name in names and option.use == "renamed") == []
+    assert sorted(name for name, option in all_options().items() if name not in names and option.use != "renamed") == []
+    assert sorted(name for name, option in all_options().items() if name in names and option.use == "renamed") == []
 
 
 @needs_source
 def test_as_many_words_follow_as_in_llama_cpp(upstream: tuple[UpstreamOption, ...]) -> None:
     arity = {name: option.arity for option in upstream for name in (*option.names, *option.negative)}
-    assert {name: option.values for name, option in known().items() if name in arity} == {
-        name: arity[name] for name in known() if name in arity
+    assert {name: option.values for name, option in all_options().items() if name in arity} == {
+        name: arity[name] for name in all_options() if name in arity
     }
     own = {name: count for name, count in OWN.items() if name in arity and name not in OTHER_MEANING}
     assert own == {name: arity[name] for name in own}
@@ -81,20 +81,20 @@ def test_what_goes_on_is_read_by_llama_server(upstream: tuple[UpstreamOption, ..
         if {"common", "server"}.intersection(option.programs)
         for name in (*option.names, *option.negative)
     }
-    assert sorted(name for name, option in known().items() if option.use == "passed" and name not in read) == []
+    assert sorted(name for name, option in all_options().items() if option.use == "passed" and name not in read) == []
 
 
 @needs_source
 @pytest.mark.parametrize("field", ["tensor_buft_overrides", "embedding", "no_host", "cache_ram_mib", "pooling_type"])
 def test_what_sets_memory_is_never_passed_on(upstream: tuple[UpstreamOption, ...], field: str) -> None:
-    names = [name for option in upstream if field in option.fields for name in option.names if name in known()]
-    assert {known()[name].use for name in names} <= {"memory", "other", "model"}
+    names = [name for option in upstream if field in option.fields for name in option.names if name in all_options()]
+    assert {all_options()[name].use for name in names} <= {"memory", "other", "model"}
 
 
 def test_a_name_stands_in_the_file_once() -> None:
-    rows = {id(option): option for option in known().values()}.values()
+    rows = {id(option): option for option in all_options().values()}.values()
     names = [name for option in rows for name in option.names]
-    assert sorted(names) == sorted(set(names)) == sorted(known())
+    assert sorted(names) == sorted(set(names)) == sorted(all_options())
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_they_go_on_or_are_named(
     out, err = capsys.readouterr()
     assert out == f"{FITTED} {passed}".strip() + "\n"
     said = [line for line in err.splitlines() if "ignored" in line]
-    assert said == ([f"fitter: ignored, since they make no difference here: {ignored}"] if ignored else [])
+    assert said == ([f"fitter: ignored options: {ignored} (they have no effect on a plan)"] if ignored else [])
 
 
 def test_they_go_on_quoted_for_a_shell(
@@ -159,8 +159,8 @@ def test_a_format_that_is_no_arguments_names_them(
 ) -> None:
     assert main(["model.gguf", "-t", "8", "--no-mmap", "-p", "x", "--format", form]) == 0
     out, err = capsys.readouterr()
-    assert "fitter: ignored, since they make no difference here: -p\n" in err
-    assert f"fitter: ignored, since --format {form} has the plan alone: -t, --no-mmap\n" in err
+    assert "fitter: ignored options: -p (they have no effect on a plan)\n" in err
+    assert f"fitter: ignored options: -t, --no-mmap (--format {form} contains only the plan)\n" in err
     assert "threads" not in out
 
 
@@ -212,12 +212,15 @@ def test_the_model_may_be_an_option(calls: list[tuple[str, dict[str, Any]]], wor
         ("m.gguf -t", "Option '-t' requires an argument"),
         ("m.gguf --metrics=1", "Option '--metrics' does not take a value"),
         ("m.gguf -cram 100", "-cram changes what llama.cpp allocates, and fitter cannot plan for it: leave it out, or"),
-        ("m.gguf --cache_ram=100", "or take --reserve host=SIZE"),
+        ("m.gguf --cache_ram=100", "or use --reserve host=SIZE"),
         ("m.gguf --control-vector-layer-range 1 2", "changes what llama.cpp allocates"),
         ("m.gguf --no-repack", "changes what llama.cpp allocates"),
-        ("m.gguf -hf user/repo", "-hf chooses a model, and fitter takes a file: give it as MODEL, or with -m FILE"),
-        ("m.gguf --draft-max 4", "is one that llama.cpp no longer has: leave it out, or take --spec-draft-n-max"),
-        ("m.gguf -npp 4", "belongs to another tool of llama.cpp"),
+        (
+            "m.gguf -hf user/repo",
+            "-hf makes llama.cpp download a model, but fitter needs a file: give it as MODEL, or with -m FILE",
+        ),
+        ("m.gguf --draft-max 4", "was removed from llama.cpp: leave it out, or use --spec-draft-n-max"),
+        ("m.gguf -npp 4", "belongs to another llama.cpp program"),
         ("inspect m.gguf -t 4", "No such option '-t'"),
     ],
 )

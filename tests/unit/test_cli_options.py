@@ -140,11 +140,11 @@ def test_fit_is_the_default(calls: list[tuple[str, dict[str, Any]]], words: str,
         ("m.gguf -fa yes", "'yes' is not one of 'on'"),
         ("m.gguf -fitt 1.5", "'1.5' is not a number of MiB such as 1024 or 1024,512"),
         ("m.gguf --host-margin 1,2", "'1,2' is not a number of MiB such as 1024"),
-        ("m.gguf -dev CUDA0,,CUDA1", "has an empty name in it"),
+        ("m.gguf -dev CUDA0,,CUDA1", "has an empty name"),
         ("m.gguf -c", "requires an argument"),
         ("m.gguf --rpc", "requires an argument"),
-        ("m.gguf --timeout soon", "'soon' is not a valid float"),
-        ("m.gguf --time-limit soon", "'soon' is not a valid float"),
+        ("m.gguf --timeout soon", "'soon' is not a number of seconds"),
+        ("m.gguf --time-limit soon", "'soon' is not a number of seconds"),
         ("m.gguf -tx 4", "No such option"),
         ("m.gguf -md", "requires an argument"),
         ("m.gguf -ctkd q9", "'q9' is not one of 'f32'"),
@@ -192,7 +192,7 @@ def test_help_is_on_stdout(capsys: pytest.CaptureFixture[str], words: list[str])
 def test_help_of_fit_has_its_options_in_sections(capsys: pytest.CaptureFixture[str]) -> None:
     main(["fit", "--help"])
     lines = capsys.readouterr().out.splitlines()
-    titles = ["Context and batch:", "Placement (kept as given; the rest is fitted around it):"]
+    titles = ["Context and batch:", "Placement (what you set is kept; the rest is fitted around it):"]
     titles += ["Devices and limits:", "Output:", "Examples:"]
     assert [line for line in lines if line in titles] == titles
     assert max(map(len, lines)) <= 100

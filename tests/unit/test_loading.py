@@ -119,7 +119,7 @@ def test_virtual_devices_run_nothing() -> None:
         ({"embedding": True}, "embedding=True contradicts the plan, which has False: fit again with it"),
         ({"lora_path": "a.gguf"}, "lora_path='a.gguf' takes memory"),
         ({"vocab_only": True}, "vocab_only=True takes memory"),
-        ({"model_path": "b.gguf"}, "model_path is the plan's own"),
+        ({"model_path": "b.gguf"}, "model_path is set by the plan"),
         ({"n_gpu_layer": 3}, "llama_cpp.Llama has no parameter 'n_gpu_layer'; did you mean 'n_gpu_layers'?"),
         ({"xyz": 3}, "llama_cpp.Llama has no parameter 'xyz'"),
     ],

@@ -250,4 +250,4 @@ def test_nonsense_is_not_kept(cache: Path, nonsense: float) -> None:
 def test_sources(cache: Path) -> None:
     measure = _Measure(60e9)
     assert host_speed(measure).source == "measured"
-    assert host_speed(measure).source == "measured, kept since"
+    assert host_speed(measure).source == "measured earlier"

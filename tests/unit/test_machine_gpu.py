@@ -194,7 +194,7 @@ def test_every_backend_numbers_its_own_devices() -> None:
     [
         pytest.param(["rtx-4099"], "unknown GPU; did you mean rtx-4090", id="a slip"),
         pytest.param(
-            ["rtx-4090:20GiB"], "rtx-4090 has memory of its own: leave '20GiB' out, or write free=", id="a size"
+            ["rtx-4090:20GiB"], "rtx-4090 has a fixed amount of memory: leave '20GiB' out, or write free=", id="a size"
         ),
         pytest.param(["m2-ultra:"], "is not a size", id="no size of a Mac"),
         pytest.param(["m2-ultra:128"], "has no unit", id="a size of a Mac without a unit"),
@@ -211,7 +211,9 @@ def test_every_backend_numbers_its_own_devices() -> None:
         pytest.param(["-1GiB"], "unknown GPU", id="negative"),
         pytest.param(["0GiB"], "must have memory", id="zero"),
         pytest.param(["24GiB:free=0MiB"], "must have memory", id="nothing free"),
-        pytest.param(["24GiB:free=24577MiB"], "free= is more than all of the device", id="more free than there is"),
+        pytest.param(
+            ["24GiB:free=24577MiB"], "free= is more than the device's total memory", id="more free than there is"
+        ),
         pytest.param(["24GiB:free=-1GiB"], "is not a size", id="negative free"),
         pytest.param(["24GiB:free=1GiB:free=1GiB"], "given twice", id="free twice"),
         pytest.param(["24GiB:fre=1GiB"], "unknown option 'fre'", id="unknown option"),
@@ -232,7 +234,7 @@ def test_every_backend_numbers_its_own_devices() -> None:
         pytest.param(["vulkan:radv:24GiB:x"], "write profile and memory", id="too much for Vulkan"),
         pytest.param(["metal:m3:64GiB"], "write profile and the Mac's memory", id="too much for Metal"),
         pytest.param(["metal:64"], "has no unit", id="Metal without a unit"),
-        pytest.param(["none", "rtx-4090"], "leave the other GPUs out", id="none and one"),
+        pytest.param(["none", "rtx-4090"], "leave out the other GPUs", id="none and one"),
         pytest.param(["2x none"], "unknown GPU", id="two of none"),
         pytest.param(["0x rtx-4090"], "at least 1", id="none of them"),
         pytest.param(["17x 1GiB"], "16 devices at most", id="too many at once"),

@@ -56,8 +56,8 @@ def test_what_is_measured_is_kept() -> None:
     speed = first["RPC0"]
     assert (speed.bandwidth, speed.compute, speed.pcie, speed.round_trip) == (500e9, 40e12, 1e9, 2e-4)
     assert (speed.is_remote, speed.known) == (True, True)
-    assert speed.source == "measured; reads 500 GB/s; network: 1 GB/s, 0.2 ms there and back"
-    assert second["RPC0"].source == speed.source.replace("measured;", "measured, kept since;")
+    assert speed.source == "measured; reads 500 GB/s; network: 1 GB/s, 0.2 ms round trip"
+    assert second["RPC0"].source == speed.source.replace("measured;", "measured earlier;")
     assert [name for name, _ in measured.asked] == ["RPC0"]
 
 
@@ -127,8 +127,8 @@ def test_what_cannot_be_measured_has_defaults(cache: Path) -> None:
     (speed,) = remote_speeds([ONE], [ONE], Measured(LlamaCppError("too little free memory"))).values()
     default = catalogue.default()
     assert (speed.pcie, speed.round_trip, speed.known) == (default.remote_link, default.remote_round_trip, False)
-    assert speed.source.startswith("default: as NVIDIA GeForce RTX 4090, the nearest in memory")
-    assert speed.source.endswith("network by default: 0.118 GB/s, 0.3 ms there and back")
+    assert speed.source.startswith("default: as NVIDIA GeForce RTX 4090, which has the most similar memory")
+    assert speed.source.endswith("assumed network: 0.118 GB/s, 0.3 ms round trip")
     assert not cache.exists()
 
 
@@ -159,7 +159,7 @@ def test_a_given_bandwidth_is_that_of_its_device() -> None:
 
 
 def test_too_many_bandwidths() -> None:
-    with pytest.raises(UsageError, match="has 3 values, and there are 2 remote devices"):
+    with pytest.raises(UsageError, match="has 3 values, but there are 2 remote devices"):
         remote_speeds([ONE, OTHER], [ONE, OTHER], Measured(), (1e9, 2e9, 3e9))
 
 

@@ -149,8 +149,14 @@ def test_a_split_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("headers", "says"),
     [
-        pytest.param((_split(0, 3), _split(1, 3)), "it is one of 3 files, and its name says 2", id="another count"),
-        pytest.param((_header(), _header()), "it is one of 1 files, and its name says 2", id="not split at all"),
+        pytest.param(
+            (_split(0, 3), _split(1, 3)),
+            "is one of 3 files by its header, but one of 2 by its name",
+            id="another count",
+        ),
+        pytest.param(
+            (_header(), _header()), "is one of 1 files by its header, but one of 2 by its name", id="not split at all"
+        ),
         pytest.param((_split(0), _split(0)), "00002-of-00002.gguf is not file 2 of 2", id="the same file twice"),
         pytest.param((_split(1), _split(0)), "00001-of-00002.gguf is not file 1 of 2", id="exchanged"),
         pytest.param((_split(0), _split(1, split__no=None)), "is not file 2 of 2", id="no number"),

@@ -84,9 +84,9 @@ def test_a_line_break_in_the_name_stays_out_of_the_message(tmp_path: Path) -> No
 
 
 def test_a_directory(tmp_path: Path) -> None:
-    assert "is a directory; name the GGUF file (there is none in it)" in _refused(tmp_path)
+    assert "is a directory; give the GGUF file (there is no GGUF file in it)" in _refused(tmp_path)
     _files(tmp_path, "b.gguf", "a.gguf")
-    assert "is a directory; name the GGUF file in it, such as a.gguf" in _refused(tmp_path)
+    assert "is a directory; give the GGUF file in it, such as a.gguf" in _refused(tmp_path)
 
 
 def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_any_file_of_a_split_stands_for_all(tmp_path: Path, given: str) -> None:
 @pytest.mark.parametrize(
     ("there", "says"),
     [
-        (SPLIT[:2], "1 of 3 split files missing: m-00003-of-00003.gguf"),
-        (SPLIT[1:], "1 of 3 split files missing: m-00001-of-00003.gguf"),
-        (SPLIT[1:2], "2 of 3 split files missing: m-00001-of-00003.gguf, m-00003-of-00003.gguf"),
+        (SPLIT[:2], "1 of 3 split files are missing, download them: m-00003-of-00003.gguf"),
+        (SPLIT[1:], "1 of 3 split files are missing, download them: m-00001-of-00003.gguf"),
+        (SPLIT[1:2], "2 of 3 split files are missing, download them: m-00001-of-00003.gguf, m-00003-of-00003.gguf"),
         ((), "no such file"),
     ],
 )

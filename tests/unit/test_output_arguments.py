@@ -74,7 +74,7 @@ def test_llama_cpp_takes_a_split_over_fifteen_devices(n_devices: int, is_accepte
     if is_accepted:
         assert ",".join(["2"] * 15) in arguments(plan)
     else:
-        with pytest.raises(PlanError, match="at most 15 devices, this plan splits over 16"):
+        with pytest.raises(PlanError, match="at most 15 devices, but this plan splits over 16"):
             arguments(plan)
 
 

@@ -31,8 +31,8 @@ FEED_FORWARD = "feed-forward tensors of 12 layers on the host"
 
 def test_the_three_largest_parts_are_named() -> None:
     assert explain_lines(make_price(prompt=1000, generation=10, parts=PARTS)) == [
-        "prompt: 2.05 s for CUDA0: weights 60 %, host: weights 30 %, CUDA0: attention 8 %, all else 2 %",
-        "generation: 51.2 s for host: weights 60 %, CUDA0: weights 30 %, CUDA0: attention 8 %, all else 2 %",
+        "prompt: 2.05 s for CUDA0: weights 60 %, host: weights 30 %, CUDA0: attention 8 %, other 2 %",
+        "generation: 51.2 s for host: weights 60 %, CUDA0: weights 30 %, CUDA0: attention 8 %, other 2 %",
     ]
 
 
@@ -72,13 +72,13 @@ def test_a_choice(choice: Choice, line: str) -> None:
 @pytest.mark.parametrize(
     ("bound", "line"),
     [
-        (Bound(PRICE.seconds / 1.031), "at most 3.1 % from the best that any placement of these tensors can reach by"),
-        (Bound(PRICE.seconds / 1.03101), "at most 3.2 % from"),
-        (Bound(PRICE.seconds), "at most 0.0 % from"),
-        (Bound(PRICE.seconds * (1 + 1e-12)), "at most 0.0 % from"),
-        (Bound(PRICE.seconds / 1.5, "the best context"), "at most 50.0 % from the best context"),
+        (Bound(PRICE.seconds / 1.031), "at most 3.1 % more than the best placement of these tensors could, by"),
+        (Bound(PRICE.seconds / 1.03101), "at most 3.2 % more than"),
+        (Bound(PRICE.seconds), "at most 0.0 % more than"),
+        (Bound(PRICE.seconds * (1 + 1e-12)), "at most 0.0 % more than"),
+        (Bound(PRICE.seconds / 1.5, "the best context"), "at most 50.0 % more than the best context"),
         # of generation alone, which is what was asked for
-        (Bound(40.0, "the best", reached=50.0), "bound: 40 s; at most 25.0 % from the best"),
+        (Bound(40.0, "the best", reached=50.0), "lower bound: 40 s; this plan takes at most 25.0 % more than the best"),
     ],
 )
 def test_the_proven_distance(bound: Bound, line: str) -> None:
@@ -91,7 +91,7 @@ def test_the_proven_distance(bound: Bound, line: str) -> None:
     [
         pytest.param(None, [], id="no-bound"),
         pytest.param(Bound(10.0, reached=15.0), [], id="near"),
-        pytest.param(Bound(10.0, reached=15.1), ["1.5 times the 10 s that every placement takes at least"], id="far"),
+        pytest.param(Bound(10.0, reached=15.1), ["1.5 times the lower bound of 10 s for any placement"], id="far"),
         pytest.param(Bound(10.0), [], id="nothing-reached"),
         pytest.param(
             Bound(
@@ -104,11 +104,11 @@ def test_the_proven_distance(bound: Bound, line: str) -> None:
                 ),
             ),
             [
-                "4.0 times the 10 s that every placement takes at least: "
-                "3.0 GiB of cache for this context (a smaller -c takes less), which makes it 12 s; "
-                "2.0 GiB of compute buffers (--allow ubatch may make them smaller), for which CUDA0 and CUDA1 have no "
-                "room, which makes it 20 s; "
-                "the rest, because layers and tensors are placed whole, and each device takes consecutive layers"
+                "4.0 times the lower bound of 10 s for any placement, because of "
+                "3.0 GiB of cache for this context, which raises it to 12 s (a smaller -c takes less); "
+                "2.0 GiB of compute buffers, which raise it to 20 s (--allow ubatch may make them smaller; CUDA0 and "
+                "CUDA1 have no room for them); "
+                "the rest, since layers and tensors cannot be divided and each device takes consecutive layers"
             ],
             id="why",
         ),
@@ -118,7 +118,7 @@ def test_what_keeps_a_plan_from_its_bound(bound: Bound | None, lines: list[str])
     assert far_lines(bound) == lines
     price = make_price(prompt=1000, generation=10)
     shown = " ".join(rendered(make_plan(estimate=price, bound=bound), False).split())
-    assert all(line in shown for line in lines) and ("every placement takes at least" in shown) is bool(lines)
+    assert all(line in shown for line in lines) and ("for any placement" in shown) is bool(lines)
 
 
 @pytest.mark.parametrize("seconds", [0.0, math.inf])
@@ -131,21 +131,22 @@ def test_default_speeds_come_last() -> None:
     known, other = SpeedSource("CUDA0", "catalogue", False), SpeedSource("host", "default: two channels", True)
     price = make_price(known, other)
     assert explain_lines(price, [Choice("context", "4096", 1.0)], Bound(1.0))[3:] == [
-        "bound: 1 s; at most 1411.1 % from the best that any placement of these tensors can reach by this model",
+        "lower bound: 1 s; this plan takes at most 1411.1 % more than the best placement of these tensors could, by "
+        "the cost model",
         "speed of host: default: two channels",
     ]
 
 
 def test_a_remote_device_says_what_its_network_takes() -> None:
-    far = SpeedSource("RPC0", "measured; reads 20 GB/s; network: 0.1 GB/s, 0.3 ms there and back", False, True)
+    far = SpeedSource("RPC0", "measured; reads 20 GB/s; network: 0.1 GB/s, 0.3 ms round trip", False, True)
     assert explain_lines(make_price(far))[-1] == f"speed of RPC0: {far.text}"
     assert default_speeds(make_price(far)) == []
 
 
 def test_a_plan_without_an_estimate() -> None:
-    assert explanation(make_plan()) == "nothing is estimated"
+    assert explanation(make_plan()) == "this plan has no time estimate"
     plan = make_plan(problems=(Problem("host", 1, "too little"),))
-    assert explanation(plan) == "a plan that does not fit has no estimate"
+    assert explanation(plan) == "a plan that does not fit has no time estimate"
 
 
 def rendered(plan: Plan, verbose: bool) -> str:

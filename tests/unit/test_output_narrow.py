@@ -138,7 +138,7 @@ def test_what_a_move_means_is_never_lost(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("width", [39, 20, 1])
 def test_below_40_columns_one_line_says_so(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(table.plan_table(plan_on(8)), width, monkeypatch) == [
-        f"fitter: the table needs 40 columns, and this terminal has {width}: widen it, or take --json"
+        f"fitter: the table needs 40 columns, but this terminal has {width}: widen it, or use --json"
     ]
 
 

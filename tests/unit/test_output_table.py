@@ -123,7 +123,7 @@ def test_verbose_shows_buffer_types() -> None:
         (Params(n_gpu_layers=99), "33 of 33 layers"),
         (Params(n_gpu_layers=5), "5 of 33 layers"),
         (Params(type_k="q8_0", offload_kqv=False), "KV cache q8_0/f16 on the host"),
-        (Params(n_seq_max=4), "4 sequences, each its own KV cache"),
+        (Params(n_seq_max=4), "4 sequences, a KV cache each"),
         (Params(n_seq_max=4, kv_unified=True), "4 sequences, one KV cache"),
     ],
 )
@@ -168,8 +168,8 @@ def test_catalogue() -> None:
         "one   8.9        8192       -  7168  1008     -       -  cuda        1 2 - 3 - - -\n"
         "two     -        9216    8192  7168  89.6  15.8     116  vulkan-anv  - 4 2 5 1 2 6\n"
         "\n"
-        "total: the card's memory. usable: what the driver leaves of it. free: what an idle card leaves to llama.cpp.\n"
-        "GB/s: of its memory, and over PCIe. TFLOPS: dense fp16.\n"
+        "total: the card's memory. usable: what the driver leaves of it. free: what an idle card has free.\n"
+        "GB/s: memory bandwidth. PCIe: bandwidth from the host, also in GB/s. TFLOPS: dense fp16.\n"
         "sources: of arch, total, usable, free, GB/s, PCIe and TFLOPS, by number:\n"
         "  1  a page\n"
         "  2  a log\n"
@@ -187,8 +187,8 @@ def test_calibration() -> None:
         "device  MiB: total  free  context  outside  margin  twin      description\n"
         "CUDA0         8192  7168      400      600    1112  cuda 8.9  Card\n"
         "RPC0          8192  7168        -        -    1024  -         Card\n"
-        "context: what a process takes by using the device at all. outside: what a loaded model takes beyond\n"
-        "llama.cpp's own bytes and what was free to it before. margin: what a fit leaves by default.\n"
+        "context: memory that a process takes just by using the device. outside: memory that a loaded model takes\n"
+        "beyond that and beyond llama.cpp's own count. margin: memory that a fit leaves free by default.\n"
         "\n"
         "CUDA0 and virtual twin: 96 loads, bytes differ in 2\n"
         "CUDA0, loaded for real and as a dummy: 1 load, no byte differs\n"
@@ -198,7 +198,7 @@ def test_calibration() -> None:
         "CUDA0    twin     dense  defaults       CUDA_Host model            5          7          +2\n"
         "CUDA0    twin     dense  long           load                   loads  no memory\n"
         "\n"
-        "kept in kept.json\n"
+        "stored in kept.json\n"
     )
 
 

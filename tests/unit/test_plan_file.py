@@ -137,7 +137,7 @@ def _without(*keys: str | int) -> Callable[[Any], None]:
 
 
 WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
-    "another schema": (_set("schema", to=2), "it has schema 2, and this version of fitter reads 1"),
+    "another schema": (_set("schema", to=2), "it has schema 2, but this fitter reads schema 1"),
     "no schema": (_without("schema"), "'schema' is missing"),
     "schema in words": (_set("schema", to="1"), "'schema' is \"1\", not a whole number"),
     "a parameter missing": (_without("params", "kv_unified"), "'params.kv_unified' is missing"),

@@ -33,8 +33,12 @@ def trial(placement: Placement = LAYERS, seconds: float | None = 2.0, n_ctx: int
         pytest.param(LAYERS, "whole layers on the host with", id="layers"),
         pytest.param(Placement(4, (3, 2), ((UP, HOST),)), "whole layers on the host with", id="and-a-part-of-one"),
         pytest.param(TENSORS, "single feed-forward tensors on the host", id="tensors"),
-        pytest.param(Placement(0, (9, 0), ((QUERY, HOST),)), "weights of layers on the host", id="bare-caches"),
-        pytest.param(Placement(4, (5, 0), ((UP, 0),)), "layers' KV cache on the host", id="caches-on-the-host"),
+        pytest.param(
+            Placement(0, (9, 0), ((QUERY, HOST),)), "the weights of some layers on the host", id="bare-caches"
+        ),
+        pytest.param(
+            Placement(4, (5, 0), ((UP, 0),)), "the KV cache of some layers on the host", id="caches-on-the-host"
+        ),
     ],
 )
 def test_style(placement: Placement, words: str) -> None:
@@ -86,4 +90,6 @@ def test_are_remotes_worth_it(n_ctx: int, expected: list[str]) -> None:
 
 def test_which_device_is_first() -> None:
     choice = choices.which_device_is_first(DEVICES[1], 1.0, DEVICES[0], 3.0)
-    assert choice.chosen.startswith("CUDA1") and choice.runner_up == "CUDA0, as given" and choice.excess == 2.0
+    assert (
+        choice.chosen.startswith("CUDA1") and choice.runner_up == "CUDA0, in the given order" and choice.excess == 2.0
+    )

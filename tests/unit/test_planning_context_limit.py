@@ -78,8 +78,8 @@ def test_a_fixed_context_that_is_too_large_does_not_fit_and_says_what_would() ->
     assert not plan.fits and llama.crashes == 0
     assert [(problem.device, problem.missing) for problem in plan.problems] == [("CUDA0", 300_032 * 4096 - 1024 * MIB)]
     assert plan.problems[0].message == (
-        "CUDA0 takes tensors of 1024 MiB at most, and at a context of 300032 the KV cache of a layer is one of "
-        "1172 MiB (cache_k_l0): give -c 262144 or less, or fewer sequences (-np), or a smaller type of it "
+        "CUDA0 cannot use a tensor of more than 1024 MiB, but at a context of 300032 the KV cache of a layer "
+        "(cache_k_l0) has 1172 MiB: use -c 262144 or less, or fewer sequences (-np), or a smaller cache type "
         "(-ctk, -ctv), or -nkvo, which keeps it in host memory"
     )
     # the nearest that there is, and nobody has given it up
@@ -116,7 +116,7 @@ def test_the_smallest_context_that_is_too_large_is_named_too() -> None:
 def test_no_context_at_all_is_an_error_of_one_line() -> None:
     devices = taking(limits(100_000), 4)
     asked = request(MODEL, devices, params=Params(n_seq_max=256))
-    with pytest.raises(LlamaCppError, match=r"^CUDA0 takes tensors of 4 MiB at most, .*: give fewer sequences"):
+    with pytest.raises(LlamaCppError, match=r"^CUDA0 cannot use a tensor of more than 4 MiB, .*: use fewer sequences"):
         fitted(asked, Strict(MODEL, devices))
 
 
@@ -219,5 +219,5 @@ def test_the_rules_on_devices() -> None:
 
 def test_a_state_is_called_one() -> None:
     excess = Excess("V", 0, 4096, "cache_s_l3", 8192 * MIB, 4096 * MIB, 256)
-    assert "the recurrent state of a layer is one of 8192 MiB" in excess.message
-    assert excess.message.endswith("give fewer sequences (-np), or -nkvo, which keeps it in host memory")
+    assert "the recurrent state of a layer (cache_s_l3) has 8192 MiB" in excess.message
+    assert excess.message.endswith("use fewer sequences (-np), or -nkvo, which keeps it in host memory")

@@ -310,7 +310,11 @@ def test_a_smaller_context_is_said() -> None:
 
 def test_unknown_levers_suggest_the_nearest() -> None:
     assert levers(LEVERS) == ALL
-    for wrong, says in (("kv-q8", "did you mean kv-q8_0"), ("Ubatch", "did you mean ubatch"), ("x", "there is paging")):
+    for wrong, says in (
+        ("kv-q8", "did you mean kv-q8_0"),
+        ("Ubatch", "did you mean ubatch"),
+        ("x", "the levers are paging"),
+    ):
         with pytest.raises(UsageError, match=says):
             levers(["paging", wrong])
 

@@ -253,8 +253,8 @@ def test_tensor_splits(value: Any, said: str) -> None:
         ("reserve", {"CUDA0": 2**60}, ""),
         ("reserve", {"CUDA0": HUGE}, "reserve .--reserve. of 'CUDA0' is 1125899906842624 MiB"),
         ("reserve", {"CUDA0": None}, "give a whole number"),
-        ("reserve", {5: 1}, "is 5: give a text"),
-        ("reserve", 5, "give a list of texts"),
+        ("reserve", {5: 1}, "is 5: give a string"),
+        ("reserve", 5, "give a list of strings"),
         ("timeout", 1e6, ""),
         ("timeout", 1000001.0, "too long"),
         ("timeout", float("nan"), "too short"),
@@ -263,16 +263,16 @@ def test_tensor_splits(value: Any, said: str) -> None:
         ("host_bandwidth", "60GB/s", ""),
         ("host_bandwidth", [1], "give a number"),
         ("type_k", "q8_0", ""),
-        ("type_k", 8, "give a text"),
+        ("type_k", 8, "give a string"),
         ("flash_attn", "on", ""),
-        ("flash_attn", "maybe", "is 'maybe': give on, off, auto"),
-        ("flash_attn", True, "give a text"),
+        ("flash_attn", "maybe", "is 'maybe': give one of on, off, auto"),
+        ("flash_attn", True, "give a string"),
         ("cpu_moe", True, ""),
         ("cpu_moe", "yes", "is 'yes': give True or False"),
         ("cpu_moe", 2, "give True or False"),
         ("devices", ("CUDA0",), ""),
-        ("devices", 5, "give a list of texts"),
-        ("override_tensor", (None,), "give a text"),
+        ("devices", 5, "give a list of strings"),
+        ("override_tensor", (None,), "give a string"),
         ("lora", 5, "give a list of paths"),
         ("mmproj", 5, "give the path of a file"),
         ("gpus", ("rtx-4090",), ""),
@@ -382,7 +382,7 @@ def test_what_is_not_set_has_its_default() -> None:
     signature = inspect.signature(function)
     assert [*signature.parameters][:5] == ["model", "fit_ctx", "other", "n_ctx", "devices"]
     assert signature.parameters["swa_full"].annotation == bool | None
-    assert "``swa_full``: KV cache of full size" in str(function.__doc__)
+    assert "``swa_full``: Use a KV cache of full size" in str(function.__doc__)
     for name, value in {"n_ctx": -1, "fit_ctx": 0, "n_ctxs": 1, "model": 5}.items():
         with pytest.raises(UsageError, match=name):
             call(**{"model": "m", name: value})

@@ -211,7 +211,7 @@ def test_impossible_workloads(prompt: int | None, generate: int | None, is_set: 
 def test_live_tokens_are_in_the_context(live_tokens: int) -> None:
     for possible in (None, 0, 4096):
         check_live_tokens(possible, 4096)
-    with pytest.raises(UsageError, match=f"{live_tokens} live tokens cannot be in a context of 4096"):
+    with pytest.raises(UsageError, match=f"{live_tokens} live tokens do not fit in a context of 4096"):
         check_live_tokens(live_tokens, 4096)
 
 
@@ -227,8 +227,8 @@ def test_pins_that_contradict_one_another() -> None:
     [
         ("request", "fastest", ""),
         ("context", "llama.cpp", ""),
-        ("best", "fastest", "unknown objective 'best': there is request, generation, prompt, context"),
-        ("request", "upstream", "unknown strategy 'upstream': there is fastest, llama.cpp"),
+        ("best", "fastest", "unknown objective 'best': choose from request, generation, prompt, context"),
+        ("request", "upstream", "unknown strategy 'upstream': choose from fastest, llama.cpp"),
     ],
 )
 def test_objectives_and_strategies(objective: str, strategy: str, says: str) -> None:

@@ -230,7 +230,7 @@ def test_shared_memory_on_the_host_is_the_hosts(free: int, fits: bool) -> None:
     assert plan.fits is fits and plan.host.shared == 300 * MIB
     if not fits:
         assert [problem.device for problem in plan.problems] == ["host"]
-        assert "300 MiB of them for what shares the memory" in plan.problems[0].message
+        assert "300 MiB of them beside the model" in plan.problems[0].message
 
 
 # --- what llama-server makes of it
@@ -302,7 +302,7 @@ def test_a_draft_model_on_the_models_devices(
 
 def test_a_split_that_leaves_a_draft_models_devices_out() -> None:
     main = replace(MAIN, tensor_split=(0.0, 0.0, 1.0), devices=("CUDA0", "CUDA1", "CUDA2"))
-    with pytest.raises(UsageError, match="name one device with -devd"):
+    with pytest.raises(UsageError, match="choose one device with -devd"):
         draft("CUDA0", "CUDA1").params(main)
     assert draft("CUDA0").params(main).devices == ("CUDA0",)
 
@@ -371,12 +371,15 @@ def test_reservations(given: Any, expected: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("check", "message"),
     [
-        (lambda: parse_reserve(["CUDA0"]), "is no reservation"),
-        (lambda: parse_reserve(["CUDA0="]), "is no reservation"),
+        (lambda: parse_reserve(["CUDA0"]), "is not a reservation"),
+        (lambda: parse_reserve(["CUDA0="]), "is not a reservation"),
         (lambda: parse_reserve({"CUDA0": -1}), "is -1 bytes"),
         (lambda: parse_reserve({"CUDA0": "2"}), "has no unit"),
         (lambda: reservation({"CUDA1": 1}, infos(limits(8)), None), "there are: CUDA0, host"),
-        (lambda: reservation({"CUDA0": 8 * MIB + 1}, infos(limits(8)), None), "9 MiB are more than the 8 MiB"),
+        (
+            lambda: reservation({"CUDA0": 8 * MIB + 1}, infos(limits(8)), None),
+            "9 MiB is more than its total memory of 8 MiB",
+        ),
         (lambda: reservation({"host": 8}, infos(limits(8)), 7), "--reserve host"),
     ],
 )

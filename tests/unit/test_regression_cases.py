@@ -115,7 +115,7 @@ def test_a_pattern_makes_a_case_for_each_model(tmp_path: Path) -> None:
 CASE = '[cases.a]\nmodel = "a.gguf"\n'
 
 WRONG = {
-    "no file": (None, r"fitter.toml is not there: write one, such as \[cases.chat\]"),
+    "no file": (None, r"fitter.toml does not exist: write one, such as \[cases.chat\]"),
     "no TOML": ("[cases", "fitter.toml is not valid TOML: Expected"),
     "no cases": ("[defaults]\nn_ctx = 1", "there are no cases: add"),
     "an unknown key": (CASE + "n_ctxx = 1", r"unknown key 'n_ctxx' in cases.a: did you mean n_ctx\?"),
@@ -147,7 +147,7 @@ WRONG = {
     "a size below 0": (CASE + "margin = -1", "cases.a.margin is -1: give a size"),
     "an unknown GPU": (CASE + 'gpu = ["rtx-4091"]', "cases.a.gpu: 'rtx-4091'.* rtx-4090"),
     "a GPU and none": (CASE + 'gpu = ["24GiB", "none"]', "none means a machine without a GPU"),
-    "a list of others": (CASE + "allow = [1]", r"allow is \[1\]: give a list of texts"),
+    "a list of others": (CASE + "allow = [1]", r"allow is \[1\]: give a list of strings"),
     "growth without unit": (
         CASE + 'max_growth = "5"',
         "max_growth is '5': give a percentage or a size, such as \"1%\"",

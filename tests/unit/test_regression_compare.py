@@ -45,7 +45,7 @@ ROWS: dict[str, tuple[Snapshot, Case, list[str]]] = {
     "one more than that": (
         with_memory(SNAPSHOT, compute=MIB + 1),
         replace(CASE, max_growth=Growth(bytes=MIB)),
-        ["CUDA0 takes 5.3 GiB instead of 5.2 GiB (+1.0 MiB, +0.0 %), 1.0 MiB are allowed"],
+        ["CUDA0 takes 5.3 GiB instead of 5.2 GiB (+1.0 MiB, +0.0 %); it may grow by 1.0 MiB"],
     ),
     "all of the percentage": (
         with_memory(SNAPSHOT, context=USED // 100),
@@ -55,7 +55,7 @@ ROWS: dict[str, tuple[Snapshot, Case, list[str]]] = {
     "a byte more than that": (
         with_memory(SNAPSHOT, context=USED // 100 + 1),
         replace(CASE, max_growth=Growth(part=0.01)),
-        ["CUDA0 takes 5.3 GiB instead of 5.2 GiB (+53.8 MiB, +1.0 %), 53.8 MiB are allowed"],
+        ["CUDA0 takes 5.3 GiB instead of 5.2 GiB (+53.8 MiB, +1.0 %); it may grow by 53.8 MiB"],
     ),
     "from one kind to another": (with_memory(SNAPSHOT, compute=-MIB, context=MIB), CASE, []),
     "a device that was not used": (
@@ -93,12 +93,12 @@ ROWS: dict[str, tuple[Snapshot, Case, list[str]]] = {
     "slower": (
         with_speed(prompt=979.9),
         CASE,
-        ["prompt is estimated at 980 tokens/s instead of 1,000: 2.0 % slower, 2 % are allowed"],
+        ["prompt is estimated at 980 tokens/s instead of 1,000: 2.0 % slower, and 2 % is allowed"],
     ),
     "slower generation": (
         with_speed(generation=40.0),
         replace(CASE, max_slowdown=0.1),
-        ["generation is estimated at 40 tokens/s instead of 50: 20.0 % slower, 10 % are allowed"],
+        ["generation is estimated at 40 tokens/s instead of 50: 20.0 % slower, and 10 % is allowed"],
     ),
     "faster": (with_speed(generation=60.0), CASE, []),
     "too large": (
@@ -216,7 +216,7 @@ CAUSES: dict[str, tuple[Snapshot, list[str]]] = {
     ),
     "metadata": (
         with_model(SNAPSHOT, header="sha256:01"),
-        ["header: its metadata changed; every tensor has the type that it had"],
+        ["header: its metadata changed, but no tensor's type"],
     ),
     "another file": (with_model(SNAPSHOT, file="b.gguf"), ["model: file a.gguf → b.gguf"]),
 }

@@ -43,14 +43,17 @@ def _umask() -> int:
 TEXT = dumps(Lock({"b": SNAPSHOT}))
 
 WRONG = {
-    "missing": (None, "fitter.lock is not there: run 'fitter lock' to make it"),
-    "of a later fitter": ("schema = 2\nmore = 1\n", "is of schema 2, and this fitter reads 1: install a newer fitter"),
+    "missing": (None, "fitter.lock does not exist: run 'fitter lock' to make it"),
+    "of a later fitter": (
+        "schema = 2\nmore = 1\n",
+        "has schema 2, but this fitter reads schema 1: install a newer fitter",
+    ),
     "no lock": ("a = 1\n", "is not a lock that fitter wrote: run 'fitter lock' to make one"),
     "a schema that is none": ("schema = true\n", "is not a lock that fitter wrote"),
     "a schema below 1": ("schema = 0\n", "is damaged: run 'fitter lock'"),
     "conflict": (
         "schema = 1\n<<<<<<< HEAD\na = 1\n=======\na = 2\n>>>>>>> main\n",
-        "has the marks of a merge conflict in line 2: resolve it in fitter.toml, then run 'fitter lock'",
+        "has a merge conflict in line 2: resolve it in fitter.toml, then run 'fitter lock'",
     ),
     "no TOML": ("schema 1", "is not valid TOML"),
     "no text": (b"\xff\xfe\x00", "is not UTF-8 text"),
@@ -182,9 +185,9 @@ def test_something_else_in_its_place(kind: str, tmp_path: Path) -> None:
         os.mkfifo(path)
     else:
         path.symlink_to(os.devnull)
-    with pytest.raises(AnswerError, match=f"fitter.lock cannot be written: it is a {kind}, and a lock is a file"):
+    with pytest.raises(AnswerError, match=f"fitter.lock cannot be written: it is a {kind}, but a lock must be a file"):
         write_lock(path, LOCK)
-    with pytest.raises(UsageError, match=f"fitter.lock is a {kind}, and a lock is a file"):
+    with pytest.raises(UsageError, match=f"fitter.lock is a {kind}, but a lock must be a file"):
         read_lock(path)
 
 

@@ -83,7 +83,7 @@ def test_differences(document: Any, moves: list[str], changes: list[str], tmp_pa
     assert found.is_empty == (not moves and not changes)
     shown = io.StringIO()
     report.print_diff(shown, found)
-    assert (shown.getvalue() == "the plans say the same\n") == found.is_empty
+    assert (shown.getvalue() == "the plans are the same\n") == found.is_empty
     assert report.diff_to_dict(found)["equal"] == found.is_empty
 
 
@@ -97,7 +97,7 @@ def test_keys_that_older_plans_lack(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[Any, str]] = {
     "a list": ([1], "its 'schema' is missing or damaged"),
-    "another schema": ({"schema": 2}, "is of schema 2, and this fitter reads 1: install a newer fitter"),
+    "another schema": ({"schema": 2}, "has schema 2, but this fitter reads schema 1: install a newer fitter"),
     "no schema": ({"schema": None}, "its 'schema' is missing"),
     "nothing in it": ({"schema": 1}, "its 'fits' is missing"),
     "a device that is none": (changed(set_key("devices", 0, to=3)), "its 'name' is missing"),

@@ -13,16 +13,16 @@ import pytest
 from fitter.errors import FitterError, ModelError, UsageError
 from fitter.regression import report
 from fitter.regression.cases import Budget, Case
-from fitter.regression.check import Outcome
+from fitter.regression.check import CaseResult
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import Snapshot
 from fitter.regression.measuring import Measured
 from tests.unit.snapshots import GIB, MIB, SNAPSHOT, with_memory
 
 
-def outcome(name: str, measured: Snapshot, budget: Budget | None = None) -> Outcome:
+def outcome(name: str, measured: Snapshot, budget: Budget | None = None) -> CaseResult:
     case = Case(name, Path("a.gguf"), SNAPSHOT.settings, budget=budget or Budget())
-    return Outcome(name, compare(case, SNAPSHOT, measured))
+    return CaseResult(name, compare(case, SNAPSHOT, measured))
 
 
 SAME = outcome("same", SNAPSHOT)
@@ -31,9 +31,9 @@ GROWN = outcome(
 )
 SHRUNK = outcome("shrunk", with_memory(SNAPSHOT, context=-MIB))
 OVER = outcome("over", SNAPSHOT, Budget({"cuda0": 5 * GIB}, n_ctx=9000))
-ADDED = Outcome("added", None, UsageError("not in the lock"), "added")
-REMOVED = Outcome("removed", None, UsageError("not in the cases"), "removed")
-BROKEN = Outcome("broken", None, ModelError("a.gguf: 100 % missing\x00, <b>"))
+ADDED = CaseResult("added", None, UsageError("not in the lock"), "added")
+REMOVED = CaseResult("removed", None, UsageError("not in the cases"), "removed")
+BROKEN = CaseResult("broken", None, ModelError("a.gguf: 100 % missing\x00, <b>"))
 
 
 @pytest.mark.parametrize(
@@ -42,19 +42,19 @@ BROKEN = Outcome("broken", None, ModelError("a.gguf: 100 % missing\x00, <b>"))
         ((SAME, SHRUNK), 0),
         ((SAME, GROWN), 4),
         ((GROWN, BROKEN), 3),
-        ((GROWN, Outcome("a", None, UsageError("x"))), 2),
-        ((BROKEN, Outcome("a", None, UsageError("x"))), 3),
+        ((GROWN, CaseResult("a", None, UsageError("x"))), 2),
+        ((BROKEN, CaseResult("a", None, UsageError("x"))), 3),
         ((SAME, ADDED), 2),
         ((SAME, REMOVED), 2),
         ((GROWN, ADDED, REMOVED), 4),
         ((BROKEN, ADDED), 3),
     ],
 )
-def test_exit_status(outcomes: tuple[Outcome, ...], status: int) -> None:
+def test_exit_status(outcomes: tuple[CaseResult, ...], status: int) -> None:
     assert report.exit_status(outcomes) == status
 
 
-def table(*outcomes: Outcome, verbose: bool = False) -> str:
+def table(*outcomes: CaseResult, verbose: bool = False) -> str:
     stream = io.StringIO()
     report.print_check(stream, outcomes, verbose=verbose)
     return stream.getvalue()
@@ -71,7 +71,7 @@ def test_table() -> None:
         "shrunk changed",
         "  what    locked      now             change",
         "  CUDA0  5.2 GiB  5.2 GiB  -1.0 MiB (-0.0 %)  context -1.0 MiB",
-        "  changed: nothing that the lock records; perhaps another build of llama.cpp, or other environment variables",
+        "  changed: nothing that the lock records; perhaps the build of llama.cpp or environment variables differ",
         "4 cases: 1 failed, 1 could not be measured, 1 changed within the limits, 1 unchanged",
     ]
     assert table(OVER).splitlines()[1:4] == [
@@ -147,7 +147,7 @@ def test_github_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "::error file=sub/fitter.toml,line=3,title=fitter%3A gr|own_1",
         "::error file=sub/fitter.toml,line=5,title=fitter%3A broken",
         "::notice file=sub/fitter.toml,title=fitter%3A shrunk::changed within its limits "
-        "(nothing that the lock records; perhaps another build of llama.cpp, or other environment variables)",
+        "(nothing that the lock records; perhaps the build of llama.cpp or environment variables differ)",
     ]
     assert "100 %25 missing" in lines[1]
     monkeypatch.chdir(cases.parent)

@@ -121,8 +121,8 @@ def test_what_shares_the_memory_is_neither_loaded_nor_needed() -> None:
 @pytest.mark.parametrize(
     ("here", "message"),
     [
-        ([device(name="CUDA1")], r"for CUDA0 \(Card of CUDA0\), and llama.cpp has CUDA1 here"),
-        ([device(description="RTX 5090")], "the plan's CUDA0 is 'Card of CUDA0', and here it is 'RTX 5090'"),
+        ([device(name="CUDA1")], r"for CUDA0 \(Card of CUDA0\), but llama.cpp has CUDA1 here"),
+        ([device(description="RTX 5090")], "the plan's CUDA0 is 'Card of CUDA0', but here it is 'RTX 5090'"),
     ],
 )
 def test_devices_that_are_not_here(here: list[DeviceInfo], message: str) -> None:

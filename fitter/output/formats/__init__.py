@@ -1,7 +1,7 @@
-"""A plan written for other programs. A format is a file here with ``text(plan)``, and a line in ``FORMATS``.
+"""A plan in the formats of other programs. A format is a file here with ``text(plan)``, and a line in ``FORMATS``.
 
-One that is arguments on one line without quotes is in ``UNQUOTED`` too, and its file has ``words(plan)`` in place of
-``text``.
+A format that consists of arguments on one line without quotes is also in ``UNQUOTED``, and its file has ``words(plan)``
+instead of ``text``.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 FORMATS = {
     "args": "llama.cpp's arguments on one line",
-    "shell": "those, quoted for eval in sh, bash, zsh, fish",
+    "shell": "the same, quoted for eval in sh, bash, zsh, fish",
     "json": "the whole plan, sizes in bytes",
     "ini": "a preset for llama-server --models-preset",
     "env": "LLAMA_ARG_ lines for sh, systemd or docker",
     "python": "a script that loads with llama-cpp-python",
     "ik_llama": "arguments of ik_llama.cpp on one line",
 }
-"""What ``--help`` says about each."""
+"""The help for each format."""
 
 
 UNQUOTED = ("args", "ik_llama")
-"""Formats that are arguments on one line, as ``$(...)`` takes them."""
+"""Formats that are arguments on one line without quotes, for ``$(...)``."""
 
 
 def render(plan: Plan, name: str, *, anyway: bool = False) -> str:
     """``plan`` in the format ``name``, one of ``FORMATS``, without a newline at the end.
 
-    Every format says every parameter of the plan, or raises :class:`PlanError` that names what its reader has no word
-    for. One that is there to be run raises it too for a plan that does not fit, unless that is asked for ``anyway``.
-    Raises :class:`UsageError` for a name that is none.
+    Every format contains every parameter of the plan, or raises :class:`PlanError` that names the one which it cannot
+    express. All but ``json`` also raise it if the plan does not fit, unless ``anyway`` is true. Raises
+    :class:`UsageError` for an unknown name.
     """
     if name not in FORMATS:
-        raise UsageError(f"unknown format '{name}'; there are: {', '.join(FORMATS)}")
+        raise UsageError(f"unknown format '{name}': choose from {', '.join(FORMATS)}")
     if name != "json" and not anyway:
         from fitter.planning.plan import check_fits
 
@@ -52,7 +52,7 @@ def render(plan: Plan, name: str, *, anyway: bool = False) -> str:
 def words(plan: Plan, name: str) -> list[str]:
     """The arguments of ``plan`` in the format ``name``, one of ``UNQUOTED``, whether it fits or not.
 
-    Raises :class:`PlanError` for what cannot be on one line, and what ``render`` raises.
+    Raises :class:`PlanError` for an argument that cannot be on one line, and what ``render`` raises.
     """
     from fitter.output.arguments import check_line
 

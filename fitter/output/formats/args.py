@@ -7,5 +7,5 @@ from fitter.planning.plan import Plan
 
 
 def words(plan: Plan) -> list[str]:
-    """What ``plan.arguments()`` says."""
+    """The words of ``plan.arguments()``."""
     return arguments(plan)

@@ -5,31 +5,31 @@ from __future__ import annotations
 import shlex
 
 from fitter.errors import PlanError
-from fitter.output.formats.settings import Setting, anywhere
+from fitter.output.formats.options import OptionValue, with_absolute_paths
 from fitter.planning.plan import Plan
 
 
 def text(plan: Plan) -> str:
-    """A line for the model's path and for every argument.
+    """A line for the model's path, and one for every argument.
 
-    A value that a shell would change is in quotes, which a shell and systemd take away and docker's ``--env-file``
-    does not; a comment then says so. Raises :class:`PlanError` where llama.cpp has no variable for what the plan needs.
+    A value that a shell would change is quoted. A shell and systemd remove the quotes, but docker's ``--env-file`` does
+    not, so a comment warns of it. Raises :class:`PlanError` if llama.cpp has no variable for something in the plan.
     """
-    found = anywhere(plan)
+    found = with_absolute_paths(plan)
     lines = [f"{_variable(each)}={shlex.quote(each.value)}" for each in found]
     quoted = [_variable(each) for each in found if shlex.quote(each.value) != each.value]
     if quoted:
-        lines.insert(0, f"# docker's --env-file would keep the quotes of {', '.join(quoted)}")
+        lines.insert(0, f"# not for docker's --env-file, which would keep the quotes of {', '.join(quoted)}")
     return "\n".join(lines)
 
 
-def _variable(setting: Setting) -> str:
-    option = setting.option
+def _variable(argument: OptionValue) -> str:
+    option = argument.option
     if option.env is None:
         raise PlanError(
-            f"llama.cpp reads no environment variable for {option.name}, which this plan needs: "
-            "take another format, such as ini"
+            f"llama.cpp has no environment variable for {option.name}, which this plan needs: "
+            "use another format, such as ini"
         )
-    if not setting.value.isprintable():
-        raise PlanError(f"{option.env} cannot be on one line: '{setting.value}' has control characters; rename it")
+    if not argument.value.isprintable():
+        raise PlanError(f"{option.env} cannot be on one line: rename '{argument.value}', which has control characters")
     return option.env

@@ -9,70 +9,73 @@ import re
 from collections.abc import Callable
 
 from fitter.errors import PlanError
-from fitter.output.formats.settings import Setting, settings
+from fitter.output.formats.options import OptionValue, option_values
 from fitter.planning.plan import Plan
 
 _EVERY_LAYER = 999
-"""More layers than any model has: the fork takes a number only."""
+"""More layers than any model has: the fork accepts only a number."""
 
 
 def words(plan: Plan) -> list[str]:
-    """The arguments of ``plan`` as ik_llama.cpp knows them.
+    """The arguments of ``plan`` for ik_llama.cpp.
 
-    Raises :class:`PlanError` for what the fork cannot be told. What it always does needs no option: one KV cache for
-    all sequences, and no fitting of its own unless it is asked to.
+    Raises :class:`PlanError` for anything that the fork has no option for. Two things need none, since the fork always
+    does them: one KV cache for all sequences, and no fitting of its own.
     """
     args: list[str] = []
-    for setting in settings(plan):
-        write = _WRITERS.get(setting.option.name)
+    for argument in option_values(plan):
+        write = _WRITERS.get(argument.option.name)
         if write is None:
-            raise PlanError(f"ik_llama.cpp has no option like llama.cpp's {setting.option.name}, which this plan needs")
-        args += write(setting, plan)
+            raise PlanError(
+                f"ik_llama.cpp has no option like llama.cpp's {argument.option.name}, which this plan needs: "
+                "use another format"
+            )
+        args += write(argument, plan)
     return [*args, "-fa", _flash_attn(plan)]
 
 
-def _same(setting: Setting, _: Plan) -> list[str]:
-    return [setting.option.name, setting.value]
+def _same(argument: OptionValue, _: Plan) -> list[str]:
+    return [argument.option.name, argument.value]
 
 
-def _flag(setting: Setting, _: Plan) -> list[str]:
-    return [setting.option.name]
+def _flag(argument: OptionValue, _: Plan) -> list[str]:
+    return [argument.option.name]
 
 
-def _nothing(_: Setting, __: Plan) -> list[str]:
+def _nothing(_: OptionValue, __: Plan) -> list[str]:
     return []
 
 
-def _device(setting: Setting, plan: Plan) -> list[str]:
-    for name in setting.value.split(","):
+def _device(argument: OptionValue, plan: Plan) -> list[str]:
+    for name in argument.value.split(","):
         if not re.fullmatch(r"none|(CUDA|ROCm|Vulkan)\d+", name):
-            raise PlanError(f"ik_llama.cpp knows no device called {name}, which this plan uses: leave it out with -dev")
-    return _same(setting, plan)
+            raise PlanError(f"ik_llama.cpp has no device called {name}, which this plan uses: leave it out with -dev")
+    return _same(argument, plan)
 
 
-def _n_gpu_layers(setting: Setting, plan: Plan) -> list[str]:
-    value = str(max(_EVERY_LAYER, plan.n_layer + 1)) if setting.value == "all" else setting.value
-    return [setting.option.name, value]
+def _n_gpu_layers(argument: OptionValue, plan: Plan) -> list[str]:
+    value = str(max(_EVERY_LAYER, plan.n_layer + 1)) if argument.value == "all" else argument.value
+    return [argument.option.name, value]
 
 
-def _split_mode(setting: Setting, plan: Plan) -> list[str]:
-    if setting.value not in ("none", "layer"):
-        raise PlanError(f"ik_llama.cpp has no split mode {setting.value}, which this plan needs")
-    return _same(setting, plan)
+def _split_mode(argument: OptionValue, plan: Plan) -> list[str]:
+    if argument.value not in ("none", "layer"):
+        raise PlanError(f"ik_llama.cpp has no split mode {argument.value}, which this plan needs: use another format")
+    return _same(argument, plan)
 
 
 def _flash_attn(plan: Plan) -> str:
-    """What llama.cpp made of ``auto``, which the fork takes for ``on``."""
+    """What llama.cpp chose for ``auto``, which the fork would read as ``on``."""
     resolved = plan.breakdown.flash_attn
     return plan.params.flash_attn if resolved is None else "on" if resolved else "off"
 
 
-def _no_op_offload(_: Setting, __: Plan) -> list[str]:
-    """No operation at all (-1) is offloaded (0)."""
+def _no_op_offload(_: OptionValue, __: Plan) -> list[str]:
+    """Turn offloading off (0) for all operations (-1)."""
     return ["-op", "-1,0"]
 
 
-_WRITERS: dict[str, Callable[[Setting, Plan], list[str]]] = {
+_WRITERS: dict[str, Callable[[OptionValue, Plan], list[str]]] = {
     "-c": _same,
     "-dev": _device,
     "-ngl": _n_gpu_layers,

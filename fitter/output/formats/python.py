@@ -8,16 +8,16 @@ from typing import Any
 
 from fitter.errors import PlanError
 from fitter.kinds import Kind, Paths, Texts
-from fitter.output.formats.settings import settings
+from fitter.output.formats.options import option_values
 from fitter.parameters import PARAMETERS, SHARED, Load, taken_by
 from fitter.planning.plan import Plan
 
 
 def text(plan: Plan) -> str:
-    """A script that leaves the loaded model in ``llm``.
+    """A script that loads the model into ``llm``.
 
-    ``llama_cpp.Llama`` takes the parameters itself where it has all of them; else the script has fitter measure exactly
-    these once more, on the machine that runs it, and load them.
+    It calls ``llama_cpp.Llama`` if that has all the parameters. Otherwise it calls ``fitter.fit`` with every parameter
+    fixed, which measures them again on the machine that runs the script, and then ``plan.load()``.
     """
     from fitter.output.keywords import llama_kwargs
 
@@ -25,15 +25,15 @@ def text(plan: Plan) -> str:
     try:
         return _script("import llama_cpp", "llm = llama_cpp.Llama", path, llama_kwargs(plan, anyway=True))
     except PlanError:
-        # Llama has no parameter for something of it
+        # Llama has no parameter for something in the plan
         pass
     return _script("import fitter", "plan = fitter.fit", path, fit_kwargs(plan)) + "\nllm = plan.load()"
 
 
 def fit_kwargs(plan: Plan) -> dict[str, Any]:
-    """Keyword arguments of ``fitter.fit`` that leave it nothing to choose: what it measures is what ``plan`` is."""
+    """Keyword arguments of ``fitter.fit`` that fix every parameter, so that it makes the same plan."""
     pins = {each.name: plan.params.of_parameter(each) for each in taken_by(Load) if each.key and each.section != SHARED}
-    overrides = [part for each in settings(plan) if each.option.name == "-ot" for part in each.value.split(",")]
+    overrides = [part for each in option_values(plan) if each.option.name == "-ot" for part in each.value.split(",")]
     devices = plan.breakdown.devices if plan.params.devices is None else plan.params.devices
     margins = {device.name: device.margin for device in plan.devices}
     pins |= {
@@ -51,14 +51,14 @@ def fit_kwargs(plan: Plan) -> dict[str, Any]:
 
 
 def _shared_kwargs(plan: Plan) -> dict[str, Any]:
-    """Keyword arguments of ``fitter.fit`` for what shares the memory, every place as in ``plan``."""
+    """Keyword arguments of ``fitter.fit`` for what is beside the model, in the same places as in ``plan``."""
     found: dict[str, Any] = {}
     beside = {each.option: each for each in PARAMETERS.values() if each.section == SHARED}
-    for setting in settings(plan):
-        each, value = beside.get(setting.option.name), setting.value
+    for argument in option_values(plan):
+        each, value = beside.get(argument.option.name), argument.value
         if each is not None:
             found[each.name] = _shared_value(each.kind, value)
-        elif (setting.option.name, value) == ("--spec-type", "draft-mtp"):
+        elif (argument.option.name, value) == ("--spec-type", "draft-mtp"):
             found["mtp"] = True
     for use in plan.shared:
         if use.kind == "reserve":
@@ -82,6 +82,6 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, str) and value.isprintable():
-        # JSON's strings are Python's, in double quotes
+        # a JSON string is a Python string in double quotes
         return json.dumps(value, ensure_ascii=False)
     return ascii(value)

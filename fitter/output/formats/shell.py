@@ -7,9 +7,9 @@ from fitter.planning.plan import Plan
 
 
 def text(plan: Plan) -> str:
-    """One line that ``eval`` reads as ``plan.arguments()``, in sh, bash, zsh and fish alike.
+    """One line that ``eval`` turns into ``plan.arguments()`` in sh, bash, zsh and fish.
 
-    Raises :class:`PlanError` for what cannot be on one line.
+    Raises :class:`PlanError` for an argument that cannot be on one line.
     """
     args = arguments(plan)
     check_line(args)

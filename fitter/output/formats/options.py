@@ -1,0 +1,76 @@
+"""A plan's arguments as pairs of an option of llama.cpp and its value.
+
+Other formats are made from the arguments that ``fitter.output.arguments`` writes, so that none can leave one out.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from fitter.errors import PlanError
+from fitter.kinds import Flag
+from fitter.output.arguments import arguments
+from fitter.parameters import PARAMETERS
+from fitter.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of llama.cpp (``common/arg.cpp``) in a plan's arguments.
+
+    ``name``: as ``arguments`` writes it. ``key``: its long name, in the positive form and without dashes. ``env``: the
+    environment variable that llama.cpp's programs read, if there is one. ``value``: what a flag sets ``key`` to,
+    ``None`` for an option that takes a value. ``is_files``: its value is a file, or several with commas.
+    """
+
+    name: str
+    key: str
+    env: str | None
+    value: str | None = None
+    is_files: bool = False
+
+
+@dataclass(frozen=True)
+class OptionValue:
+    """An option and its value, which is ``true`` or ``false`` for a flag."""
+
+    option: Option
+    value: str
+
+
+MODEL = Option("-m", "model", "LLAMA_ARG_MODEL", is_files=True)
+_OWN = (MODEL, Option("-fit", "fit", "LLAMA_ARG_FIT"), Option("--spec-type", "spec-type", "LLAMA_ARG_SPEC_TYPE"))
+"""Options in a plan's arguments that are not parameters of fitter."""
+
+
+def options() -> dict[str, Option]:
+    """Every option that fitter shares with llama.cpp's programs, by the name that a plan's arguments use."""
+    found = {option.name: option for option in _OWN}
+    for each in PARAMETERS.values():
+        if each.options and not each.is_ours:
+            value = each.kind.word(not each.default) if isinstance(each.kind, Flag) else None
+            found[each.option] = Option(each.option, each.long, each.env, value, each.kind.is_file)
+    return found
+
+
+def option_values(plan: Plan) -> list[OptionValue]:
+    """The arguments of ``plan``, option by option. Raises :class:`PlanError` for an argument that is not known."""
+    words, known = iter(arguments(plan)), options()
+    found = []
+    for word in words:
+        option = known.get(word)
+        if option is None:
+            raise PlanError(f"this format cannot express {word}, which this plan needs: use args or json")
+        found.append(OptionValue(option, next(words) if option.value is None else option.value))
+    return found
+
+
+def with_absolute_paths(plan: Plan) -> list[OptionValue]:
+    """The model and the arguments of ``plan`` with absolute paths, for a file that may be read in another directory."""
+    found = [OptionValue(MODEL, os.path.abspath(plan.model.path))]
+    for argument in option_values(plan):
+        if argument.option.is_files:
+            argument = OptionValue(argument.option, ",".join(map(os.path.abspath, argument.value.split(","))))
+        found.append(argument)
+    return found
