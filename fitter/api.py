@@ -24,6 +24,7 @@ from fitter.llama.types import (
     Params,
     Skeleton,
     SplitMode,
+    TensorBuftOverride,
     VirtualDevice,
 )
 from fitter.llama.virtual import is_surely_spilled
@@ -46,6 +47,7 @@ from fitter.planning.constraints import (
     check_margins,
     check_pins,
     check_split_mode,
+    check_targets,
     context_of_a_sequence,
     default_margin,
     device_limits,
@@ -59,7 +61,6 @@ from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.limits import check_context, own_context
 from fitter.planning.memory import HOST, units_of
-from fitter.planning.placement import pinned_matches
 from fitter.planning.plan import ModelSummary, PlanData, check_fits, resolved, stamp_of
 from fitter.planning.pricing import Price, Speeds, price_params
 from fitter.planning.request import DeviceLimit, HostLimit, Progress, Request
@@ -316,7 +317,7 @@ def fit(
             "type_v": parameters.get("type_v"),
             "op_offload": parameters.get("op_offload"),
         }
-        pinned = _pinned(worker, opened, overrides, limits)
+        pinned = _pinned(worker, opened, overrides, chosen, machine.devices)
         # a device that cannot keep its margin is left out, unless the user has put something there
         has_none = any(d != HOST and limits[d].target <= 0 for d in pinned.values())
         if split_mode == "none" or has_none:
@@ -381,6 +382,8 @@ def fit(
 def _load_of(parameters: Fitting, beside_it: Asked) -> Params:
     """The parameters of a load that a fit begins with; devices are chosen later."""
     embedding = parameters.get("embedding") or False
+    if embedding and beside_it.mtp:
+        raise UsageError("--embedding is for texts that are only read, and --mtp drafts tokens: leave one of them out")
     n_batch, n_ubatch = batches_of(embedding, parameters.get("n_batch"), parameters.get("n_ubatch"))
     n_seq_max, kv_unified = sequences_of(
         embedding, n_batch, parameters.get("n_seq_max"), parameters.get("kv_unified") or False
@@ -541,7 +544,7 @@ def estimate(
                 tuple(info.free for info in infos),
                 host_speed or _host_speed(bool(ask.gpus)),
             ),
-            _pinned(asked, opened, params.tensor_buft_overrides, infos),
+            _pinned(asked, opened, params.tensor_buft_overrides, infos, every),
             workload,
             live_tokens,
         )
@@ -576,7 +579,10 @@ def _asked(
         opened = open_model(os.fsdecode(model), asked.header)
         check_context(params.n_ctx or opened.n_ctx_train, opened.n_ctx_train, params.n_seq_max)
         params = for_model(params, opened, parameters.get("cpu_moe") or False, parameters.get("n_cpu_moe"))
-        asked.check_patterns([override.pattern for override in params.tensor_buft_overrides])
+        if params.tensor_buft_overrides:
+            every = asked.devices()
+            used = _choose(Machine(every, (), None, None), params.devices, params.split_mode, params.main_gpu)
+            _pinned(asked, opened, params.tensor_buft_overrides, used, every)
         yield asked, virtual, opened, params
 
 
@@ -909,14 +915,21 @@ def _check_main_gpu(main_gpu: int, devices: Sequence[object]) -> None:
         raise UsageError(f"main GPU {main_gpu} is not there: {len(devices)} devices are, counted from 0")
 
 
-def _pinned(worker: Worker, model: Model, overrides: Sequence[Any], limits: Sequence[Any]) -> dict[str, int]:
+def _pinned(
+    worker: Worker,
+    model: Model,
+    overrides: Sequence[TensorBuftOverride],
+    used: Sequence[DeviceInfo],
+    every: Sequence[DeviceInfo],
+) -> dict[str, int]:
+    """Where overrides put tensors: an index of ``used``, or ``HOST``. Raises ``UsageError`` where it cannot be."""
     if not overrides:
         return {}
-    index_of = {limit.buffer_type: d for d, limit in enumerate(limits)}
-    targets = [index_of.get(override.buffer_type, HOST) for override in overrides]
-    names = [tensor.name for tensor in model.tensors]
-    matches = worker.match([override.pattern for override in overrides], names)
-    return dict(pinned_matches(names, matches, targets))
+    index_of = {device.buffer_type: d for d, device in enumerate(used)}
+    matches = worker.match([override.pattern for override in overrides], [tensor.name for tensor in model.tensors])
+    caught = [(tensor, overrides[match]) for tensor, match in zip(model.tensors, matches, strict=True) if match >= 0]
+    check_targets(caught, used, every)
+    return {tensor.name: index_of.get(override.buffer_type, HOST) for tensor, override in caught}
 
 
 def _is_ffn_weight(name: str) -> bool:

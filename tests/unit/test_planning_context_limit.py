@@ -164,9 +164,7 @@ PINNED = TensorBuftOverride("blk.2.ffn_up", "CUDA0")
 def test_a_device_with_tensors_of_the_user_stays(mib: tuple[int | None, ...], n_ctx: int, largest: int) -> None:
     devices = taking(limits(20_000, 20_000), *mib)
     fixed = ("n_ctx",) if n_ctx else ()
-    asked = request(
-        SyntheticModel(), devices, params=Params(n_ctx=n_ctx, tensor_buft_overrides=(PINNED,)), fixed=fixed
-    )
+    asked = request(SyntheticModel(), devices, params=Params(n_ctx=n_ctx, tensor_buft_overrides=(PINNED,)), fixed=fixed)
     llama = Strict(SyntheticModel(), devices)
     plan = fitted(replace(asked, pinned={"blk.2.ffn_up.weight": 0}), llama)
     assert "CUDA0" in (plan.params.devices or ()) and llama.crashes == 0
