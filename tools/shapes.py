@@ -289,9 +289,7 @@ def _llama(
     return Shape("llama", title, n_vocab, "llama-bpe", metadata, tuple(tensors))
 
 
-def _qwen3(
-    title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_ff_exp: int = 0
-) -> Shape:
+def _qwen3(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_ff_exp: int = 0) -> Shape:
     """Dense without ``n_ff_exp``; with it experts in all layers."""
     head, n_vocab, n_expert = 128, 151936, 128
     tensors = _ends(n_embd, n_vocab)

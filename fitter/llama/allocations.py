@@ -11,6 +11,7 @@ from fitter.llama import library as native
 from fitter.llama.breakdown import MAX_ROWS, rows_of
 from fitter.llama.types import Row
 
+
 class Allocations:
     """``rows`` is what was allocated, by buffer type, once ``counted`` has ended. Those of the host have no device.
 
