@@ -224,14 +224,7 @@ def _upstream_chosen(
     """Upstream's plan as fitter measures it, beside the margins of ``devices``."""
     if plan is None:
         return None
-    measured = fitter.measure(
-        model,
-        gpus=gpus,
-        n_ctx=plan.n_ctx,
-        n_gpu_layers=plan.n_gpu_layers,
-        tensor_split=plan.tensor_split,
-        override_tensor=plan.override_tensor,
-    )
+    measured = fitter.measure(model, gpus=gpus, **plan.keywords)
     left = {d["name"]: d["free"] - d["margin"] - measured.on(d["name"]).used for d in devices}
     return Chosen(
         n_ctx=plan.n_ctx,

@@ -216,7 +216,7 @@ def estimate(
                 tuple(info.free for info in infos),
                 speed_of_host(ask.host_bandwidth, is_described=ask.is_described),
             ),
-            pinned_by(load.params, load.model, infos, load.worker.match),
+            pinned_by(load.params, load.model, infos, every, load.worker.match),
             workload,
             live_tokens,
         )

@@ -14,7 +14,7 @@ from fitter.model.header import Model, open_model
 from fitter.planning.ask import Ask
 from fitter.planning.constraints import for_model
 from fitter.planning.limits import check_context
-from fitter.planning.requesting import Questions
+from fitter.planning.requesting import Questions, pinned_by, with_main_gpu
 
 if TYPE_CHECKING:
     from fitter.llama.cuda_library import CudaLibrary
@@ -100,5 +100,8 @@ def one_load(ask: Ask, model: str, given: Worker | None, on_log: Callable[[str],
         opened = open_model(model, worker.header)
         check_context(params.n_ctx or opened.n_ctx_train, opened.n_ctx_train, params.n_seq_max)
         params = for_model(params, opened, ask.cpu_moe, ask.n_cpu_moe)
-        worker.check_patterns([override.pattern for override in params.tensor_buft_overrides])
+        if params.tensor_buft_overrides:
+            every = worker.devices()
+            used = with_main_gpu(choose(every, params.devices), params.split_mode, params.main_gpu)
+            pinned_by(params, opened, used, every, worker.match)
         yield OneLoad(worker, opened, params)

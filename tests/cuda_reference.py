@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from fitter.errors import LlamaCppError
+from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.catalogue import capability
+from tests.environment import with_variables
 from tools import shapes
 
 DATA = Path(__file__).parent / "data" / "cuda"
@@ -128,6 +131,43 @@ def splits_of(breakdown: Breakdown) -> str:
 def bytes_of(breakdown: Breakdown) -> dict[str, tuple[int, int, int]]:
     """A measurement as ``Load.rows`` has it."""
     return {row.buffer_type: (row.model, row.context, row.compute) for row in breakdown.rows}
+
+
+def difference(worker: Worker, directory: Path, load: Load) -> str:
+    """What ``worker`` says of ``load`` that its row does not; empty where they agree. Models are in ``directory``."""
+    path = write_model(load.model, directory)
+    try:
+        breakdown = worker.measure(path, load.params)
+    except LlamaCppError as error:
+        expected = f"{path}: {load.failure}" if load.failure else "llama.cpp was ended by SIGABRT"
+        is_said = str(error) == expected if load.failure else str(error).startswith(expected)
+        if load.rows is not None or not is_said:
+            return f"{load.name}: {error}"
+        is_logged = not load.failure or any(load.failure in line for line in error.log)
+        return "" if is_logged else f"{load.name}: the log has not '{load.failure}'"
+    found = bytes_of(breakdown), breakdown.n_splits
+    return "" if found == (load.rows, load.n_splits) else f"{load.name}: {found} is not {load.rows}, {load.n_splits}"
+
+
+class Workers:
+    """A worker for each environment that loads have. Its process starts with the first question, or after a crash."""
+
+    def __init__(self) -> None:
+        self._started: dict[tuple[tuple[str, str], ...], Worker] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._started.values():
+            worker.close()
+
+    def difference(self, directory: Path, load: Load) -> str:
+        """``difference`` on the profile's devices."""
+        with with_variables(dict(load.environment)):
+            worker = self._started.setdefault(load.environment, Worker())
+            worker.configure(load.devices)
+            return difference(worker, directory, load)
 
 
 def spread(loads: Iterable[Load], step: int) -> list[Load]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from tools import upstream
 
@@ -23,11 +25,16 @@ def free_port() -> int:
         return port
 
 
-def start(port: int | None = None, *options: str) -> tuple[subprocess.Popen[bytes], str]:
-    """Upstream's rpc-server with the CPU as its device, listening, and its ``host:port``."""
+def start(port: int | None = None, *options: str, log: Path | None = None) -> tuple[subprocess.Popen[bytes], str]:
+    """Upstream's rpc-server with the CPU as its device, listening, and its ``host:port``.
+
+    With a ``log`` it writes there what it is asked for.
+    """
     port = port or free_port()
     command = [str(upstream.tool("rpc-server")), "-H", "127.0.0.1", "-p", str(port), *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = os.environ if log is None else {**os.environ, "GGML_RPC_DEBUG": "1"}
+    with open(os.devnull if log is None else log, "wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
     for _ in range(200):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:

@@ -8,7 +8,7 @@ import gzip
 import io
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -184,13 +184,19 @@ def known() -> tuple[tuple[Load, str], ...]:
 
 def store(answers: Iterable[tuple[Load, str]]) -> None:
     """Write the table; the same answers make the same file."""
+    rows = (
+        (load.model, load.driver, load.n_devices, load.environment, params_text(load.params), result)
+        for load, result in answers
+    )
+    write_table(TABLE, (COLUMNS, *rows))
+
+
+def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write a packed table, its columns' names first; the same rows make the same file."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for load, result in answers:
-        writer.writerow((load.model, load.driver, load.n_devices, load.environment, params_text(load.params), result))
-    TABLE.parent.mkdir(parents=True, exist_ok=True)
-    TABLE.write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
 
 
 def params_text(params: Params) -> str:

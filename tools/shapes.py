@@ -289,34 +289,19 @@ def _llama(
     return Shape("llama", title, n_vocab, "llama-bpe", metadata, tuple(tensors))
 
 
-def _qwen3(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int) -> Shape:
-    head, n_vocab = 128, 151936
-    tensors = _ends(n_embd, n_vocab)
-    for i in range(n_layer):
-        tensors += _attention(f"blk.{i}", n_embd, n_head * head, n_head_kv * head, _better(i, n_layer), head)
-        tensors += [Tensor(f"blk.{i}.ffn_norm.weight", (n_embd,))]
-        tensors += _ffn(f"blk.{i}", n_embd, n_ff, Q4_K, _better(i, n_layer))
-    metadata = _common(
-        n_layer,
-        40960,
-        n_embd,
-        n_ff,
-        n_head,
-        n_head_kv,
-        rope__freq_base=1000000.0,
-        attention__key_length=head,
-        attention__value_length=head,
-    )
-    return Shape("qwen3", title, n_vocab, "qwen2", metadata, tuple(tensors))
-
-
-def _qwen3moe(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_ff_exp: int) -> Shape:
+def _qwen3(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_ff_exp: int = 0) -> Shape:
+    """Dense without ``n_ff_exp``; with it experts in all layers."""
     head, n_vocab, n_expert = 128, 151936, 128
     tensors = _ends(n_embd, n_vocab)
     for i in range(n_layer):
-        tensors += _attention(f"blk.{i}", n_embd, n_head * head, n_head_kv * head, _better(i, n_layer), head)
-        tensors += [Tensor(f"blk.{i}.ffn_norm.weight", (n_embd,))]
-        tensors += _experts(f"blk.{i}", n_embd, n_ff_exp, n_expert, Q4_K, _better(i, n_layer))
+        b, better = f"blk.{i}", _better(i, n_layer)
+        tensors += _attention(b, n_embd, n_head * head, n_head_kv * head, better, head)
+        tensors += [Tensor(f"{b}.ffn_norm.weight", (n_embd,))]
+        if n_ff_exp:
+            tensors += _experts(b, n_embd, n_ff_exp, n_expert, Q4_K, better)
+        else:
+            tensors += _ffn(b, n_embd, n_ff, Q4_K, better)
+    experts = {"expert_count": n_expert, "expert_used_count": 8, "expert_feed_forward_length": n_ff_exp}
     metadata = _common(
         n_layer,
         40960,
@@ -327,11 +312,9 @@ def _qwen3moe(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_h
         rope__freq_base=1000000.0,
         attention__key_length=head,
         attention__value_length=head,
-        expert_count=n_expert,
-        expert_used_count=8,
-        expert_feed_forward_length=n_ff_exp,
+        **(experts if n_ff_exp else {}),
     )
-    return Shape("qwen3moe", title, n_vocab, "qwen2", metadata, tuple(tensors))
+    return Shape("qwen3moe" if n_ff_exp else "qwen3", title, n_vocab, "qwen2", metadata, tuple(tensors))
 
 
 def _deepseek2(
@@ -642,8 +625,8 @@ _BUILDERS: dict[str, Callable[[], Shape]] = {
     "llama-3.1-8b": lambda: _llama("Llama 3.1 8B Instruct", 32, 4096, 14336, 32, 8),
     "llama-3.1-70b": lambda: _llama("Llama 3.1 70B Instruct", 80, 8192, 28672, 64, 8, bigger_v=True),
     "qwen3-32b": lambda: _qwen3("Qwen3 32B", 64, 5120, 25600, 64, 8),
-    "qwen3-30b-a3b": lambda: _qwen3moe("Qwen3 30B A3B", 48, 2048, 6144, 32, 4, 768),
-    "qwen3-235b-a22b": lambda: _qwen3moe("Qwen3 235B A22B", 94, 4096, 12288, 64, 4, 1536),
+    "qwen3-30b-a3b": lambda: _qwen3("Qwen3 30B A3B", 48, 2048, 6144, 32, 4, 768),
+    "qwen3-235b-a22b": lambda: _qwen3("Qwen3 235B A22B", 94, 4096, 12288, 64, 4, 1536),
     "deepseek-v3.1": lambda: _deepseek2(
         "DeepSeek V3.1", 129280, "deepseek-v3", 128, 3, 256, 2.5, 10000.0, 40.0, 163840
     ),

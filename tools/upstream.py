@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fitter.llama.types import VirtualDevice, describe
 
@@ -28,6 +29,16 @@ class UpstreamPlan:
     n_gpu_layers: int
     tensor_split: tuple[float, ...] | None
     override_tensor: tuple[str, ...]
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Its placement and context for ``fitter.measure`` and ``fitter.estimate``."""
+        return {
+            "n_ctx": self.n_ctx,
+            "n_gpu_layers": self.n_gpu_layers,
+            "tensor_split": self.tensor_split,
+            "override_tensor": self.override_tensor,
+        }
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,12 @@
 // It stands in for the libraries that a libggml-cuda.so was linked to (profile "library"), and for those of the oracle in
 // tests/oracle. It is made without CUDA's headers, since it must serve a library of any CUDA version.
 //
-// FITTER_CUDART_DEVICES describes the devices as FITTER_DEVICES does:
-// name,profile,compute capability (major*100 + minor*10),total bytes,free bytes,description; separated by semicolons.
+// Its devices are described in FITTER_CUDART_DEVICES (cards.h).
 // FITTER_CUDART_VERSION is the major version of the CUDA runtime that is asked for.
 
-#include <sys/mman.h>
+#include "cards.h"
 
-#include <cstddef>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <exception>
-#include <map>
-#include <mutex>
-#include <sstream>
-#include <string>
-#include <vector>
 
 #ifndef FITTER_CUDART_DEFAULT_VERSION
 #define FITTER_CUDART_DEFAULT_VERSION 13
@@ -30,49 +19,6 @@
 namespace {
 
 enum status { success = 0, invalid_value = 1, memory_allocation = 2, no_device = 100, invalid_device = 101 };
-
-struct card {
-    int         capability = 0;
-    size_t      total      = 0;
-    size_t      free       = 0;
-    std::string name       = {};
-};
-
-card parse(const std::string & text) {
-    std::stringstream fields(text);
-    std::string       name, profile, capability, total, free, description;
-    std::getline(fields, name, ',');
-    std::getline(fields, profile, ',');
-    std::getline(fields, capability, ',');
-    std::getline(fields, total, ',');
-    std::getline(fields, free, ',');
-    std::getline(fields, description);
-    return {std::stoi(capability), std::stoull(total), std::stoull(free), description};
-}
-
-std::vector<card> described() {
-    std::vector<card> cards;
-    const char *      text = std::getenv("FITTER_CUDART_DEVICES");
-    std::stringstream devices(text ? text : "");
-    for (std::string device; std::getline(devices, device, ';');) {
-        try {
-            cards.push_back(parse(device));
-        } catch (const std::exception &) {
-            std::fprintf(stderr, "fitter: error: FITTER_CUDART_DEVICES: '%s' is no device\n", device.c_str());
-            std::exit(2);
-        }
-    }
-    return cards;
-}
-
-const std::vector<card> & cards() {
-    static const std::vector<card> all = described();
-    return all;
-}
-
-thread_local int current = 0;
-
-bool is_card(int device) { return device >= 0 && static_cast<size_t>(device) < cards().size(); }
 
 // Where cudaDeviceProp has what ggml-cuda reads; the rest is left zero.
 struct layout {
@@ -120,38 +66,17 @@ int fill_properties(void * properties, int device, const layout & where) {
     return success;
 }
 
-// Address ranges by their start: sizes are needed to give them back.
-std::mutex                 mutex;
-std::map<void *, size_t> & ranges() {
-    static auto * all = new std::map<void *, size_t>;
-    return *all;
-}
-
 int reserve(void ** pointer, size_t size, int protection) {
-    void * base = mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
-        return memory_allocation;
-    }
-    std::lock_guard<std::mutex> lock(mutex);
-    ranges()[base] = size;
-    *pointer       = base;
+    return reserved(pointer, size, protection) ? success : memory_allocation;
+}
+
+int free_range(void * pointer) {
+    release(pointer);
     return success;
 }
 
-int release(void * pointer) {
-    std::lock_guard<std::mutex> lock(mutex);
-    const auto                  found = ranges().find(pointer);
-    if (found != ranges().end()) {
-        munmap(pointer, found->second);
-        ranges().erase(found);
-    }
-    return success;
-}
-
-// Streams and events only have to differ from nothing.
-int make(void ** out) {
-    static uintptr_t next = 1;
-    *out                  = reinterpret_cast<void *>(next++);
+int make_handle(void ** out) {
+    make(out);
     return success;
 }
 
@@ -253,13 +178,13 @@ int cudaMalloc(void ** pointer, size_t size) { return reserve(pointer, size, PRO
 
 int cudaMallocManaged(void ** pointer, size_t size, unsigned int) { return reserve(pointer, size, PROT_NONE); }
 
-int cudaFree(void * pointer) { return release(pointer); }
+int cudaFree(void * pointer) { return free_range(pointer); }
 
 int cudaMallocHost(void ** pointer, size_t size) { return reserve(pointer, size, PROT_READ | PROT_WRITE); }
 
 int cudaHostAlloc(void ** pointer, size_t size, unsigned int) { return cudaMallocHost(pointer, size); }
 
-int cudaFreeHost(void * pointer) { return release(pointer); }
+int cudaFreeHost(void * pointer) { return free_range(pointer); }
 
 int cudaHostRegister(void *, size_t, unsigned int) { return success; }
 
@@ -274,11 +199,11 @@ int cudaMemsetAsync(void *, int, size_t, void *) { return success; }
 
 // ---- runtime: streams and events
 
-int cudaStreamCreate(void ** stream) { return make(stream); }
+int cudaStreamCreate(void ** stream) { return make_handle(stream); }
 
-int cudaStreamCreateWithFlags(void ** stream, unsigned int) { return make(stream); }
+int cudaStreamCreateWithFlags(void ** stream, unsigned int) { return make_handle(stream); }
 
-int cudaStreamCreateWithPriority(void ** stream, unsigned int, int) { return make(stream); }
+int cudaStreamCreateWithPriority(void ** stream, unsigned int, int) { return make_handle(stream); }
 
 int cudaStreamDestroy(void *) { return success; }
 
@@ -288,9 +213,9 @@ int cudaStreamWaitEvent(void *, void *, unsigned int) { return success; }
 
 int cudaDeviceSynchronize(void) { return success; }
 
-int cudaEventCreate(void ** event) { return make(event); }
+int cudaEventCreate(void ** event) { return make_handle(event); }
 
-int cudaEventCreateWithFlags(void ** event, unsigned int) { return make(event); }
+int cudaEventCreateWithFlags(void ** event, unsigned int) { return make_handle(event); }
 
 int cudaEventDestroy(void *) { return success; }
 

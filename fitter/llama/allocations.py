@@ -8,9 +8,8 @@ from contextlib import contextmanager
 
 from fitter.errors import LlamaCppError
 from fitter.llama import library as native
+from fitter.llama.breakdown import MAX_ROWS, rows_of
 from fitter.llama.types import Row
-
-_MAX_ROWS = 1024
 
 
 class Allocations:
@@ -37,22 +36,12 @@ def counted(really: bool = False) -> Iterator[Allocations]:
         yield found
     finally:
         backend.fitter_allocations_end()
-        rows = library.ffi.new("fitter_row_t[]", _MAX_ROWS)
-        count = min(backend.fitter_allocations_rows(rows, _MAX_ROWS), _MAX_ROWS)
+        rows = library.ffi.new("fitter_row_t[]", MAX_ROWS)
+        count = min(backend.fitter_allocations_rows(rows, MAX_ROWS), MAX_ROWS)
         if count < 0:
             why = library.text(backend.fitter_virtual_error())
             raise LlamaCppError(f"the allocations cannot be counted: {why}")
-        found.rows = tuple(
-            Row(
-                buffer_type=library.text(row.buffer_type) or "",
-                device=library.text(row.device),
-                is_host=bool(row.is_host),
-                model=int(row.model),
-                context=int(row.context),
-                compute=int(row.compute),
-            )
-            for row in rows[0:count]
-        )
+        found.rows = rows_of(library, rows[0:count])
 
 
 @contextmanager

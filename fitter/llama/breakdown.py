@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fitter.errors import LlamaCppError
 from fitter.llama import library as native
 from fitter.llama.types import Breakdown, ModelInfo, Row
 
-_MAX_ROWS = 1024
+MAX_ROWS = 1024
 
 
 def breakdown_of(context: Any) -> Breakdown:
@@ -19,26 +20,31 @@ def breakdown_of(context: Any) -> Breakdown:
     """
     library = native.load()
     pointer = library.pointer(context)
-    rows = library.ffi.new("fitter_row_t[]", _MAX_ROWS)
+    rows = library.ffi.new("fitter_row_t[]", MAX_ROWS)
     # Called only once, since a recording device records each size that is queried.
-    count = library.fitter.fitter_breakdown(pointer, rows, _MAX_ROWS)
-    if not 0 <= count <= _MAX_ROWS:
+    count = library.fitter.fitter_breakdown(pointer, rows, MAX_ROWS)
+    if not 0 <= count <= MAX_ROWS:
         raise LlamaCppError(f"llama.cpp does not report the memory of a context: {library.last_error()}")
     llama_cpp = library.llama_cpp
     return Breakdown(
-        rows=tuple(
-            Row(
-                buffer_type=library.text(row.buffer_type) or "",
-                device=library.text(row.device),
-                is_host=bool(row.is_host),
-                model=int(row.model),
-                context=int(row.context),
-                compute=int(row.compute),
-            )
-            for row in rows[0:count]
-        ),
+        rows=rows_of(library, rows[0:count]),
         devices=_model_devices(library, llama_cpp.llama_get_model(context)),
         n_ctx=int(llama_cpp.llama_n_ctx(context)),
+    )
+
+
+def rows_of(library: native.Library, rows: Iterable[Any]) -> tuple[Row, ...]:
+    """``fitter_row_t`` structs as they are said in Python."""
+    return tuple(
+        Row(
+            buffer_type=library.text(row.buffer_type) or "",
+            device=library.text(row.device),
+            is_host=bool(row.is_host),
+            model=int(row.model),
+            context=int(row.context),
+            compute=int(row.compute),
+        )
+        for row in rows
     )
 
 

@@ -261,10 +261,6 @@ class Worker:
         """Free what ``load`` has loaded."""
         self._ask(type(None), "unload")
 
-    def check_patterns(self, patterns: Sequence[str]) -> None:
-        """Raise ``UsageError`` for the first pattern that is not a valid regular expression."""
-        self.match(patterns, ())
-
     def match(self, patterns: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
         """For each name the index of the first pattern that matches a part of it, or -1. Raises ``UsageError``."""
         return self._ask(tuple[int, ...], "match", patterns=list(patterns), names=list(names))

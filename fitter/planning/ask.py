@@ -222,6 +222,8 @@ def _set(kind: type[Ask] | type[Sharing], checked: Mapping[str, Any]) -> dict[st
 def _begun(checked: Fitting, sharing: Sharing) -> Params:
     """The parameters of a load that a fit begins with; devices are chosen later."""
     embedding = checked.get("embedding") or False
+    if embedding and sharing.mtp:
+        raise UsageError("--embedding is for texts that are only read, and --mtp drafts tokens: leave one of them out")
     n_batch, n_ubatch = batches_of(embedding, checked.get("n_batch"), checked.get("n_ubatch"))
     n_seq_max, kv_unified = sequences_of(
         embedding, n_batch, checked.get("n_seq_max"), checked.get("kv_unified") or False

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fitter.errors import UsageError
-from fitter.llama.types import DeviceInfo, Lora, Params, TensorBuftOverride, VirtualDevice
+from fitter.llama.types import DeviceInfo, Lora, Params, TensorBuftOverride, TensorInfo, VirtualDevice
 from fitter.model.header import Model
 from fitter.model.tensors import layer_of
 from fitter.parameters import MAX_SEQUENCES, PARAMETERS, Measuring, of_a_load, taken_by
@@ -95,9 +95,11 @@ def adapters(plain: Iterable[str], scaled: Iterable[str]) -> tuple[Lora, ...]:
 def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None) -> Params:
     """``params`` held against what ``model`` has, and what ``--cpu-moe`` and ``--n-cpu-moe`` stand for there.
 
-    Raises ``UsageError`` for a context beyond all reason.
+    Raises ``UsageError`` for a context beyond all reason, or one with less than a token for each sequence.
     """
     limits.check_context(params.n_ctx, model.n_ctx_train, params.n_seq_max)
+    is_causal = model.metadata.get(f"{model.architecture}.attention.causal", True) is not False
+    limits.check_sequences(params, params.n_ctx if is_causal and params.n_ctx else None)
     experts = expert_overrides(cpu_moe, n_cpu_moe, (tensor.name for tensor in model.tensors))
     return replace(
         params,
@@ -213,6 +215,33 @@ def expert_overrides(cpu_moe: bool, n_cpu_moe: int | None, names: Iterable[str])
             layers = "|".join(map(str, sorted(there)))
             return (TensorBuftOverride(f"^blk.({layers}){_EXPERTS}", "CPU"),)
     return ()
+
+
+def check_targets(
+    caught: Iterable[tuple[TensorInfo, TensorBuftOverride]],
+    used: Sequence[DeviceInfo | DeviceLimit],
+    every: Sequence[DeviceInfo],
+) -> None:
+    """Raise ``UsageError`` where an override puts a tensor on a device that cannot have it: llama.cpp would abort.
+
+    ``caught`` pairs tensors with the overrides that are theirs. The model may be on the devices ``used`` of ``every``.
+    """
+    allowed = {device.buffer_type: device for device in used}
+    others = {device.buffer_type: device for device in every if device.type in ("gpu", "igpu")}
+    for tensor, override in caught:
+        device = allowed.get(override.buffer_type)
+        said = f"-ot '{override.pattern}={override.buffer_type}' puts {tensor.name}"
+        if device is None and override.buffer_type in others:
+            raise UsageError(
+                f"{said} on {others[override.buffer_type].name}, and -dev, -sm none or -mg keeps the model off that "
+                "device: choose another buffer type, or let the model use the device"
+            )
+        most = device.largest_tensor if device is not None else None
+        if device is not None and most is not None and tensor.bytes > most:
+            raise UsageError(
+                f"{said} of {-(-tensor.bytes // MIB)} MiB on {device.name}, which takes tensors of {most // MIB} MiB "
+                "at most: choose another buffer type for it"
+            )
 
 
 def device_limits(

@@ -13,6 +13,7 @@ from functools import cache
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import LAYOUT_DEVICE
+from fitter.planning.given import pinned_devices
 from fitter.planning.memory import cache_layer, is_state
 from fitter.planning.request import MIB, DeviceLimit, Record, Request
 
@@ -79,7 +80,8 @@ def limited(request: Request, record: Record) -> tuple[Request, Excess | None]:
     found = replace(request, context_limits=limits)
     if usable(found, request.devices):
         return _without_hopeless(found, sizes) if limits else found, None
-    device = max(found.context_limits, key=lambda name: found.context_limits[name])
+    in_way = [name for name in _needed(found, found.devices) if limits.get(name, needed) < needed]
+    device = min(in_way, key=lambda name: limits[name]) if in_way else max(limits, key=lambda name: limits[name])
     tensor, size = max(sizes(needed).items(), key=lambda item: item[1])
     excess = Excess(device, limits[device], needed, tensor, size, mosts[device], request.params.n_seq_max)
     if not excess.n_ctx:
@@ -89,20 +91,24 @@ def limited(request: Request, record: Record) -> tuple[Request, Excess | None]:
 
 
 def usable(request: Request, devices: Sequence[DeviceLimit]) -> tuple[DeviceLimit, ...]:
-    """Those of ``devices`` that take a context that is worth having; all or none where the user has chosen them."""
+    """Those of ``devices`` that take a context that is worth having; none where the user needs another one as well."""
     needed = request.params.n_ctx if "n_ctx" in request.fixed else request.n_ctx_min
     taking = tuple(device for device in devices if request.context_limits.get(device.name, needed) >= needed)
+    return taking if _needed(request, devices) <= {device.name for device in taking} else ()
+
+
+def _needed(request: Request, devices: Sequence[DeviceLimit]) -> set[str]:
+    """Those of ``devices``, by name, that the user has chosen, or has put tensors on."""
     is_chosen = bool(request.fixed & {"devices", "tensor_split"})
-    return () if is_chosen and len(taking) < len(devices) else taking
+    return {device.name for device in (devices if is_chosen else pinned_devices(request) & set(devices))}
 
 
 def wider(request: Request, devices: Sequence[DeviceLimit], n_ctx: int) -> tuple[DeviceLimit, ...]:
     """Those of ``devices`` that take more than ``n_ctx``, where it is the others that allow no more; else none."""
     limits = {device: request.context_limits.get(device.name) for device in devices}
-    is_chosen = bool(request.fixed & {"n_ctx", "devices", "tensor_split"})
-    if is_chosen or all(limit is None or limit > n_ctx for limit in limits.values()):
-        return ()
-    return tuple(device for device, limit in limits.items() if limit is None or limit > n_ctx)
+    taking = tuple(device for device, limit in limits.items() if limit is None or limit > n_ctx)
+    is_wanted = "n_ctx" not in request.fixed and _needed(request, devices) <= {device.name for device in taking}
+    return taking if is_wanted and len(taking) < len(devices) else ()
 
 
 def within(request: Request, devices: Sequence[DeviceLimit]) -> Request:

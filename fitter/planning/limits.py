@@ -25,6 +25,23 @@ def check_context(n_ctx: int, n_ctx_train: int, n_seq_max: int) -> None:
         raise UsageError(f"n_ctx (-c) is {shown(n_ctx)}: give {most} at most; the model was trained for {n_ctx_train}")
 
 
+def check_sequences(params: Params, n_ctx: int | None) -> None:
+    """Raise ``UsageError`` where not every sequence can have a token in a batch: llama.cpp aborts there.
+
+    ``n_ctx`` is the context of a causal model, whose batches are no larger.
+    """
+    for called, most in (
+        ("n_ctx (-c)", n_ctx),
+        ("n_batch (-b)", params.n_batch),
+        ("n_outputs_max", params.n_outputs_max or None),
+    ):
+        if most is not None and most < params.n_seq_max:
+            raise UsageError(
+                f"{called} is {most}, and {params.n_seq_max} sequences (-np) need a token each: give "
+                f"{params.n_seq_max} or more, or fewer sequences"
+            )
+
+
 def own_context(n_ctx_train: int, n_streams: int) -> int:
     """The model's own context for so many caches, as far as llama.cpp gets through that."""
     alignment = 256 * n_streams

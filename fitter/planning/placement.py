@@ -198,8 +198,3 @@ def counts_for_split(n_gpu_layers: int, tensor_split: Sequence[float]) -> tuple[
 def _float32(value: float) -> float:
     result: float = struct.unpack("f", struct.pack("f", value))[0]
     return result
-
-
-def pinned_matches(names: Sequence[str], matches: Sequence[int], targets: Sequence[int]) -> Mapping[str, int]:
-    """Target per tensor that an override of the user's catches, from the index of the pattern that llama.cpp takes."""
-    return {name: targets[match] for name, match in zip(names, matches, strict=True) if match >= 0}

@@ -149,9 +149,11 @@ class Prices:
     def streaming(self, device: int) -> float:
         """Seconds that the largest layer on the host costs where prompts have it through ``device``, the first one."""
         at = self._setting.on((self._devices[device],))
-        layers = [self._pieces.layer(index, HOST) for index in range(len(self._pieces.facts.layers))]
-        largest = max(layers, key=lambda layer: sum(weights.bytes for weights in layer.weights))
-        return self._value(sum((tensor_seconds(weights, at) for weights in largest.weights), Seconds()))
+        layers = [self._pieces.layer(index, HOST).weights for index in range(len(self._pieces.facts.layers))]
+        # what the user has put on a device is not streamed
+        streamed = [[weights for weights in layer if weights.place == HOST] for layer in layers]
+        largest = max(streamed, key=lambda layer: sum(weights.bytes for weights in layer))
+        return self._value(sum((tensor_seconds(weights, at) for weights in largest), Seconds()))
 
     def saved_by_byte(self, unit: Unit, device: int = 0) -> float:
         """Seconds that a byte of a unit's movable tensors saves on ``device``, instead of on the host."""

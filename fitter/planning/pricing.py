@@ -12,6 +12,7 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.bound import lower_bound
 from fitter.planning.cost import Estimate, Part, Work, Workload, price
 from fitter.planning.explain import Bound, Reason
+from fitter.planning.given import pinned_devices
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
@@ -142,9 +143,10 @@ def bound_of(
     elif request.objective == "prompt":
         workload = replace(workload, generate=0)
     units = units_of(layout, request.n_layer, lambda _: False)
-    # whatever is computed on a device takes some of it
+    # whatever is computed on a device takes some of it; what the user has put on one is there all the same
     taken = compute or {}
-    devices = [device for device in request.devices if device.target > taken.get(device.name, 0)]
+    named = pinned_devices(request)
+    devices = [device for device in request.devices if device in named or device.target > taken.get(device.name, 0)]
     index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
     pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
     pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, pinned)

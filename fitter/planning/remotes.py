@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fitter.planning import choices
 from fitter.planning.contexts import best_on
+from fitter.planning.given import pinned_devices
 from fitter.planning.known import Known
 from fitter.planning.memory import HOST
 from fitter.planning.objective import rank
@@ -45,7 +46,8 @@ def _doubtful(known: Known, placement: Placement) -> list[tuple[DeviceLimit, ...
     devices, request = known.devices, known.request
     if not known.is_priced or request.fixed & {"devices", "tensor_split", "n_gpu_layers"}:
         return []
-    remote = [d for d, device in enumerate(devices) if request.speeds[device.name].is_remote]
+    named = pinned_devices(request)
+    remote = [d for d, device in enumerate(devices) if request.speeds[device.name].is_remote and device not in named]
     if not remote:
         return []
     prices = known.prices()

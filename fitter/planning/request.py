@@ -123,8 +123,8 @@ class Request:
 
     @property
     def n_ctx_min(self) -> int:
-        """The smallest context worth having, never above the largest."""
-        return min(self.fit_ctx * self.n_streams, self.n_ctx_max)
+        """The smallest context worth having, with a token for each sequence, never above the largest."""
+        return min(max(self.fit_ctx * self.n_streams, self.params.n_seq_max), self.n_ctx_max)
 
 
 SHARED_ROW = "shared"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fitter.llama.types import DeviceInfo, Params
+from fitter.llama.types import DeviceInfo, Params, SplitMode
 from fitter.machine.calibrated import Calibrated, outside_of
 from fitter.machine.devices import Machine, check_main_gpu, choose
 from fitter.machine.speed import DeviceSpeed, HostSpeed
@@ -15,6 +15,7 @@ from fitter.model.tensors import is_expert
 from fitter.parameters import MAX_TOKENS
 from fitter.planning.ask import Ask
 from fitter.planning.constraints import (
+    check_targets,
     context_of_a_sequence,
     default_margin,
     device_limits,
@@ -25,7 +26,6 @@ from fitter.planning.constraints import (
 from fitter.planning.cost import Workload
 from fitter.planning.limits import own_context
 from fitter.planning.memory import HOST
-from fitter.planning.placement import pinned_matches
 from fitter.planning.request import DeviceLimit, HostLimit, Request
 from fitter.planning.work import facts_of
 
@@ -62,7 +62,7 @@ def request_of(
         named = tuple(device.name for device in machine.devices)
     chosen = _chosen(ask, machine, named)
     devices = _limits(chosen, ask.margin, known)
-    pinned = pinned_by(params, model, devices, questions.match)
+    pinned = pinned_by(params, model, devices, machine.devices, questions.match)
     n_ctx_train = model.n_ctx_train or min(ask.fit_ctx, MAX_TOKENS)
     workload = _workload(ask, params, n_ctx_train)
     holds = workload.prompt + workload.generate if ask.is_workload_given else 0
@@ -102,26 +102,37 @@ def limits_beside(
 def pinned_by(
     params: Params,
     model: Model,
-    devices: Sequence[DeviceLimit | DeviceInfo],
+    used: Sequence[DeviceLimit | DeviceInfo],
+    every: Sequence[DeviceInfo],
     match: Callable[[Sequence[str], Sequence[str]], Sequence[int]],
 ) -> dict[str, int]:
-    """Where the overrides of ``params`` put tensors: the index of one of ``devices`` or ``HOST``, by the name."""
+    """Where the overrides of ``params`` put tensors, by name: the index of one of the devices ``used``, or ``HOST``.
+
+    Raises ``UsageError`` for what is no pattern, and where a tensor cannot be where it is put on the devices of
+    ``every``.
+    """
     overrides = params.tensor_buft_overrides
     if not overrides:
         return {}
-    index_of = {device.buffer_type: d for d, device in enumerate(devices)}
-    targets = [index_of.get(override.buffer_type, HOST) for override in overrides]
-    names = [tensor.name for tensor in model.tensors]
-    return dict(pinned_matches(names, match([override.pattern for override in overrides], names), targets))
+    index_of = {device.buffer_type: d for d, device in enumerate(used)}
+    matches = match([override.pattern for override in overrides], [tensor.name for tensor in model.tensors])
+    caught = [(tensor, overrides[found]) for tensor, found in zip(model.tensors, matches, strict=True) if found >= 0]
+    check_targets(caught, used, every)
+    return {tensor.name: index_of.get(override.buffer_type, HOST) for tensor, override in caught}
 
 
 def _chosen(ask: Ask, machine: Machine, named: Sequence[str] | None) -> tuple[DeviceInfo, ...]:
     """The devices that the model may be on."""
     chosen = choose(machine.devices, named)
-    if ask.load.split_mode != "none" or not chosen:
-        return chosen
-    check_main_gpu(ask.main_gpu, chosen)
-    return () if ask.main_gpu < 0 else (chosen[ask.main_gpu],)
+    return with_main_gpu(chosen, ask.load.split_mode, ask.main_gpu)
+
+
+def with_main_gpu(devices: tuple[DeviceInfo, ...], split_mode: SplitMode, main_gpu: int) -> tuple[DeviceInfo, ...]:
+    """Those of ``devices`` that the split mode uses: ``none`` only one. Raises ``UsageError`` where it is not there."""
+    if split_mode != "none" or not devices:
+        return devices
+    check_main_gpu(main_gpu, devices)
+    return () if main_gpu < 0 else (devices[main_gpu],)
 
 
 def _limits(

@@ -55,14 +55,7 @@ def test_upstream_measures_what_fitter_says_and_is_no_faster(models: Path, case:
 
     other = upstream.fit(model, gpus, case.options)
     assert other is not None, "upstream found nothing at all"
-    theirs = fitter.estimate(
-        model,
-        gpus=gpus,
-        n_ctx=other.n_ctx,
-        n_gpu_layers=other.n_gpu_layers,
-        tensor_split=other.tensor_split,
-        override_tensor=other.override_tensor,
-    )
+    theirs = fitter.estimate(model, gpus=gpus, **other.keywords)
     if any(theirs.breakdown.on(d["name"]).used > d["free"] - d["margin"] for d in plan["devices"]):
         return  # upstream's plan takes more than the margins leave, so there is nothing to match
     assert plan["params"]["n_ctx"] >= other.n_ctx
@@ -85,14 +78,7 @@ def test_by_bytes_no_less_is_on_devices_than_with_upstream(models: Path, case: C
     plan = run_fitter(model, replace(case, options=(*case.options, "--strategy", "llama.cpp")))
     other = upstream.fit(model, gpus, case.options)
     assert other is not None
-    measured = fitter.measure(
-        model,
-        gpus=gpus,
-        n_ctx=other.n_ctx,
-        n_gpu_layers=other.n_gpu_layers,
-        tensor_split=other.tensor_split,
-        override_tensor=other.override_tensor,
-    )
+    measured = fitter.measure(model, gpus=gpus, **other.keywords)
     if any(measured.on(d["name"]).used > d["free"] - d["margin"] for d in plan["devices"]):
         return  # upstream's plan takes more than the margins leave, so there is nothing to match
     assert plan["params"]["n_ctx"] >= other.n_ctx

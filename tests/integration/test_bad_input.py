@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fitter import UsageError, estimate, fit, measure
 from tests.tiny import write_tiny
 from tools import shapes
 
@@ -143,6 +145,12 @@ def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
         (["--gpu", "24GiB", "-ot", "(=CPU"], "'(' is not a valid regular expression"),
         (["--gpu", "24GiB", "-ot", "exps"], "'exps'"),
         (["--gpu", "24GiB", "-ot", "exps=CUDA1"], "unknown buffer type 'CUDA1'"),
+        (["--gpu", "2x 24GiB", "-ot", "exps=CUDA1", "-dev", "CUDA0"], "puts blk.0.ffn_gate_exps.weight on CUDA1, and"),
+        (["--gpu", "2x 24GiB", "-ot", "exps=CUDA0", "-sm", "none", "-mg", "1"], "-sm none or -mg keeps the model off"),
+        (["--gpu", "2x 24GiB", "-ot", "exps=CUDA1", "-dev", "none"], "keeps the model off that device"),
+        (["--gpu", "24GiB", "-c", "3", "-np", "4"], "n_ctx (-c) is 3, and 4 sequences (-np) need a token each"),
+        (["--gpu", "24GiB", "-b", "1", "-np", "4"], "n_batch (-b) is 1, and 4 sequences"),
+        (["--gpu", "24GiB", "--embedding", "--mtp"], "--mtp drafts tokens: leave one of them out"),
         (["--gpu", "24GiB", "-sm", "row"], "'row'"),
         (["--gpu", "24GiB", "-sm", "none", "-mg", "1"], "main GPU 1"),
         (["--gpu", "24GiB", "-ts", "-1,1"], "below 0"),
@@ -158,6 +166,28 @@ def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
 )
 def test_words_that_make_no_sense(tiny: Path, words: list[str], said: str) -> None:
     assert_one_line(fitter(str(tiny), *words), 2, said)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param({"override_tensor": "exps=CUDA1", "devices": "CUDA0"}, id="left-out-by-name"),
+        pytest.param({"override_tensor": "exps=CUDA1", "split_mode": "none"}, id="left-out-by-the-split-mode"),
+        pytest.param({"n_seq_max": 4, "n_batch": 3}, id="a-batch-without-a-token-for-each-sequence"),
+        pytest.param({"n_seq_max": 4, "n_outputs_max": 3}, id="an-output-for-each-sequence-is-missing"),
+    ],
+)
+def test_what_llama_cpp_would_end_its_process_for_is_not_asked(tiny: Path, words: dict[str, Any]) -> None:
+    for call in (measure, estimate):
+        if call is measure or "n_outputs_max" not in words:
+            with pytest.raises(UsageError):
+                call(tiny, gpus="2x 24GiB", **words)
+    assert measure(tiny, gpus="2x 24GiB", override_tensor="exps=CUDA1,nothing=CUDA0", devices="CUDA1").rows
+
+
+def test_a_smallest_context_has_a_token_for_each_sequence(tiny: Path) -> None:
+    plan = fit(tiny, gpus="24GiB", margin=0, fit_ctx=1, n_seq_max=256, kv_unified=True, objective="generation")
+    assert plan.fits and plan.params.n_ctx >= 256
 
 
 HUGE = str(2**70)

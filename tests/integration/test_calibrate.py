@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +21,8 @@ from fitter.machine import calibrated
 from fitter.machine.gpu import parse_gpus
 from fitter.planning import calibration
 from tests import calibrate as script
-from tests import cuda_reference
+from tests import cuda_reference, rpc_servers
 from tests.tiny import TINY_DENSE, write_tiny
-from tools import upstream
 
 MIB = 2**20
 
@@ -33,21 +30,8 @@ MIB = 2**20
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """An rpc-server on loopback: real buffers, real decoding, no GPU."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(upstream.tool("rpc-server")), "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(100):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
+    with rpc_servers.servers(1) as endpoints:
+        yield endpoints[0]
 
 
 @pytest.fixture(scope="module")

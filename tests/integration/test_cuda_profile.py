@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -11,14 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.library import backend_path
 from fitter.llama.types import Params, VirtualDevice
-from tests.cuda_reference import MEMORY, TABLES, Load, bytes_of, loads, spread, write_model
+from tests.cuda_reference import MEMORY, TABLES, Load, Workers, loads, spread, write_model
 from tests.oracle import operations
-
-Workers = dict[tuple[tuple[str, str], ...], Worker]
 
 SAMPLE = [*spread(loads("published"), 12), *spread(loads("drawn"), 2)]
 
@@ -30,54 +26,19 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    """A worker for each environment."""
-    started: Workers = {}
-    yield started
-    for worker in started.values():
-        worker.close()
-
-
-def check(workers: Workers, models: Path, load: Load) -> None:
-    # A worker's process starts with the first question, and again after a crash.
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("GGML_")]:
-            patch.delenv(name)
-        for name, value in load.environment:
-            patch.setenv(name, value)
-        worker = workers.setdefault(load.environment, Worker())
-        worker.configure(load.devices)
-        check_with(worker, write_model(load.model, models), load)
-
-
-def check_with(worker: Worker, path: Path, load: Load) -> None:
-    if load.rows is not None:
-        breakdown = worker.measure(path, load.params)
-        assert bytes_of(breakdown) == load.rows
-        assert breakdown.n_splits == load.n_splits
-        return
-    with pytest.raises(LlamaCppError) as caught:
-        worker.measure(path, load.params)
-    if load.failure:
-        assert str(caught.value) == f"{path}: {load.failure}"
-        assert any(load.failure in line for line in caught.value.log)
-    else:
-        assert str(caught.value).startswith("llama.cpp was ended by SIGABRT")
+    with Workers() as started:
+        yield started
 
 
 @pytest.mark.parametrize("load", SAMPLE, ids=lambda load: load.name)
 def test_a_load_is_what_it_is_on_real_cuda(workers: Workers, models: Path, load: Load) -> None:
-    check(workers, models, load)
+    assert not workers.difference(models, load)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES)
 def test_every_load_is_what_it_is_on_real_cuda(workers: Workers, models: Path, table: str) -> None:
-    different = []
-    for load in loads(table):
-        try:
-            check(workers, models, load)
-        except (AssertionError, LlamaCppError) as error:
-            different.append(f"{load.name}: {error}")
+    different = [said for load in loads(table) if (said := workers.difference(models, load))]
     assert not different, f"{len(different)} of {len(loads(table))}: {different[:10]}"
 
 

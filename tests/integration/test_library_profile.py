@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 import fitter
-from fitter.errors import LibraryError, LlamaCppError, UsageError
+from fitter.errors import LibraryError, UsageError
 from fitter.llama import cuda_library, elf
 from fitter.llama.client import Worker
 from fitter.llama.cuda_library import CudaLibrary, find_cuda_library
 from fitter.llama.library import cudart_path
 from fitter.llama.types import Params, VirtualDevice, describe
-from tests.cuda_reference import Load, bytes_of, loads, spread, write_model
+from tests.cuda_reference import Load, difference, loads, spread, write_model
 from tests.oracle import build as oracle
 from tests.oracle import operations
 from tools import shapes
@@ -262,14 +262,7 @@ def check(library: CudaLibrary, models: Path, sample: list[Load]) -> None:
     with Worker() as worker:
         for load in sample:
             worker.configure(load.devices, library)
-            path = write_model(load.model, models)
-            if load.rows is None:
-                with pytest.raises(LlamaCppError) as caught:
-                    worker.measure(path, load.params)
-                assert (load.failure or "SIGABRT") in str(caught.value)
-            else:
-                breakdown = worker.measure(path, load.params)
-                assert (bytes_of(breakdown), breakdown.n_splits) == (load.rows, load.n_splits), load.name
+            assert not difference(worker, models, load)
 
 
 @pytest.mark.parametrize("_", [pytest.param(None, marks=needs_oracle, id="oracle")])

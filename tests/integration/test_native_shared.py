@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +17,7 @@ import pytest
 from fitter.errors import FitterError, LibraryError, ModelError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Lora, Params, Row, Skeleton, VirtualDevice
+from tests import rpc_servers
 from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tests.tiny_lora import write_lora
 from tests.tiny_projector import TinyProjector, write_projector
@@ -81,23 +79,12 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log"
-    command = [str(upstream.tool("rpc-server")), "-H", "127.0.0.1", "-p", str(port)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "GGML_RPC_DEBUG": "1"})
+    process, endpoint = rpc_servers.start(log=log)
     try:
-        for _ in range(100):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield Server(f"127.0.0.1:{port}", log)
+        yield Server(endpoint, log)
     finally:
-        process.terminate()
-        process.wait()
+        rpc_servers.stop(process)
 
 
 @pytest.fixture(scope="module")

@@ -237,9 +237,9 @@ def test_which_pattern_a_tensor_matches(worker: Worker, patterns: list[str], exp
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "a{2", "*", "(?<x>y)"])
 def test_a_pattern_that_is_no_regular_expression(worker: Worker, pattern: str) -> None:
-    worker.check_patterns([r"\.ffn_.*_exps\.", "x|y"])
+    worker.match([r"\.ffn_.*_exps\.", "x|y"], ())
     with pytest.raises(UsageError) as caught:
-        worker.check_patterns(["fine", pattern])
+        worker.match(["fine", pattern], ())
     assert str(caught.value).startswith(f"pattern '{pattern}' is not a valid regular expression: ")
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
-import os
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice, describe
-from tests.vulkan_reference import MODELS, answer, draw_params, params_of, params_text
+from tests.environment import with_variables
+from tests.vulkan_reference import MODELS, answer, draw_params, params_of, params_text, write_table
 from tools import shapes
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "metal" / "bytes.csv.gz"
@@ -101,13 +100,10 @@ def known() -> tuple[tuple[Load, str], ...]:
 
 def store(answers: Iterable[tuple[Load, str]]) -> None:
     """Write the table; the same answers make the same file."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for load, result in answers:
-        writer.writerow((load.model, load.n_devices, load.environment, params_text(load.params), result))
-    TABLE.parent.mkdir(parents=True, exist_ok=True)
-    TABLE.write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
+    rows = (
+        (load.model, load.n_devices, load.environment, params_text(load.params), result) for load, result in answers
+    )
+    write_table(TABLE, (COLUMNS, *rows))
 
 
 def _start(load: Load, library: Path | None) -> Worker:
@@ -119,14 +115,6 @@ def _start(load: Load, library: Path | None) -> Worker:
             "GGML_METAL_DEVICES": str(load.n_devices),
             "ORACLE_METAL_DEVICES": describe(load.devices),
         }
-    # A worker's process takes its environment from this one.
-    before: Mapping[str, str] = dict(os.environ)
-    try:
-        for name in [name for name in before if name.startswith("GGML_")]:
-            del os.environ[name]
-        os.environ.update(variables)
+    with with_variables(variables):
         worker.devices()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
     return worker

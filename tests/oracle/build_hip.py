@@ -13,7 +13,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.oracle.build import HERE, SOURCES, MissingError, _defines, compile_traps, run
+from tests.oracle.build import HERE, ROOT, SOURCES, MissingError, _defines, compile_traps, run
 
 NAME = "libggml-hip.so"
 
@@ -49,7 +49,8 @@ def build(source: Path, directory: Path, ggml_base: Path, jobs: int = 2) -> Path
     with ThreadPoolExecutor(jobs) as pool:
         objects = list(pool.map(compile_one, SOURCES))
     runtime = directory / "runtime_hip.o"
-    run(compiler, *common, "-Wall", "-Wextra", "-c", HERE / "runtime_hip.cpp", "-o", runtime)
+    cards = f"-I{ROOT / 'bindings' / 'cuda_runtime'}"
+    run(compiler, *common, cards, "-Wall", "-Wextra", "-c", HERE / "runtime_hip.cpp", "-o", runtime)
     objects.append(runtime)
     objects.append(compile_traps(directory, objects, (ggml_base,)))
     library = directory / NAME

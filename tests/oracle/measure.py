@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import describe
 from tests.cuda_reference import Load, cheapest_order, load_of, result_of, splits_of, write_model
+from tests.environment import with_variables
 
 Row = dict[str, str]
 
 _CRASH = {"result": "FAIL crash: ", "splits": ""}
-_starting = Lock()
 
 
 def fill(rows: Sequence[Row], models: Path, oracle: Path | None, jobs: int = 2) -> list[Row]:
@@ -67,15 +65,6 @@ def _start(load: Load, oracle: Path | None) -> Worker:
     if oracle is not None:
         variables |= {"GGML_BACKEND_PATH": str(oracle), "FITTER_CUDART_DEVICES": describe(load.devices)}
     worker = Worker(() if oracle is not None else load.devices)
-    # A worker's process takes its environment from this one, which all threads share.
-    with _starting:
-        before = dict(os.environ)
-        try:
-            for name in [name for name in before if name.startswith("GGML_")]:
-                del os.environ[name]
-            os.environ.update(variables)
-            worker.devices()
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+    with with_variables(variables):
+        worker.devices()
     return worker

@@ -1,92 +1,25 @@
 // A HIP runtime without a GPU: what bindings/cuda_runtime/cudart.cpp is to CUDA, for ggml-cuda compiled for AMD's cards.
 //
-// FITTER_CUDART_DEVICES describes the devices as FITTER_DEVICES does; a compute capability is ggml's number of the architecture.
+// Its devices are described in FITTER_CUDART_DEVICES, a compute capability being ggml's number of the architecture.
 
 #include <hip/hip_runtime_api.h>
 #include <hipblas/hipblas.h>
-#include <sys/mman.h>
 
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <map>
-#include <mutex>
-#include <sstream>
-#include <string>
-#include <vector>
+#include "cards.h"
 
 namespace {
 
-struct card {
-    int         architecture = 0;  // 0x1100 for gfx1100
-    size_t      total        = 0;
-    size_t      free         = 0;
-    std::string name         = {};
-};
-
-std::vector<card> described() {
-    std::vector<card> cards;
-    const char *      text = std::getenv("FITTER_CUDART_DEVICES");
-    std::stringstream devices(text ? text : "");
-    for (std::string device; std::getline(devices, device, ';');) {
-        std::stringstream fields(device);
-        std::string       name, profile, number, total, free, description;
-        std::getline(fields, name, ',');
-        std::getline(fields, profile, ',');
-        std::getline(fields, number, ',');
-        std::getline(fields, total, ',');
-        std::getline(fields, free, ',');
-        std::getline(fields, description);
-        if (description.empty()) {
-            std::fprintf(stderr, "oracle: FITTER_CUDART_DEVICES: '%s' is no device\n", device.c_str());
-            std::exit(2);
-        }
-        cards.push_back({std::stoi(number) & 0xffff, std::stoull(total), std::stoull(free), description});
-    }
-    return cards;
-}
-
-const std::vector<card> & cards() {
-    static const std::vector<card> all = described();
-    return all;
-}
-
-thread_local int current = 0;
-
-bool is_card(int device) { return device >= 0 && static_cast<size_t>(device) < cards().size(); }
-
-// Address ranges by their start: sizes are needed to give them back.
-std::mutex                 mutex;
-std::map<void *, size_t> & ranges() {
-    static auto * all = new std::map<void *, size_t>;
-    return *all;
-}
-
 hipError_t reserve(void ** pointer, size_t size, int protection) {
-    void * base = mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
-        return hipErrorOutOfMemory;
-    }
-    std::lock_guard<std::mutex> lock(mutex);
-    ranges()[base] = size;
-    *pointer       = base;
+    return reserved(pointer, size, protection) ? hipSuccess : hipErrorOutOfMemory;
+}
+
+hipError_t free_range(void * pointer) {
+    release(pointer);
     return hipSuccess;
 }
 
-hipError_t release(void * pointer) {
-    std::lock_guard<std::mutex> lock(mutex);
-    const auto                  found = ranges().find(pointer);
-    if (found != ranges().end()) {
-        munmap(pointer, found->second);
-        ranges().erase(found);
-    }
-    return hipSuccess;
-}
-
-// Streams and events only have to differ from nothing.
-template <typename handle> hipError_t make(handle * out) {
-    static uintptr_t next = 1;
-    *out                  = reinterpret_cast<handle>(next++);
+template <typename handle> hipError_t make_handle(handle * out) {
+    make(out);
     return hipSuccess;
 }
 
@@ -116,15 +49,16 @@ hipError_t hipGetDeviceProperties(hipDeviceProp_t * properties, int device) {
     if (!is_card(device)) {
         return hipErrorInvalidDevice;
     }
-    const card & self = cards()[static_cast<size_t>(device)];
+    const card & self         = cards()[static_cast<size_t>(device)];
+    const int    architecture = self.capability & 0xffff;  // 0x1100 for gfx1100
     *properties       = {};
     std::snprintf(properties->name, sizeof(properties->name), "%s", self.name.c_str());
-    std::snprintf(properties->gcnArchName, sizeof(properties->gcnArchName), "gfx%x", self.architecture);
+    std::snprintf(properties->gcnArchName, sizeof(properties->gcnArchName), "gfx%x", architecture);
     properties->totalGlobalMem      = self.total;
-    properties->major               = self.architecture >> 8;
+    properties->major               = architecture >> 8;
     properties->multiProcessorCount = 64;
-    properties->sharedMemPerBlock   = self.architecture == 0x950 ? 160 << 10 : 64 << 10;
-    properties->warpSize            = self.architecture < 0x1000 ? 64 : 32;
+    properties->sharedMemPerBlock   = architecture == 0x950 ? 160 << 10 : 64 << 10;
+    properties->warpSize            = architecture < 0x1000 ? 64 : 32;
     properties->regsPerBlock        = 65536;
     properties->maxThreadsPerBlock  = 1024;
     properties->pciBusID            = device + 1;
@@ -160,17 +94,17 @@ const char * hipGetErrorString(hipError_t error) {
 
 hipError_t hipMalloc(void ** pointer, size_t size) { return reserve(pointer, size, PROT_NONE); }
 
-hipError_t hipFree(void * pointer) { return release(pointer); }
+hipError_t hipFree(void * pointer) { return free_range(pointer); }
 
 hipError_t hipHostMalloc(void ** pointer, size_t size, unsigned int) { return reserve(pointer, size, PROT_READ | PROT_WRITE); }
 
-hipError_t hipHostFree(void * pointer) { return release(pointer); }
+hipError_t hipHostFree(void * pointer) { return free_range(pointer); }
 
 hipError_t hipMemset(void *, int, size_t) { return hipSuccess; }
 
 hipError_t hipMemsetAsync(void *, int, size_t, hipStream_t) { return hipSuccess; }
 
-hipError_t hipStreamCreateWithFlags(hipStream_t * stream, unsigned int) { return make(stream); }
+hipError_t hipStreamCreateWithFlags(hipStream_t * stream, unsigned int) { return make_handle(stream); }
 
 hipError_t hipStreamDestroy(hipStream_t) { return hipSuccess; }
 
@@ -180,7 +114,7 @@ hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned int) { return hi
 
 hipError_t hipDeviceSynchronize(void) { return hipSuccess; }
 
-hipError_t hipEventCreateWithFlags(hipEvent_t * event, unsigned int) { return make(event); }
+hipError_t hipEventCreateWithFlags(hipEvent_t * event, unsigned int) { return make_handle(event); }
 
 hipError_t hipEventDestroy(hipEvent_t) { return hipSuccess; }
 

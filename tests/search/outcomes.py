@@ -95,10 +95,7 @@ class Asking:
             gpus=gpus,
             worker=self._worker,
             devices=[gpu.name for gpu in gpus],
-            n_ctx=plan.n_ctx,
-            n_gpu_layers=plan.n_gpu_layers,
-            tensor_split=plan.tensor_split,
-            override_tensor=plan.override_tensor,
+            **plan.keywords,
             **shared,
         )
         margin = machine.options.get("margin", DEFAULT_MARGIN)

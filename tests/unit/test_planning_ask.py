@@ -49,7 +49,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a projector's tokens without one": ({"image_max_tokens": 9}, "--image-max-tokens is about a projector"),
     "a GPU that there is not": ({"gpus": ["rtx-0000"]}, "rtx-0000"),
     "no GPU, and one": ({"gpus": ["none", "24GiB"]}, "none means a machine without a GPU"),
-    "descriptions and devices": ({"gpus": ["24GiB", CARD]}, "gpus has both strings and VirtualDevice objects: give only one kind"),
+    "descriptions and devices": ({"gpus": ["24GiB", CARD]}, "gpus has both strings and VirtualDevice objects"),
     "a device of a machine without any": (
         {"gpus": ["none"], "devices": ["CUDA0"]},
         "unknown device 'CUDA0': --gpu none means a machine without a GPU",

@@ -9,7 +9,7 @@ import pytest
 from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 from fitter.errors import LlamaCppCrashError, LlamaCppError
-from fitter.llama.types import Breakdown, Layout, LayoutEntry, Params
+from fitter.llama.types import Breakdown, Layout, LayoutEntry, Params, TensorBuftOverride
 from fitter.planning import context_limit
 from fitter.planning.context_limit import Excess, limited, usable, wider, within
 from fitter.planning.fit import Llama, Loads, fit
@@ -149,6 +149,36 @@ def test_devices_that_the_user_has_chosen_stay() -> None:
     assert free.fits and free.params.devices == ("CUDA0", "CUDA1") and free.params.n_ctx == 131072
 
 
+PINNED = TensorBuftOverride("blk.2.ffn_up", "CUDA0")
+
+
+@pytest.mark.parametrize(
+    ("mib", "n_ctx", "largest"),
+    [
+        pytest.param((16, None), 0, 4096, id="no-wider-than-the-device-with-the-tensors-takes"),
+        pytest.param((None, 16), 0, 32768, id="another-device-may-be-left-out"),
+        pytest.param((8, 16), 8192, 2048, id="the-device-with-the-tensors-is-in-the-way"),
+        pytest.param((16, 8), 8192, 4096, id="one-that-takes-less-is-not"),
+    ],
+)
+def test_a_device_with_tensors_of_the_user_stays(mib: tuple[int | None, ...], n_ctx: int, largest: int) -> None:
+    devices = taking(limits(20_000, 20_000), *mib)
+    fixed = ("n_ctx",) if n_ctx else ()
+    asked = request(SyntheticModel(), devices, params=Params(n_ctx=n_ctx, tensor_buft_overrides=(PINNED,)), fixed=fixed)
+    llama = Strict(SyntheticModel(), devices)
+    plan = fitted(replace(asked, pinned={"blk.2.ffn_up.weight": 0}), llama)
+    assert "CUDA0" in (plan.params.devices or ()) and llama.crashes == 0
+    assert plan.params.n_ctx == largest and plan.fits is (not n_ctx)
+    assert [problem.device for problem in plan.problems] == (["CUDA0"] if n_ctx else [])
+
+
+def test_of_the_devices_that_the_user_has_chosen_the_one_that_takes_least_is_named() -> None:
+    devices = taking(limits(20_000, 20_000), 8, 16)
+    asked = request(MODEL, devices, params=Params(n_ctx=8192), fixed=("n_ctx", "devices"))
+    plan = fitted(asked, Strict(MODEL, devices))
+    assert plan.problems[0].device == "CUDA0" and "-c 2048 or less" in plan.problems[0].message
+
+
 def test_only_layers_on_devices_count() -> None:
     large = {6: 900 * MIB, 7: 10 * MIB}
 
@@ -215,6 +245,9 @@ def test_the_rules_on_devices() -> None:
     assert wider(asked, devices[:2], 8192) == devices[1:2]
     assert wider(asked, devices[:2], 4096) == ()
     assert wider(replace(asked, fixed=frozenset({"devices"})), devices[:2], 8192) == ()
+    pinned = {device.name: replace(asked, pinned={"blk.0.attn_q.weight": d}) for d, device in enumerate(devices)}
+    assert usable(pinned["CUDA1"], devices) == devices[:2] and usable(pinned["CUDA2"], devices) == ()
+    assert wider(pinned["CUDA0"], devices[:2], 8192) == () and wider(pinned["CUDA1"], devices[:2], 8192) == devices[1:2]
 
 
 def test_a_state_is_called_one() -> None:

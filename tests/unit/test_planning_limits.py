@@ -18,11 +18,12 @@ from fitter.cli import verify as verify_command
 from fitter.door import door
 from fitter.errors import FitterError, UsageError
 from fitter.kinds import Whole
-from fitter.llama.types import Params, TensorInfo, VirtualDevice
+from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride, TensorInfo, VirtualDevice
 from fitter.model.header import Model
 from fitter.parameters import LARGEST, MAX_TOKENS, PARAMETERS, of_a_case
 from fitter.planning import limits
-from fitter.planning.constraints import expert_overrides, for_model, params_of
+from fitter.planning.constraints import check_targets, expert_overrides, for_model, params_of
+from fitter.planning.request import MIB
 from fitter.values import MAX_OVERRIDES, MAX_PATTERNS, parse_overrides, shown
 
 HUGE = 2**70
@@ -198,6 +199,53 @@ def test_contexts(n_ctx: int, n_ctx_train: int, n_seq_max: int, said: str) -> No
         return
     with pytest.raises(UsageError, match=said):
         for_model(params, model(n_ctx_train=n_ctx_train), False, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "causal", "said"),
+    [
+        pytest.param({"n_ctx": 4}, True, "", id="a token for each"),
+        pytest.param({"n_ctx": 3}, True, "n_ctx .-c. is 3, and 4 sequences", id="a small context"),
+        pytest.param({"n_ctx": 3}, False, "", id="a small context of a model that takes whole batches"),
+        pytest.param({"n_batch": 3}, False, "n_batch .-b. is 3", id="a small batch"),
+        pytest.param({"n_outputs_max": 3}, True, "n_outputs_max is 3", id="few outputs"),
+        pytest.param({}, True, "", id="none is set"),
+    ],
+)
+def test_every_sequence_has_a_token(words: dict[str, int], causal: bool, said: str) -> None:
+    found = replace(model(), metadata={"llama.attention.causal": causal})
+    params = params_of(None, n_seq_max=4, **words)  # type: ignore[arg-type]
+    if not said:
+        assert for_model(params, found, False, None).n_seq_max == 4
+        return
+    with pytest.raises(UsageError, match=said):
+        for_model(params, found, False, None)
+
+
+SMALL = TensorInfo("blk.0.attn_norm.weight", "f32", (1,), MIB)
+LARGE = TensorInfo("token_embd.weight", "f32", (1,), 2**30)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "target", "said"),
+    [
+        pytest.param(SMALL, "CPU", "", id="the host"),
+        pytest.param(SMALL, "Vulkan0", "", id="a device in use"),
+        pytest.param(LARGE, "Vulkan1", "", id="a large tensor where there is no limit"),
+        pytest.param(LARGE, "CPU", "", id="a large tensor on the host"),
+        pytest.param(LARGE, "Vulkan0", "token_embd.weight of 1024 MiB on Vulkan0, .* 128 MiB", id="too large"),
+        pytest.param(SMALL, "Vulkan2", "attn_norm.weight on Vulkan2, and -dev", id="a device that is left out"),
+    ],
+)
+def test_where_an_override_may_put_a_tensor(tensor: TensorInfo, target: str, said: str) -> None:
+    gpus = [DeviceInfo(f"Vulkan{d}", "", "gpu", "Vulkan", 1, 1, buffer_type=f"Vulkan{d}") for d in range(3)]
+    every = [replace(gpus[0], largest_tensor=128 * MIB), *gpus[1:], replace(gpus[0], type="cpu", buffer_type="CPU")]
+    caught = [(tensor, TensorBuftOverride(".*", target))]
+    if not said:
+        check_targets(caught, every[:2], every)
+        return
+    with pytest.raises(UsageError, match=said):
+        check_targets(caught, every[:2], every)
 
 
 # --- everything else

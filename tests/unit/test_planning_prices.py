@@ -81,6 +81,14 @@ def test_a_slower_link_streams_longer() -> None:
     assert found.streaming(1) > found.streaming(0) > 0
 
 
+def test_what_the_user_has_put_on_a_device_is_not_streamed() -> None:
+    pinned = {f"blk.{layer}.ffn_{kind}.weight": 1 for layer in range(MODEL.n_layer) for kind in ("up", "down")}
+    asked = replace(priced(request(MODEL, TWO), MODEL, CARD), pinned=pinned)
+    found = PriceList(asked, TWO, {4096: recorded()}).all
+    assert 0 < found.streaming(0) < prices(CARD).all.streaming(0)
+    assert found.streaming(0) == found.streaming(1)
+
+
 def test_only_a_network_has_visits() -> None:
     found = prices(CARD, REMOTE_CARD).all
     assert found.visits[0] == 0 < found.visits[1]

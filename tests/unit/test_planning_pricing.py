@@ -20,9 +20,10 @@ from fitter.planning.constraints import (
     workload_of,
 )
 from fitter.planning.cost import Workload
+from fitter.planning.memory import HOST as ON_HOST
 from fitter.planning.placement import Placement
-from fitter.planning.pricing import Price, Speeds, price_params, price_placement
-from fitter.planning.request import HostLimit, Request
+from fitter.planning.pricing import Price, Speeds, bound_of, price_params, price_placement
+from fitter.planning.request import MIB, HostLimit, Request
 from fitter.values import check_timeout
 
 N_CTX = 8192
@@ -154,6 +155,15 @@ def test_a_device_that_is_left_out_is_not_taken_for_the_next() -> None:
         WORKLOAD,
     )
     assert price.generation_tokens_per_second == alone.generation_tokens_per_second
+
+
+def test_a_device_without_room_is_in_the_bound_where_the_user_has_put_something_there() -> None:
+    pinned = {f"blk.{i}.ffn_down_exps.weight": 1 for i in range(48)}
+    full = replace(asked().devices[1], margin=9000 * MIB)
+    request = asked(pinned=pinned, devices=(asked().devices[0], full))
+    on_host = bound_of(replace(request, pinned=dict.fromkeys(pinned, ON_HOST)), LAYOUT, 1.0)
+    found = bound_of(request, LAYOUT, 1.0)
+    assert found is not None and on_host is not None and found.seconds < on_host.seconds
 
 
 def test_without_facts_there_is_no_estimate() -> None:

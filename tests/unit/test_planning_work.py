@@ -21,7 +21,7 @@ from fitter.llama.types import (
 from fitter.model.header import Model
 from fitter.planning.cost import Work
 from fitter.planning.memory import HOST, Item, Unit, between, units_of
-from fitter.planning.placement import Placement, overrides_of, pinned_matches
+from fitter.planning.placement import Placement, overrides_of
 from fitter.planning.work import ModelFacts, Pieces, facts_of, pieces_of, work_of, work_of_params
 from tools.shapes import SHAPES, Shape
 
@@ -277,9 +277,10 @@ def said(placement: Placement, user: tuple[TensorBuftOverride, ...] = ()) -> tup
     names = facts(MODEL).names
     matches = [next((i for i, o in enumerate(overrides) if re.search(o.pattern, name)), -1) for name in names]
     targets = [types.index(o.buffer_type) if o.buffer_type in types else HOST for o in overrides]
+    caught = {name: targets[match] for name, match in zip(names, matches, strict=True) if match >= 0}
     split = tuple(map(float, placement.counts)) if len(placement.counts) > 1 else None
     params = Params(n_gpu_layers=placement.n_gpu_layers, tensor_split=split, tensor_buft_overrides=overrides)
-    return params, dict(pinned_matches(names, matches, targets))
+    return params, caught
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
