@@ -906,7 +906,7 @@ def _choose(
 
 def _check_main_gpu(main_gpu: int, devices: Sequence[object]) -> None:
     if main_gpu >= len(devices):
-        raise UsageError(f"main GPU {main_gpu} does not exist: there are {len(devices)} devices, counted from 0")
+        raise UsageError(f"main GPU {main_gpu} does not exist: the number of devices is {len(devices)}, counted from 0")
 
 
 def _pinned(worker: Worker, model: Model, overrides: Sequence[Any], limits: Sequence[Any]) -> dict[str, int]:

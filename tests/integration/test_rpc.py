@@ -350,8 +350,8 @@ def test_nobody_listens(dense: Path) -> None:
     done = command(str(dense), "--rpc", nowhere)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
-        f"fitter: error: the RPC server {nowhere} cannot be reached (connection refused): is rpc-server running there, "
-        "and on that port?\n"
+        f"fitter: error: the RPC server {nowhere} cannot be reached (connection refused): check that rpc-server is running "
+        "there, on that port\n"
     )
 
 
@@ -365,7 +365,7 @@ def test_a_full_queue_is_a_time_limit(dense: Path) -> None:
             for client in clients:
                 client.setblocking(False)
                 client.connect_ex(listening.getsockname())
-            with pytest.raises(RemoteError, match=r"cannot be reached within 1\.?\d* seconds: check address|0\.99"):
+            with pytest.raises(RemoteError, match=r"cannot be reached within 1\.?\d* seconds: check its address|0\.99"):
                 fitter.fit(dense, rpc=f"127.0.0.1:{listening.getsockname()[1]}", timeout=1)
         finally:
             for client in clients:
