@@ -532,7 +532,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "negative": (["--reserve", "CUDA0=-1GiB"], "'-1GiB' is not a size"),
     "more than the device": (["--reserve", "CUDA0=2GiB"], "2048 MiB is more than its total memory of 1024 MiB"),
     "more than the device in all": (["--reserve", "CUDA0=1GiB", "--reserve", "CUDA0=1MiB"], "1025 MiB is more than"),
-    "more than the host": (["--host-memory", "4GiB", "--reserve", "host=5GiB"], "more than its total memory of 4096 MiB"),
+    "more than the host": (
+        ["--host-memory", "4GiB", "--reserve", "host=5GiB"],
+        "more than its total memory of 4096 MiB",
+    ),
     "no draft model": (["-devd", "CUDA0"], "name one with -md"),
     "layers of no draft model": (["-ngld", "3"], "name one with -md"),
     "a type for nothing": (["-ctkd", "q8_0"], "use it with -md or --mtp"),
