@@ -350,8 +350,8 @@ def test_nobody_listens(dense: Path) -> None:
     done = command(str(dense), "--rpc", nowhere)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
-        f"fitter: error: the RPC server {nowhere} cannot be reached (connection refused): check that rpc-server is running "
-        "there, on that port\n"
+        f"fitter: error: the RPC server {nowhere} cannot be reached (connection refused): check that rpc-server is "
+        "running there, on that port\n"
     )
 
 
