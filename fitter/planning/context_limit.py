@@ -23,14 +23,14 @@ _EXPENSIVE = 1 << 20
 
 @dataclass(frozen=True)
 class Excess:
-    """What makes a context of ``asked`` too large for ``device``: a ``tensor`` of ``bytes``, where it takes ``most``.
+    """Why a context of ``requested`` tokens is too large for ``device``: a ``tensor`` of ``bytes``, more than ``most``.
 
     ``n_ctx`` is the largest context that it takes, 0 where there is none, for ``n_seq_max`` sequences.
     """
 
     device: str
     n_ctx: int
-    asked: int
+    requested: int
     tensor: str
     bytes: int
     most: int
@@ -52,8 +52,9 @@ class Excess:
             "-nkvo, which keeps it in host memory",
         ]
         return (
-            f"{self.device} cannot use a tensor of more than {self.most // MIB} MiB, but at a context of {self.asked} "
-            f"the {what} of a layer ({self.tensor}) has {-(-self.bytes // MIB)} MiB: use {', or '.join(remedies)}"
+            f"{self.device} cannot use a tensor of more than {self.most // MIB} MiB, but at a context of "
+            f"{self.requested} the {what} of a layer ({self.tensor}) has {-(-self.bytes // MIB)} MiB: use "
+            f"{', or '.join(remedies)}"
         )
 
 

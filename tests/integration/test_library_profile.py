@@ -79,7 +79,7 @@ def test_what_a_library_is(tmp_path: Path, code: str, soname: str, version: int,
 @pytest.mark.parametrize(
     ("code", "soname", "says"),
     [
-        pytest.param("void f(void) {}", "libcudart.so.12", "is no CUDA backend", id="another library"),
+        pytest.param("void f(void) {}", "libcudart.so.12", "is not a CUDA backend", id="another library"),
         pytest.param("void ggml_backend_init(void) {}", None, "GGML_STATIC", id="static"),
         pytest.param(
             LINKED + "void cudaNovelty(void); void g(void) { cudaNovelty(); }",
@@ -137,7 +137,7 @@ def test_what_makes_no_sense(tmp_path: Path, profile: str, gpus: list[str], says
 def test_no_elf_file(tmp_path: Path) -> None:
     for name, data in {"text": b"no library", "cut": cudart_path().read_bytes()[:4096]}.items():
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(LibraryError, match="is no shared library"):
+        with pytest.raises(LibraryError, match="is not a shared library"):
             elf.read(tmp_path / name)
     with pytest.raises(LibraryError, match="cannot be read"):
         elf.read(tmp_path)

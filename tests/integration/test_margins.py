@@ -47,7 +47,7 @@ MORE_THAN_IT_HAS = "10000 MiB is more than its memory of 8192 MiB"
             [LARGE, SMALL],
             {"margin": 8192 * MIB},
             ("CUDA0",),
-            [out("CUDA1", "8192 MiB leaves nothing of 8192 MiB free")],
+            [out("CUDA1", "8192 MiB leaves nothing of its 8192 MiB free")],
             id="all of the device",
         ),
         pytest.param(
@@ -75,14 +75,14 @@ MORE_THAN_IT_HAS = "10000 MiB is more than its memory of 8192 MiB"
             ["24GiB:free=4GiB", LARGE],
             {"margin": 5 * GIB},
             ("CUDA1",),
-            [out("CUDA0", "5120 MiB leaves nothing of 4096 MiB free")],
+            [out("CUDA0", "5120 MiB leaves nothing of its 4096 MiB free")],
             id="what is free",
         ),
         pytest.param(
             [LARGE, SMALL],
             {"reserve": {"CUDA1": "7GiB"}},
             ("CUDA0",),
-            [out("CUDA1", "1024 MiB and 7168 MiB reserved leave nothing of 8192 MiB free")],
+            [out("CUDA1", "1024 MiB and 7168 MiB reserved leave nothing of its 8192 MiB free")],
             id="what is reserved",
         ),
         pytest.param(

@@ -363,8 +363,8 @@ NO_PROJECTOR = {
     "garbage": "invalid magic characters: 'garb'",
     "empty": "failed to read magic",
     "missing": "missing.gguf cannot be read: No such file or directory",
-    "dense": "is no multimodal projector",
-    "adapter": "is no multimodal projector",
+    "dense": "is not a multimodal projector",
+    "adapter": "is not a multimodal projector",
 }
 
 
@@ -382,8 +382,8 @@ NO_ADAPTER = {
     "garbage": "invalid magic characters: 'garb'",
     "empty": "failed to read magic",
     "missing": "missing.gguf cannot be read: No such file or directory",
-    "dense": "is no LoRA adapter",
-    "projector": "is no LoRA adapter",
+    "dense": "is not a LoRA adapter",
+    "projector": "is not a LoRA adapter",
     "adapter of another model": "tensor 'blk.0.attn_q.weight' has incorrect shape",
     "adapter of another architecture": "model arch and LoRA arch mismatch",
     "experts' adapter": "arch mismatch",
@@ -439,7 +439,7 @@ void mtmd_get_memory_usage(const char *, mtmd_context_params) {}
 
 LIBRARIES = {
     "none": (None, "a projector needs libmtmd, but there is none in .*: install llama-cpp-python=="),
-    "no library": ("", "libmtmd cannot be loaded: .*; install llama-cpp-python=="),
+    "no library": ("", "libmtmd cannot be loaded .*: install llama-cpp-python=="),
     "of nothing": (
         "int unused;",
         "belongs to another libllama than the loaded one: install llama-cpp-python==",

@@ -135,7 +135,7 @@ def test_wrong_source_directory_is_one_clear_error(tmp_path: Path, variable: boo
     assert done.returncode != 0
     assert done.stderr.count("CMake Error") == 1
     message = " ".join(done.stderr.split())
-    assert f"LLAMA_CPP_SOURCE_DIR is no directory: {wrong}; point it to a llama.cpp source or unset it" in message
+    assert f"LLAMA_CPP_SOURCE_DIR is not a directory: {wrong}; point it to a llama.cpp source or unset it" in message
 
 
 def test_the_pin_says_what_the_source_is(source: Path) -> None:

@@ -170,7 +170,7 @@ def test_a_fixed_context_that_vulkan_refuses(directory: Path) -> None:
     assert plan.problems[0].message.startswith(
         "Vulkan0 cannot use a tensor of more than 4095 MiB, but at a context of 4194304"
     )
-    widest = re.search(r"give -c (\d+) or less", plan.problems[0].message)
+    widest = re.search(r"use -c (\d+) or less", plan.problems[0].message)
     assert widest is not None
     assert fitter.fit(model, gpus=["8x vulkan:128GiB"], n_ctx=int(widest[1]), n_seq_max=32).fits
     assert fitter.fit(model, gpus=["8x vulkan:128GiB"], n_ctx=4 * 2**20, n_seq_max=32, offload_kqv=False).fits

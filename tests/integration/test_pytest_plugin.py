@@ -276,7 +276,7 @@ WRONG = {
     "no number": (f"gpu={GPU!r}, n_ctx='32k'", "n_ctx is '32k': give a whole number"),
     "no context": (f"gpu={GPU!r}, min_ctx=0", "min_ctx is 0: give a number of tokens, 1 or more"),
     "no speed": (f"gpu={GPU!r}, min_tokens_per_second=True", "min_tokens_per_second is True: give a number"),
-    "growth beside a limit": (f"gpu={GPU!r}, limit='1GiB', max_growth='1%'", "limit makes none"),
+    "growth beside a limit": (f"gpu={GPU!r}, limit='1GiB', max_growth='1%'", "with limit there is none"),
     "no growth": (f"gpu={GPU!r}, max_growth='much'", "max_growth is 'much': give a percentage or a size"),
     "no keyword": (repr(GPU), "it takes keywords only"),
     "no such model": (f"gpu={GPU!r}, model='missing.gguf'", "missing.gguf: no such file"),

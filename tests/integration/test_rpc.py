@@ -350,8 +350,8 @@ def test_nobody_listens(dense: Path) -> None:
     done = command(str(dense), "--rpc", nowhere)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
-        f"fitter: error: the RPC server {nowhere} cannot be reached (connection refused): is rpc-server running there, "
-        "and on that port?\n"
+        f"fitter: error: the RPC server {nowhere} cannot be reached (connection refused): check that rpc-server is "
+        "running there, on that port\n"
     )
 
 
@@ -365,7 +365,7 @@ def test_a_full_queue_is_a_time_limit(dense: Path) -> None:
             for client in clients:
                 client.setblocking(False)
                 client.connect_ex(listening.getsockname())
-            with pytest.raises(RemoteError, match=r"cannot be reached within 1\.?\d* seconds: check address|0\.99"):
+            with pytest.raises(RemoteError, match=r"cannot be reached within 1\.?\d* seconds: check its address|0\.99"):
                 fitter.fit(dense, rpc=f"127.0.0.1:{listening.getsockname()[1]}", timeout=1)
         finally:
             for client in clients:
@@ -488,14 +488,14 @@ def assert_nothing_is_left() -> None:
 
 WORDS = {
     "no port": ("host", "is not of the form host:port"),
-    "an empty port": ("host:", "'' is no port"),
+    "an empty port": ("host:", "'' is not a port"),
     "no host": (":50052", "is not of the form host:port"),
-    "port 0": ("host:0", "'0' is no port"),
-    "a large port": ("host:65536", "'65536' is no port"),
-    "a port that is none": ("host:ssh", "'ssh' is no port"),
-    "IPv6": ("::1:50052", "knows no IPv6"),
-    "IPv6 in brackets": ("[::1]:50052", "knows no IPv6"),
-    "a scheme": ("http://host:50052", "knows no IPv6"),
+    "port 0": ("host:0", "'0' is not a port"),
+    "a large port": ("host:65536", "'65536' is not a port"),
+    "a port that is none": ("host:ssh", "'ssh' is not a port"),
+    "IPv6": ("::1:50052", "does not support IPv6"),
+    "IPv6 in brackets": ("[::1]:50052", "does not support IPv6"),
+    "a scheme": ("http://host:50052", "does not support IPv6"),
     "a comma too many": ("host:1,", "'' is not of the form host:port"),
     "twice": ("host:1,host:1", "the RPC server host:1 is given twice"),
     "a space": ("my host:1", "is not of the form host:port"),

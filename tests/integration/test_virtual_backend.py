@@ -97,7 +97,7 @@ def test_a_model_is_on_fifteen_of_sixteen_devices_at_most(models: dict[str, Path
         breakdown = worker.measure(models["llama31-8b"], Params(n_ctx=512, devices=used))
         assert breakdown.devices == used
         assert all(breakdown.on(name).model > 0 for name in used)
-        with pytest.raises(UsageError, match="15 devices at most"):
+        with pytest.raises(UsageError, match="at most 15 devices"):
             worker.measure(models["llama31-8b"], Params(n_ctx=512))
         one = worker.measure(models["llama31-8b"], Params(n_ctx=512, split_mode="none", main_gpu=15))
         assert one.devices == ("CUDA15",)

@@ -211,7 +211,7 @@ def test_wrong_checksum_leaves_the_source_that_was_there(vendor: Vendor, sdist: 
 def test_a_source_cut_short_is_never_laid(vendor: Vendor, sdist: Path) -> None:
     sdist.write_bytes(sdist.read_bytes()[:-200])
     vendor.pin(sdist)
-    assert "pinned-1.0.tar.gz is no readable sdist" in said(vendor.fetch("--sdist", sdist))
+    assert "pinned-1.0.tar.gz is not a readable sdist" in said(vendor.fetch("--sdist", sdist))
     assert [path.name for path in vendor.directory.iterdir()] == ["pin.toml"]
 
 
@@ -227,7 +227,7 @@ def test_members_that_would_land_elsewhere_are_left_out(vendor: Vendor, tmp_path
 def test_an_sdist_without_llama_cpp_is_refused(vendor: Vendor, tmp_path: Path) -> None:
     sdist = write_sdist(tmp_path / "pinned-1.0.tar.gz", HEADERS, inside="pinned-1.0/elsewhere/")
     vendor.pin(sdist)
-    assert "holds no vendor/llama.cpp" in said(vendor.fetch("--sdist", sdist))
+    assert "does not contain vendor/llama.cpp" in said(vendor.fetch("--sdist", sdist))
     assert [path.name for path in vendor.directory.iterdir()] == ["pin.toml"]
 
 
@@ -308,7 +308,7 @@ def test_a_tree_that_is_no_llama_cpp_is_refused(vendor: Vendor, tmp_path: Path, 
 
 def test_a_tree_that_is_not_there_is_refused(vendor: Vendor, tmp_path: Path) -> None:
     line = said(vendor.fetch(env={"LLAMA_CPP_SOURCE_DIR": str(tmp_path / "nowhere")}))
-    assert f"LLAMA_CPP_SOURCE_DIR is no directory: {tmp_path / 'nowhere'}" in line
+    assert f"LLAMA_CPP_SOURCE_DIR is not a directory: {tmp_path / 'nowhere'}" in line
 
 
 def test_an_empty_variable_is_none(vendor: Vendor, sdist: Path) -> None:

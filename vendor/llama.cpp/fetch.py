@@ -61,7 +61,7 @@ def read_pin(path: Path) -> dict[str, str]:
 def check_tree(tree: Path) -> Path:
     """A tree of the user's own, absolute; raises FetchError if fitter cannot be built against it."""
     if not tree.is_dir():
-        raise FetchError(f"LLAMA_CPP_SOURCE_DIR is no directory: {tree}; point it to a llama.cpp source or unset it")
+        raise FetchError(f"LLAMA_CPP_SOURCE_DIR is not a directory: {tree}; point it to a llama.cpp source or unset it")
     missing = [name for name in NEEDED if not (tree / name).is_file()]
     if missing:
         raise FetchError(
@@ -150,7 +150,7 @@ def unpack(sdist: Path, into: Path, headers_only: bool) -> None:
             os.utime(path, (member.mtime, member.mtime))
             laid += 1
     if not laid:
-        raise FetchError(f"{sdist.name} holds no vendor/llama.cpp")
+        raise FetchError(f"{sdist.name} does not contain vendor/llama.cpp")
 
 
 def lay(sdist: Path, pin: Mapping[str, str], source: Path, headers_only: bool) -> None:
@@ -162,7 +162,7 @@ def lay(sdist: Path, pin: Mapping[str, str], source: Path, headers_only: bool) -
         try:
             unpack(sdist, fresh, headers_only)
         except (tarfile.TarError, EOFError, UnicodeError) as error:
-            raise FetchError(f"{sdist.name} is no readable sdist: {error}") from None
+            raise FetchError(f"{sdist.name} is not a readable sdist: {error}") from None
         (fresh / STAMP).write_text(f"{pin['sha256']} {'headers' if headers_only else 'full'}\n", encoding="utf-8")
         try:
             if source.exists():
@@ -204,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"fetch.py: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"fetch.py: cannot lay the source: {error}", file=sys.stderr)
+        print(f"fetch.py: cannot write the source: {error}", file=sys.stderr)
         return 1
     return 0
 
