@@ -97,7 +97,7 @@ def choose(devices: Sequence[DeviceInfo], names: Sequence[str] | None) -> tuple[
 def check_main_gpu(main_gpu: int, devices: Sequence[object]) -> None:
     """Raise ``UsageError`` for a main GPU that is none of ``devices``."""
     if main_gpu >= len(devices):
-        raise UsageError(f"main GPU {main_gpu} does not exist: there are {len(devices)} devices, counted from 0")
+        raise UsageError(f"main GPU {main_gpu} does not exist: the number of devices is {len(devices)}, counted from 0")
 
 
 def device_speeds(

@@ -118,7 +118,10 @@ def test_the_devices(words: dict[str, Any], names: list[str]) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a device that there is not": ({"devices": ["CUDA7"]}, "unknown device 'CUDA7'; there are: CUDA0, CUDA1"),
     "a device twice": ({"devices": ["CUDA0", "CUDA0"]}, "a device is named twice"),
-    "a main GPU that there is not": ({"split_mode": "none", "main_gpu": 2}, "main GPU 2 does not exist: there are 2"),
+    "a main GPU that there is not": (
+        {"split_mode": "none", "main_gpu": 2},
+        "main GPU 2 does not exist: the number of devices is 2",
+    ),
     "too many margins": ({"margin": [1, 2, 3]}, "3 margins for 2 devices"),
     "more than the context": ({"n_ctx": 512, "prompt": 500, "generate": 13}, "for a larger -c"),
     "more than the model's own": ({"prompt": 32768}, "it has no larger one"),
