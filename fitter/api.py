@@ -124,7 +124,7 @@ def fit(
     with (
         worker_for(ask, worker, on_log, at_once=True) as worker,
         limited(worker, deadline),
-        beginning.suggest(ask, model, is_given=is_given, on_log=on_log) as suggested,
+        beginning.begun(ask, model, is_given=is_given, on_log=on_log) as second,
     ):
         # the header that was read last is at hand for its skeleton
         drafts = open_draft(ask.sharing, worker)
@@ -139,7 +139,7 @@ def fit(
         plan = planning.fit(
             request,
             ModelSummary.of(opened),
-            beginning.llama_for(worker, suggested, opened, ask.skeleton, drafts),
+            beginning.llama_for(worker, second, opened, ask.skeleton, drafts),
             on_progress or (lambda _: None),
             ask.is_described,
             choices(ask.sharing, worker, opened, drafts, machine, request),

@@ -9,7 +9,6 @@ from typing import Protocol, TypeVar
 
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params, Row
-from fitter.parameters import of_a_struct
 from fitter.planning import context_limit
 from fitter.planning.context_limit import Excess
 from fitter.planning.explain import Choice
@@ -30,24 +29,13 @@ OnCandidate = Callable[[Params], None]
 
 
 class Beside(Protocol):
-    """Measures the user's own file in a process of its own, while another one goes on."""
+    """Measures the user's own file in a process of its own, while the search goes on in another one."""
 
-    @property
-    def loading(self) -> Params | None:
-        """The placement with which it loads the model, or has loaded it, without having been asked."""
+    def suggest(self, params: Params, *, is_found: bool = False) -> None:
+        """Be told what may turn out to be the answer, or ``is_found`` to be unless something is given up for it."""
 
-    @property
-    def busy(self) -> bool:
-        """Whether what was begun is not done yet."""
-
-    def awaits(self, params: Params) -> bool:
-        """Whether it has begun to load the model without a placement, and can still take that of ``params``."""
-
-    def begin(self, params: Params) -> None:
-        """Begin to measure, after what was begun before."""
-
-    def finish(self) -> Breakdown:
-        """What the measurement that was begun last has found."""
+    def confirm(self, params: Params) -> Breakdown | None:
+        """What ``params`` take, where that was measured or is soon; ``None`` where another process may as well."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +145,6 @@ class _Fit:
         self._shared = shared
         self._others = others
         self._own: dict[Params, Breakdown] = {}
-        self._begun: Params | None = None
 
     def run(self) -> tuple[Found, _Choice, Breakdown, tuple[SharedUse, ...]]:
         """The best plan, what shares its memory and why so, and what both take on the user's own files."""
@@ -174,7 +161,7 @@ class _Fit:
         skeleton = self._llama.skeleton
         if skeleton is not None:
             try:
-                found, choice = self._best_of(skeleton, self._begin)
+                found, choice = self._best_of(skeleton, self._suggest)
                 breakdown = self._confirm(found.trial.params)
                 uses = self._uses(choice, found.trial.params, breakdown, self._confirm)
                 if _joined(choice, breakdown, uses) == found.trial.breakdown:
@@ -298,8 +285,8 @@ class _Fit:
         if not trial.fits or request.facts is None:
             return Found(request, trial)
         on_candidate(trial.params)
-        if on_candidate == self._begin and not changes(request):
-            self._place(trial.params)
+        if on_candidate == self._suggest and not changes(request):
+            self._suggest(trial.params, is_found=True)
         try:
             # what a token takes in the cache is the same at every context that was recorded
             layout = layouts[-1] if layouts else loads.record(replace(trial.params, tensor_buft_overrides=()))
@@ -336,57 +323,23 @@ class _Fit:
         self._doing, self._since = text, time.monotonic()
         self._on_progress(Progress(self._llama.dummy_loads(), text))
 
-    def _begin(self, params: Params) -> None:
-        """Have a candidate confirmed while the search goes on."""
-        beside = self._llama.beside
-        if beside is None or params in self._own or params == self._begun or beside.awaits(params):
-            return
-        if beside.busy and (self._begun is not None or not self._is_loaded(params)):
-            return
-        self._collect()
-        beside.begin(params)
-        self._begun = params
-
-    def _place(self, params: Params) -> None:
-        """Let a load that waits go on with what a search has ended with, while that is priced."""
-        beside = self._llama.beside
-        if beside is not None and params not in self._own and beside.awaits(params):
-            self._collect()
-            beside.begin(params)
-            self._begun = params
-
-    def _is_loaded(self, params: Params) -> bool:
-        """Whether the second worker has the model for ``params``, or is about to."""
-        beside = self._llama.beside
-        loaded = self._begun or (beside.loading if beside else None)
-        return loaded is not None and placement_of(loaded) == placement_of(params)
-
-    def _collect(self) -> None:
-        beside, begun, self._begun = self._llama.beside, self._begun, None
-        if beside is not None and begun is not None:
-            self._own[begun] = beside.finish()
+    def _suggest(self, params: Params, *, is_found: bool = False) -> None:
+        if self._llama.beside is not None:
+            self._llama.beside.suggest(params, is_found=is_found)
 
     def _confirm(self, params: Params) -> Breakdown:
         """What ``params`` take on the user's own file."""
         self._say(f"loading the model's own file with {_attempt(params, self._request)}")
         beside = self._llama.beside
-        if beside is not None and (self._is_loaded(params) or beside.awaits(params)):
-            # another context of a loaded model costs next to nothing, and neither does the rest of one that waits
-            self._collect()
-            if params not in self._own:
-                beside.begin(params)
-                self._own[params] = beside.finish()
+        confirmed = None if beside is None else beside.confirm(params)
+        if confirmed is not None:
+            self._own[params] = confirmed
         return self._measure_own(params)
 
     def _measure_own(self, params: Params) -> Breakdown:
         if params not in self._own:
             self._own[params] = self._llama.own.measure(params)
         return self._own[params]
-
-
-def placement_of(params: Params) -> Params:
-    """What of ``params`` decides how the model is loaded; the rest is the context's."""
-    return Params.of({str(each.key): params.of_parameter(each) for each in of_a_struct("model")})
 
 
 def _joined(choice: _Choice, own: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
+from fitter.beginning import Suggestions, placement_of
 from fitter.errors import LlamaCppCrashError, LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
-from fitter.planning.fit import Llama, Loads, fit, placement_of
+from fitter.planning.fit import Llama, Loads, fit
 from fitter.planning.plan import ModelSummary, Plan
 from fitter.planning.request import DeviceLimit, Progress, Request
 
@@ -66,7 +67,7 @@ def run(
     skeleton: Loads | None,
     second: Second | None = None,
 ) -> Plan:
-    llama = Llama(Loads(own.measure, own.record), lambda: 0, skeleton, second)
+    llama = Llama(Loads(own.measure, own.record), lambda: 0, skeleton, Suggestions(second) if second else None)
     return fit(request(own.model, devices), SUMMARY, llama, lambda progress: None, True)
 
 
