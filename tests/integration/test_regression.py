@@ -434,7 +434,7 @@ WRONG: dict[str, tuple[Callable[[Repository], object], tuple[str, ...], int, str
         lambda repository: repository.edit("n_ubatch = 512", 'type_k = "maybe"'),
         ("check",),
         2,
-        "chat: type_k (-ctk) is 'maybe': give f32, f16",
+        "chat: type_k (-ctk) is 'maybe': give one of f32, f16",
     ),
     "a lock from later": (
         lambda repository: repository.lock.write_text(repository.lock.read_text().replace("schema = 1", "schema = 2")),
