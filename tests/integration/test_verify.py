@@ -300,7 +300,7 @@ def test_a_plan_that_fits_no_more_is_not_loaded(plan_file: Path, tmp_path: Path)
     path.write_text(json.dumps(document))
     done = command("verify", "--plan", path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "bytes on host, and " in done.stderr and "are free there now: fit again" in done.stderr
+    assert "bytes on host, but only " in done.stderr and "are free there now: fit again" in done.stderr
 
 
 def test_the_api_says_no_as_well(models: Mapping[str, Path], plan_file: Path) -> None:
