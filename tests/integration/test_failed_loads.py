@@ -252,7 +252,7 @@ def test_a_server_with_too_little_memory(model: Path) -> None:
         assert failed["error"] == "OutOfMemoryError"
         assert failed["device"] == "RPC0"
         assert failed["missing"] > 4 * MIB
-        assert f"RPC0 has no {failed['missing']} bytes" in failed["message"]
+        assert f"RPC0 does not have {failed['missing']} bytes" in failed["message"]
         assert "fitted again 2 times" in failed["message"]
         script.read()
         server.limit_memory(1024 * MIB)
@@ -298,7 +298,7 @@ def test_too_little_memory_is_fitted_again_at_most_twice(model: Path) -> None:
     assert found["error"] == "OutOfMemoryError"
     assert found["device"] == "host"
     assert found["missing"] > 12 * MIB
-    assert f"the host has no {found['missing']} bytes" in found["message"]
+    assert f"the host does not have {found['missing']} bytes" in found["message"]
     assert [category for category, _ in found["told"]] == ["PlanWarning", "PlanWarning"]
 
 

@@ -114,7 +114,7 @@ ON_A_DEVICE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", ON_A_DEVICE.values(), ids=ON_A_DEVICE)
 def test_on_a_device(models: Mapping[str, Path], server: str, options: dict[str, Any]) -> None:
-    found = fitter.verify(models["moe"], rpc=[server], **options)
+    found = fitter.verify(models["moe"], rpc=[server], devices=["RPC0"], **options)
     check(found)
     assert [use.name for use in found.memory] == ["RPC0", "host"]
     assert found.memory[0].counted > 0
@@ -337,7 +337,7 @@ def test_a_server_that_ends_before_the_load(models: Mapping[str, Path]) -> None:
                 server.kill()
 
         with pytest.raises((RemoteError, LlamaCppError), match=server.address):
-            fitter.verify(models["moe"], rpc=[server.address], on_progress=end)
+            fitter.verify(models["moe"], rpc=[server.address], devices=["RPC0"], on_progress=end)
     # the process that asks is none the worse
     check(fitter.verify(models["moe"], devices=["none"], n_ctx=512))
 
