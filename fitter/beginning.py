@@ -97,6 +97,9 @@ class Second:
         )
 
     def begin(self, params: Params) -> None:
+        if self._is_held and not self.awaits(params):
+            # what waits cannot be had so, and would be in the way until its tokenizer is read
+            self._worker.restart()
         self._is_held = False
         self._worker.begin_measure(self._path, params, reserve=True)
 

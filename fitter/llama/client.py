@@ -123,6 +123,12 @@ class Worker:
         """Start the process now instead of with the first question."""
         self._guarded(self._open)
 
+    def restart(self) -> None:
+        """End the process at once, whatever it is doing, and start another one."""
+        self._kill()
+        self._failed, self._answered = None, None
+        self.start()
+
     def configure(
         self,
         virtual_devices: Sequence[VirtualDevice],

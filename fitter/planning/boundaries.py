@@ -75,7 +75,7 @@ class Sums:
         fixed = self.fixed[stop] - self.fixed[start]
         if weights - fixed <= gap:
             return weights
-        counts = [(size, up[stop] - up[start]) for size, up in self._counts.items() if up[stop] > up[start]]
+        counts = tuple((size, up[stop] - up[start]) for size, up in self._counts.items() if up[stop] > up[start])
         if math.prod(count + 1 for _, count in counts[:-1]) > MAX_COMBINED:
             kept = self.keep(start, stop, budget, spread=True)
             return kept and kept.weights

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from fitter.planning.memory import Item, Unit
 
@@ -86,17 +87,25 @@ def spill_exact(units: Sequence[Unit], gap: int, apart: int) -> tuple[Item, ...]
     return best
 
 
-def most_within(counts: Sequence[tuple[int, int]], gap: int) -> int:
-    """The most bytes within ``gap`` that so many items of each size can give."""
+@lru_cache(maxsize=4096)
+def most_within(counts: tuple[tuple[int, int], ...], gap: int) -> int:
+    """The most bytes within ``gap`` that so many items of each size can give.
+
+    Kept, since layers are alike: the same is asked for many ranges of them.
+    """
+    return _most_within(counts, gap)
+
+
+def _most_within(counts: Sequence[tuple[int, int]], gap: int) -> int:
     (size, count), *rest = counts
     most = min(count, gap // size) if size else count
     if not rest:
         return most * size
-    best = 0
+    best, others = 0, sum(other * number for other, number in rest)
     for n in range(most, -1, -1):
-        best = max(best, n * size + most_within(rest, gap - n * size))
-        if best == gap:
+        if best == gap or n * size + others <= best:
             break
+        best = max(best, n * size + _most_within(rest, gap - n * size))
     return best
 
 

@@ -74,4 +74,4 @@ def test_exact_choice(apart: int, expected: list[tuple[int, int]]) -> None:
     ],
 )
 def test_most_within(counts: list[tuple[int, int]], gap: int, expected: int) -> None:
-    assert most_within(counts, gap) == expected
+    assert most_within(tuple(counts), gap) == expected
