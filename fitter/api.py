@@ -34,7 +34,7 @@ from fitter.planning.constraints import (
 from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, inspection_of
 from fitter.planning.limits import check_context
-from fitter.planning.plan import Plan, check_can_run, register
+from fitter.planning.plan import Plan, check_can_run, register, renamed
 from fitter.planning.pricing import Price, Speeds, price_params
 from fitter.planning.request import Progress
 from fitter.planning.requesting import limits_beside, pinned_by, request_of
@@ -152,7 +152,7 @@ def fit(
             worker.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}
     rpc = worker.rpc if remote.intersection(plan.breakdown.devices) else ()
-    return replace(plan, rpc=rpc, asked=words, files=stamps)
+    return replace(plan, rpc=rpc, fit_keywords=words, files=stamps)
 
 
 @door_with_worker(Measuring)
@@ -408,7 +408,7 @@ class _Methods:
 
 
 def _restored(values: dict[str, Any]) -> Plan:
-    return Plan(**values)
+    return Plan(**renamed(values))
 
 
 register(_Methods())
