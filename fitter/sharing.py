@@ -85,7 +85,7 @@ def choices(
         is_projector_free = named_projector is None
         projector = _projector(sharing, worker, request.params.flash_attn)
     free = places(request.devices, request.speeds, 2 if is_draft_free and is_projector_free else 4)
-    # each place with its turn: a later one is for where the earlier ones leave something to gain
+    # each place with its rank: a higher rank is tried only if no lower one is good enough
     drafting: list[tuple[tuple[str, ...] | None, int]] = [(named_draft or (), 0)]
     if is_draft_free:
         drafting = [*(((name,), 0) for name in free), *([(None, 1)] if len(request.devices) > 1 else []), ((), 2)]
@@ -101,7 +101,7 @@ def choices(
                     _draft(sharing, drafts, at, type_k, type_v) if drafts else None,
                     projector(on) if projector else None,
                     mtp,
-                    resort=max(first, second),
+                    rank=max(first, second),
                 )
             )
     return tuple(found) if reserved or drafts or projector or mtp else ()

@@ -183,7 +183,7 @@ class _Fit:
         return _Choice(shared, known, lowered(request, known, self._others), lacks)
 
     def _best_of(self, loads: Loads, on_candidate: OnCandidate) -> tuple[Found, _Choice]:
-        """The best plan with what shares the memory in any of its places; a later resort is for where it is needed."""
+        """The best plan with what shares the memory in any of its places, the lowest rank of them first."""
         self._llama.until(self._deadline)
         try:
             return self._best_until(loads, on_candidate)
@@ -211,8 +211,8 @@ class _Fit:
             ranked.append((found, replace(choice, seconds=self._draft_seconds(uses))))
             ranked.sort(key=lambda pair: pair[1].rank(pair[0]), reverse=True)
 
-        for shared in sorted(every, key=lambda shared: shared.resort):
-            if ranked and not self._is_wanted(shared.resort, ranked[0][0]):
+        for shared in sorted(every, key=lambda shared: shared.rank):
+            if ranked and not self._is_wanted(shared.rank, ranked[0][0]):
                 break
             try:
                 choice = self._choice(shared)
@@ -231,10 +231,10 @@ class _Fit:
         on_candidate(winner.trial.params)
         return replace(winner, choices=(*winner.choices, *_between(ranked))), choice
 
-    def _is_wanted(self, resort: int, best: Found) -> bool:
-        """Whether there may be more to gain from a later resort than from the ``best`` plan before it."""
+    def _is_wanted(self, rank: int, best: Found) -> bool:
+        """Whether places of this ``rank`` are tried: 0 always, 1 if the context could be larger, 2 if nothing fits."""
         is_widest = "n_ctx" in self._request.fixed or best.trial.params.n_ctx >= self._request.n_ctx_max
-        return resort == 0 or not best.trial.fits or (resort == 1 and not is_widest)
+        return rank == 0 or not best.trial.fits or (rank == 1 and not is_widest)
 
     def _draft_seconds(self, uses: Sequence[SharedUse]) -> float:
         request = self._request

@@ -140,7 +140,7 @@ def test_the_best_of_several_places_is_taken() -> None:
     choices = [
         draft.shared("CUDA0"),
         draft.shared("CUDA1"),
-        draft.shared(resort=2),
+        draft.shared(rank=2),
     ]
     alone = [plan_of(DENSE, devices, SyntheticDraft().shared(name)).params.n_ctx for name in ("CUDA0", "CUDA1")]
     plan = plan_of(DENSE, devices, *choices)
@@ -150,7 +150,7 @@ def test_the_best_of_several_places_is_taken() -> None:
 
 def spread(draft: SyntheticDraft) -> Shared:
     """As the main model."""
-    return Shared(draft=Draft("draft.gguf", None, -1, "f16", "f16", remembered(draft.measure)), resort=1)
+    return Shared(draft=Draft("draft.gguf", None, -1, "f16", "f16", remembered(draft.measure)), rank=1)
 
 
 def test_a_draft_model_too_large_for_one_device_is_spread_as_the_model_is() -> None:
@@ -169,7 +169,7 @@ def test_a_draft_model_too_large_for_one_device_is_spread_as_the_model_is() -> N
 
 def test_a_later_resort_is_not_asked_about_where_it_is_not_needed() -> None:
     draft, devices = SyntheticDraft(), limits(4000, 4000)
-    plan = plan_of(DENSE, devices, draft.shared("CUDA0"), draft.shared("CUDA1"), spread(draft), draft.shared(resort=2))
+    plan = plan_of(DENSE, devices, draft.shared("CUDA0"), draft.shared("CUDA1"), spread(draft), draft.shared(rank=2))
     assert plan.params.n_ctx == DENSE.n_ctx_train
     assert all(params.devices in (("CUDA0",), ("CUDA1",)) for params in draft.asked)
 
@@ -182,7 +182,7 @@ def test_a_later_resort_is_not_asked_about_where_it_is_not_needed() -> None:
 def test_the_host_is_the_last_resort(weights: int, place: str | None) -> None:
     draft = SyntheticDraft(weights * MIB)
     devices = limits(1500)
-    plan = plan_of(DENSE, devices, draft.shared("CUDA0"), draft.shared(resort=2))
+    plan = plan_of(DENSE, devices, draft.shared("CUDA0"), draft.shared(rank=2))
     assert plan.fits and plan.shared[0].on(place) > 0
     assert [device.shared for device in plan.devices] == [plan.shared[0].on("CUDA0")]
 
@@ -197,7 +197,7 @@ def test_the_host_is_tried_where_the_model_leaves_no_device_room() -> None:
     room = own.measure(replace(asked.params, devices=("CUDA0",))).on("CUDA0").used
     devices = (replace(devices[0], free=room + 200 * MIB),)
     own = SyntheticLlama(DENSE, devices)
-    shared = (draft.shared("CUDA0"), draft.shared(resort=2))
+    shared = (draft.shared("CUDA0"), draft.shared(rank=2))
     llama = Llama(Loads(own.measure, own.record), lambda: 0)
     plan = fit(replace(asked, devices=devices), SUMMARY, llama, lambda step: None, True, shared)
     assert plan.fits and plan.host.shared > 0 == plan.devices[0].shared
@@ -435,7 +435,7 @@ def test_a_place_that_llama_cpp_refuses_is_left_out() -> None:
         return draft.measure(params)
 
     def shared(*names: str) -> Shared:
-        return Shared(draft=Draft("d.gguf", names, -1, "f16", "f16", remembered(measure)), resort=0 if names else 2)
+        return Shared(draft=Draft("d.gguf", names, -1, "f16", "f16", remembered(measure)), rank=0 if names else 2)
 
     plan = plan_of(DENSE, devices, shared("CUDA0"), shared("CUDA1"), shared())
     assert plan.fits and plan.shared[0].on("CUDA1") > 0
