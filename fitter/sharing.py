@@ -15,10 +15,10 @@ from fitter.planning.ask import Sharing
 from fitter.planning.limits import layers_on_devices
 from fitter.planning.request import Request
 from fitter.planning.shared import (
+    Companions,
     Draft,
     Mtp,
     Projector,
-    Shared,
     parse_reserve,
     places,
     remembered,
@@ -73,7 +73,7 @@ def check_mtp(sharing: Sharing, model: Model) -> None:
 
 def choices(
     sharing: Sharing, worker: Worker, model: Model, drafts: Drafts | None, machine: Machine, request: Request
-) -> tuple[Shared, ...]:
+) -> tuple[Companions, ...]:
     """What shares the memory, once for each choice of places; nothing where nothing but LoRA adapters does."""
     reserved = reservation(parse_reserve(sharing.reserve), machine.devices, machine.host_total)
     type_k, type_v = sharing.type_k_draft or Params.type_k, sharing.type_v_draft or Params.type_v
@@ -96,7 +96,7 @@ def choices(
     for at, first in drafting:
         for on, second in projecting:
             found.append(
-                Shared(
+                Companions(
                     reserved,
                     _draft(sharing, drafts, at, type_k, type_v) if drafts else None,
                     projector(on) if projector else None,

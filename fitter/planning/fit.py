@@ -18,7 +18,7 @@ from fitter.planning.plan import Plan
 from fitter.planning.pricing import bound_of, price_placement, reasons_of
 from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record, Request
 from fitter.planning.search import search
-from fitter.planning.shared import Shared, beyond, draft_seconds, lacking, lowered, remembered, taken
+from fitter.planning.shared import Companions, beyond, draft_seconds, lacking, lowered, remembered, taken
 from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
 from fitter.planning.trial import Trial
 
@@ -69,18 +69,18 @@ def fit(
     llama: Llama,
     on_progress: OnProgress,
     virtual: bool,
-    shared: Sequence[Shared] = (),
+    companions: Sequence[Companions] = (),
     others: Sequence[DeviceLimit] = (),
     deadline: float | None = None,
 ) -> Plan:
     """The plan for ``request``, measured on the user's own file. Raises what asking llama.cpp raises.
 
-    ``shared`` is what shares the memory: of several choices the plan has the best one. ``others`` are devices for that
-    alone. At ``deadline`` (on the monotonic clock) the search ends: what it has found that fits is then confirmed, and
-    where that is nothing, ``TimeLimitError`` is raised.
+    ``companions`` share the memory with the model: of several choices the plan has the best one. ``others`` are devices
+    for those alone. At ``deadline`` (on the monotonic clock) the search ends: what it has found that fits is then
+    confirmed, and where that is nothing, ``TimeLimitError`` is raised.
     """
     started = time.monotonic()
-    running = _Fit(request, llama, on_progress, shared, others, deadline)
+    running = _Fit(request, llama, on_progress, companions, others, deadline)
     found, chosen, breakdown, uses = running.run()
     trial = found.trial
     loads = llama.dummy_loads()
@@ -113,7 +113,7 @@ class _Choice:
     ``lacks``: bytes that what is known lacks by itself. ``seconds``: what drafting takes of the request.
     """
 
-    shared: Shared
+    companions: Companions
     known: tuple[SharedUse, ...]
     request: Request
     lacks: int = 0
@@ -132,7 +132,7 @@ class _Fit:
         request: Request,
         llama: Llama,
         on_progress: OnProgress,
-        shared: Sequence[Shared],
+        companions: Sequence[Companions],
         others: Sequence[DeviceLimit],
         deadline: float | None,
     ) -> None:
@@ -142,7 +142,7 @@ class _Fit:
         self._request = request
         self._llama = llama
         self._on_progress = on_progress
-        self._shared = shared
+        self._companions = companions
         self._others = others
         self._own: dict[Params, Breakdown] = {}
 
@@ -174,13 +174,13 @@ class _Fit:
         breakdown = self._measure_own(found.trial.params)
         return found, choice, breakdown, self._uses(choice, found.trial.params, breakdown, self._measure_own)
 
-    def _choice(self, shared: Shared) -> _Choice:
+    def _choice(self, companions: Companions) -> _Choice:
         request = self._request
-        if shared.places:
-            self._say(", ".join(f"{what} on {place}" for what, place in shared.places))
-        known = shared.known(request)
+        if companions.places:
+            self._say(", ".join(f"{what} on {place}" for what, place in companions.places))
+        known = companions.known(request)
         lacks = lacking(known, (*request.devices, *self._others), request.host)
-        return _Choice(shared, known, lowered(request, known, self._others), lacks)
+        return _Choice(companions, known, lowered(request, known, self._others), lacks)
 
     def _best_of(self, loads: Loads, on_candidate: OnCandidate) -> tuple[Found, _Choice]:
         """The best plan with what shares the memory in any of its places, the lowest rank of them first."""
@@ -193,7 +193,7 @@ class _Fit:
 
     def _best_until(self, loads: Loads, on_candidate: OnCandidate) -> tuple[Found, _Choice]:
         loads = replace(loads, measure=remembered(loads.measure))
-        every = self._shared or (Shared(),)
+        every = self._companions or (Companions(),)
         if len(every) == 1:
             choice = self._choice(every[0])
             return self._best(choice, loads, on_candidate), choice
@@ -211,11 +211,11 @@ class _Fit:
             ranked.append((found, replace(choice, seconds=self._draft_seconds(uses))))
             ranked.sort(key=lambda pair: pair[1].rank(pair[0]), reverse=True)
 
-        for shared in sorted(every, key=lambda shared: shared.rank):
-            if ranked and not self._is_wanted(shared.rank, ranked[0][0]):
+        for companions in sorted(every, key=lambda companions: companions.rank):
+            if ranked and not self._is_wanted(companions, ranked[0][0]):
                 break
             try:
-                choice = self._choice(shared)
+                choice = self._choice(companions)
             except (LlamaCppError, TimeLimitError) as error:
                 failed.append(error)
                 continue
@@ -231,10 +231,10 @@ class _Fit:
         on_candidate(winner.trial.params)
         return replace(winner, choices=(*winner.choices, *_between(ranked))), choice
 
-    def _is_wanted(self, rank: int, best: Found) -> bool:
-        """Whether places of this ``rank`` are tried: 0 always, 1 if the context could be larger, 2 if nothing fits."""
+    def _is_wanted(self, companions: Companions, best: Found) -> bool:
+        """Whether ``companions`` are tried: rank 0 always, 1 if the context could be larger, 2 if nothing fits."""
         is_widest = "n_ctx" in self._request.fixed or best.trial.params.n_ctx >= self._request.n_ctx_max
-        return rank == 0 or not best.trial.fits or (rank == 1 and not is_widest)
+        return companions.rank == 0 or not best.trial.fits or (companions.rank == 1 and not is_widest)
 
     def _draft_seconds(self, uses: Sequence[SharedUse]) -> float:
         request = self._request
@@ -254,7 +254,7 @@ class _Fit:
         return improve(first, attempt, lambda found: on_candidate(found.trial.params))
 
     def _uses(self, choice: _Choice, params: Params, own: Breakdown, measure: Measure) -> tuple[SharedUse, ...]:
-        return choice.shared.uses(params, own, measure)
+        return choice.companions.uses(params, own, measure)
 
     def _search(self, request: Request, choice: _Choice, loads: Loads, on_candidate: OnCandidate) -> Found:
         layouts: list[Layout] = []
@@ -352,7 +352,7 @@ def _between(ranked: Sequence[tuple[Found, _Choice]]) -> tuple[Choice, ...]:
     """What is said of the choice of places for what shares the memory, where its time is estimated."""
 
     def place(choice: _Choice) -> str:
-        return ", ".join(dict.fromkeys(place for _, place in choice.shared.places))
+        return ", ".join(dict.fromkeys(place for _, place in choice.companions.places))
 
     def seconds(found: Found, choice: _Choice) -> float | None:
         return None if found.seconds is None else found.seconds + choice.seconds
@@ -360,7 +360,7 @@ def _between(ranked: Sequence[tuple[Found, _Choice]]) -> tuple[Choice, ...]:
     times = [seconds(*pair) for pair in ranked[:2]]
     if len(times) < 2 or times[0] is None:
         return ()
-    what = " and ".join(what for what, _ in ranked[0][1].shared.places)
+    what = " and ".join(what for what, _ in ranked[0][1].companions.places)
     subject = f"where {what} {'are' if ' and ' in what else 'is'}"
     return (Choice(subject, place(ranked[0][1]), times[0], place(ranked[1][1]), times[1]),)
 

@@ -198,7 +198,7 @@ class Projector:
 
 
 @dataclass(frozen=True)
-class Shared:
+class Companions:
     """Everything that shares the memory, each thing in one place.
 
     ``reserved`` is for what llama.cpp knows nothing of. LoRA adapters are among the parameters of the model.

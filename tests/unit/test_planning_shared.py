@@ -16,9 +16,9 @@ from fitter.planning.fit import Llama, Loads, fit
 from fitter.planning.plan import ModelSummary, Plan, SharedUse
 from fitter.planning.request import DeviceLimit
 from fitter.planning.shared import (
+    Companions,
     Draft,
     Mtp,
-    Shared,
     beyond,
     lacking,
     parse_reserve,
@@ -68,15 +68,15 @@ class SyntheticDraft:
             rows.append(Row(name or "CPU", name, name is None, weights, cache, 5 * MIB))
         return Breakdown(tuple(rows), params.devices or (), params.n_ctx)
 
-    def shared(self, *devices: str, **more: Any) -> Shared:
+    def shared(self, *devices: str, **more: Any) -> Companions:
         draft = Draft("draft.gguf", devices, -1, "f16", "f16", remembered(self.measure))
-        return Shared(draft=draft, **more)
+        return Companions(draft=draft, **more)
 
 
 def plan_of(
     model: SyntheticModel,
     devices: tuple[DeviceLimit, ...],
-    *shared: Shared,
+    *shared: Companions,
     others: tuple[DeviceLimit, ...] = (),
     host_mib: int | None = None,
 ) -> Plan:
@@ -95,7 +95,7 @@ def less(devices: tuple[DeviceLimit, ...], mib: int) -> tuple[DeviceLimit, ...]:
 def test_what_is_known_before_is_memory_that_is_not_there(
     model: SyntheticModel, devices: tuple[DeviceLimit, ...]
 ) -> None:
-    plan, other = plan_of(model, devices, Shared((use(CUDA0=120),))), plan_of(model, less(devices, 120))
+    plan, other = plan_of(model, devices, Companions((use(CUDA0=120),))), plan_of(model, less(devices, 120))
     assert (plan.params, plan.breakdown) == (other.params, other.breakdown)
     assert [device.left for device in plan.devices] == [device.left for device in other.devices]
     assert [device.shared for device in plan.devices] == [120 * MIB, *[0] * (len(devices) - 1)]
@@ -148,9 +148,9 @@ def test_the_best_of_several_places_is_taken() -> None:
     assert {params.devices for params in draft.asked} == {("CUDA0",), ("CUDA1",)}, "the host was not asked about"
 
 
-def spread(draft: SyntheticDraft) -> Shared:
+def spread(draft: SyntheticDraft) -> Companions:
     """As the main model."""
-    return Shared(draft=Draft("draft.gguf", None, -1, "f16", "f16", remembered(draft.measure)), rank=1)
+    return Companions(draft=Draft("draft.gguf", None, -1, "f16", "f16", remembered(draft.measure)), rank=1)
 
 
 def test_a_draft_model_too_large_for_one_device_is_spread_as_the_model_is() -> None:
@@ -220,13 +220,13 @@ def test_reserved_memory_alone_needs_no_margin() -> None:
     """As on a device where another program has it: what is not used has nothing to keep."""
     devices = limits(1500, 100, margin=50)
     reserved = reservation(parse_reserve({"CUDA1": 90 * MIB}), infos(devices), None)
-    plan = plan_of(DENSE, devices, Shared(reserved))
+    plan = plan_of(DENSE, devices, Companions(reserved))
     assert plan.fits and plan.devices[1].used == 90 * MIB
 
 
 @pytest.mark.parametrize(("free", "fits"), [(440, True), (100, False)])
 def test_shared_memory_on_the_host_is_the_hosts(free: int, fits: bool) -> None:
-    plan = plan_of(DENSE, limits(8000), Shared((use(host=300),)), host_mib=free)
+    plan = plan_of(DENSE, limits(8000), Companions((use(host=300),)), host_mib=free)
     assert plan.fits is fits and plan.host.shared == 300 * MIB
     if not fits:
         assert [problem.device for problem in plan.problems] == ["host"]
@@ -434,8 +434,8 @@ def test_a_place_that_llama_cpp_refuses_is_left_out() -> None:
             raise LlamaCppError("no room for a tensor")
         return draft.measure(params)
 
-    def shared(*names: str) -> Shared:
-        return Shared(draft=Draft("d.gguf", names, -1, "f16", "f16", remembered(measure)), rank=0 if names else 2)
+    def shared(*names: str) -> Companions:
+        return Companions(draft=Draft("d.gguf", names, -1, "f16", "f16", remembered(measure)), rank=0 if names else 2)
 
     plan = plan_of(DENSE, devices, shared("CUDA0"), shared("CUDA1"), shared())
     assert plan.fits and plan.shared[0].on("CUDA1") > 0
