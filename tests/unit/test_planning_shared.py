@@ -12,7 +12,7 @@ from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Params, Row
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.fit import Llama, Loads, fit
+from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan, SharedUse
 from fitter.planning.request import DeviceLimit
 from fitter.planning.shared import (
@@ -81,7 +81,7 @@ def plan_of(
     host_mib: int | None = None,
 ) -> Plan:
     own, copy = SyntheticLlama(model, devices), SyntheticLlama(model, devices)
-    llama = Llama(Loads(own.measure, own.record), lambda: 0, Loads(copy.measure, copy.record))
+    llama = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0, DummyLoads(copy.measure, copy.record))
     return fit(request(model, devices, host_mib), SUMMARY, llama, lambda step: None, True, shared, others)
 
 
@@ -198,7 +198,7 @@ def test_the_host_is_tried_where_the_model_leaves_no_device_room() -> None:
     devices = (replace(devices[0], free=room + 200 * MIB),)
     own = SyntheticLlama(DENSE, devices)
     shared = (draft.shared("CUDA0"), draft.shared(rank=2))
-    llama = Llama(Loads(own.measure, own.record), lambda: 0)
+    llama = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0)
     plan = fit(replace(asked, devices=devices), SUMMARY, llama, lambda step: None, True, shared)
     assert plan.fits and plan.host.shared > 0 == plan.devices[0].shared
 
