@@ -93,7 +93,7 @@ def native() -> ModuleType:
     """What needs llama-cpp-python. Raises ``LibraryError`` where that is missing, or another version."""
     from fitter.llama import library
 
-    library.load()
+    library.libraries()
     from fitter.llama import planned
 
     return planned

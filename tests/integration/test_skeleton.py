@@ -415,7 +415,7 @@ def test_a_limit_on_the_length_of_files_is_an_error(headers: Headers, directory:
 BOTH_WAYS = """
 import os, sys
 from fitter.llama import library
-native = library.load()
+native = library.libraries()
 
 def written(gguf):
     file = native.fitter.fitter_skeleton_write(native.ffi.new("void *[]", [gguf]), 1)
