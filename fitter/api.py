@@ -14,7 +14,6 @@ from fitter import beginning
 from fitter.asking import limited, one_load, questions_of, worker_for
 from fitter.door import door
 from fitter.errors import LibraryError, UsageError
-from fitter.kept import held
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import RPC, Breakdown, DeviceInfo, Params, VirtualDevice
 from fitter.machine import calibrated
@@ -35,7 +34,7 @@ from fitter.planning.constraints import (
 from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, inspection_of
 from fitter.planning.limits import check_context
-from fitter.planning.plan import Plan, check_can_run, register
+from fitter.planning.plan import Plan, check_can_run, register, renamed
 from fitter.planning.pricing import Price, Speeds, price_params
 from fitter.planning.request import Progress
 from fitter.planning.requesting import limits_beside, pinned_by, request_of
@@ -43,6 +42,7 @@ from fitter.planning.summary import ModelSummary, stamp_of
 from fitter.planning.work import facts_of
 from fitter.sharing import check_mtp, choices, open_draft
 from fitter.values import path, size
+from fitter.worker_door import door_with_worker
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,7 +57,7 @@ _LOADED_PER_SECOND = 20 * 10**6
 """Bytes of a model: a slow disk, and a processor that computes a prompt with it."""
 
 
-@held(Fitting)
+@door_with_worker(Fitting)
 def fit(
     model: Path,
     *,
@@ -152,10 +152,10 @@ def fit(
             worker.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}
     rpc = worker.rpc if remote.intersection(plan.breakdown.devices) else ()
-    return replace(plan, rpc=rpc, asked=words, files=stamps)
+    return replace(plan, rpc=rpc, fit_keywords=words, files=stamps)
 
 
-@held(Measuring)
+@door_with_worker(Measuring)
 def measure(
     model: Path,
     *,
@@ -176,7 +176,7 @@ def measure(
         return load.worker.measure(str(load.model.path), load.params)
 
 
-@held(Estimating)
+@door_with_worker(Estimating)
 def estimate(
     model: Path,
     *,
@@ -408,7 +408,7 @@ class _Methods:
 
 
 def _restored(values: dict[str, Any]) -> Plan:
-    return Plan(**values)
+    return Plan(**renamed(values))
 
 
 register(_Methods())

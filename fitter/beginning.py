@@ -182,7 +182,7 @@ def begun(ask: Ask, model: str, *, is_given: bool, on_log: Callable[[str], None]
 
 def llama_for(
     worker: Worker, second: Second | None, model: Model, skeleton: bool, drafts: Drafts | None
-) -> planning.Llama:
+) -> planning.LoadCalls:
     """The ways to ask llama.cpp about ``model``."""
     path, loads = str(model.path), worker.dummy_loads
     copy = Skeleton(tuple(map(str, model.files)))
@@ -195,12 +195,14 @@ def llama_for(
     def until(deadline: float | None) -> None:
         worker.deadline = deadline
 
-    return planning.Llama(
-        own=planning.Loads(
+    return planning.LoadCalls(
+        own=planning.DummyLoads(
             lambda params: worker.measure(path, params, reserve=True), lambda params: worker.layout(path, params)
         ),
         dummy_loads=lambda: worker.dummy_loads - loads + (second.dummy_loads if second else 0) - shared_loads(),
-        skeleton=planning.Loads(lambda params: worker.measure(copy, params), lambda params: worker.layout(copy, params))
+        skeleton=planning.DummyLoads(
+            lambda params: worker.measure(copy, params), lambda params: worker.layout(copy, params)
+        )
         if skeleton
         else None,
         beside=Suggestions(second) if second else None,

@@ -29,13 +29,13 @@ _UNMEASURED = {
 
 def load(plan: Plan, kwargs: Mapping[str, Any], fit: Callable[..., Plan]) -> PlannedLlama:
     """Load ``plan``, or what ``fit`` makes fit now where a device refuses memory that it counts on."""
-    timeout = plan.asked.get("timeout", DEFAULT_TIMEOUT)
+    timeout = plan.fit_keywords.get("timeout", DEFAULT_TIMEOUT)
     for again in range(REFITS + 1):
         check_unchanged(plan)
         try:
             return load_once(plan, plan.model.path, kwargs, timeout)
         except OutOfMemoryError as refused:
-            if not plan.asked:
+            if not plan.fit_keywords:
                 raise
             if again == REFITS:
                 message = f"{refused} (fitted again {REFITS} times)"
@@ -93,7 +93,7 @@ def native() -> ModuleType:
     """What needs llama-cpp-python. Raises ``LibraryError`` where that is missing, or another version."""
     from fitter.llama import library
 
-    library.load()
+    library.libraries()
     from fitter.llama import planned
 
     return planned
@@ -112,7 +112,7 @@ def check_unchanged(plan: Plan) -> None:
 
 
 def _refit(plan: Plan, refused: OutOfMemoryError, fit: Callable[..., Plan]) -> Plan:
-    fitted = fit(plan.model.path, **plan.asked)
+    fitted = fit(plan.model.path, **plan.fit_keywords)
     if not fitted.fits:
         problem = fitted.problems[0]
         raise OutOfMemoryError(

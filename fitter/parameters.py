@@ -113,7 +113,7 @@ class Parameter:
     is_keyword_of_llama: bool = False
     name: str = ""
     hint: Any = None
-    group: str = "Load"
+    group: str = "LoadKeywords"
 
     def __post_init__(self) -> None:
         if self.name:
@@ -169,7 +169,7 @@ class Parameter:
         return self.kind.check(self.called, value)
 
 
-class Machine(TypedDict, total=False):
+class MachineKeywords(TypedDict, total=False):
     """Devices to plan with, and how long to wait for them."""
 
     gpus: Annotated[
@@ -226,7 +226,7 @@ class Machine(TypedDict, total=False):
     ]
 
 
-class Limits(TypedDict, total=False):
+class LimitsKeywords(TypedDict, total=False):
     """Limits of a fit: memory, context and time."""
 
     time_limit: Annotated[
@@ -317,7 +317,7 @@ class Limits(TypedDict, total=False):
     ]
 
 
-class Load(TypedDict, total=False):
+class LoadKeywords(TypedDict, total=False):
     """How llama.cpp's programs load a model, in the order of a plan's arguments. For every call that loads a model."""
 
     n_ctx: Annotated[
@@ -620,7 +620,7 @@ class Load(TypedDict, total=False):
     ]
 
 
-class Raw(TypedDict, total=False):
+class RawKeywords(TypedDict, total=False):
     """Parameters that llama.cpp's programs set themselves and have no option for. For measurements only."""
 
     load_mtp: Annotated[
@@ -652,7 +652,7 @@ class Raw(TypedDict, total=False):
     ]
 
 
-class Beside(TypedDict, total=False):
+class BesideKeywords(TypedDict, total=False):
     """What is loaded beside the model, in the same memory."""
 
     reserve: Annotated[
@@ -786,7 +786,7 @@ class Beside(TypedDict, total=False):
     ]
 
 
-class Pricing(TypedDict, total=False):
+class PricingKeywords(TypedDict, total=False):
     """The prompt and generation whose time is estimated, and the speeds to estimate it with."""
 
     prompt: Annotated[
@@ -836,7 +836,7 @@ class Pricing(TypedDict, total=False):
     ]
 
 
-class Choosing(TypedDict, total=False):
+class ChoosingKeywords(TypedDict, total=False):
     """What makes a plan the best one."""
 
     objective: Annotated[
@@ -864,7 +864,7 @@ class Choosing(TypedDict, total=False):
     ]
 
 
-class Others(TypedDict, total=False):
+class OtherKeywords(TypedDict, total=False):
     """Keywords that only one call takes."""
 
     live_tokens: Annotated[
@@ -904,19 +904,30 @@ class Others(TypedDict, total=False):
     ]
 
 
-class Measuring(Machine, Load, Raw, total=False):
+class Measuring(MachineKeywords, LoadKeywords, RawKeywords, total=False):
     """Keywords of ``measure``."""
 
 
-class Estimating(Machine, Load, Raw, Pricing, total=False):
+class Estimating(MachineKeywords, LoadKeywords, RawKeywords, PricingKeywords, total=False):
     """Keywords of ``estimate``."""
 
 
-class Fitting(Machine, Limits, Load, Beside, Pricing, Choosing, total=False):
+class Fitting(
+    MachineKeywords, LimitsKeywords, LoadKeywords, BesideKeywords, PricingKeywords, ChoosingKeywords, total=False
+):
     """Keywords of ``fit`` and ``verify``, and keys of a case."""
 
 
-_GROUPS: tuple[Any, ...] = (Machine, Limits, Load, Raw, Beside, Pricing, Choosing, Others)
+_GROUPS: tuple[Any, ...] = (
+    MachineKeywords,
+    LimitsKeywords,
+    LoadKeywords,
+    RawKeywords,
+    BesideKeywords,
+    PricingKeywords,
+    ChoosingKeywords,
+    OtherKeywords,
+)
 
 
 def _declared() -> Iterator[Parameter]:

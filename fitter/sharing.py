@@ -15,10 +15,10 @@ from fitter.planning.ask import Sharing
 from fitter.planning.limits import layers_on_devices
 from fitter.planning.request import Request
 from fitter.planning.shared import (
+    Companions,
     Draft,
     Mtp,
     Projector,
-    Shared,
     parse_reserve,
     places,
     remembered,
@@ -73,7 +73,7 @@ def check_mtp(sharing: Sharing, model: Model) -> None:
 
 def choices(
     sharing: Sharing, worker: Worker, model: Model, drafts: Drafts | None, machine: Machine, request: Request
-) -> tuple[Shared, ...]:
+) -> tuple[Companions, ...]:
     """What shares the memory, once for each choice of places; nothing where nothing but LoRA adapters does."""
     reserved = reservation(parse_reserve(sharing.reserve), machine.devices, machine.host_total)
     type_k, type_v = sharing.type_k_draft or Params.type_k, sharing.type_v_draft or Params.type_v
@@ -85,7 +85,7 @@ def choices(
         is_projector_free = named_projector is None
         projector = _projector(sharing, worker, request.params.flash_attn)
     free = places(request.devices, request.speeds, 2 if is_draft_free and is_projector_free else 4)
-    # each place with its turn: a later one is for where the earlier ones leave something to gain
+    # each place with its rank: a higher rank is tried only if no lower one is good enough
     drafting: list[tuple[tuple[str, ...] | None, int]] = [(named_draft or (), 0)]
     if is_draft_free:
         drafting = [*(((name,), 0) for name in free), *([(None, 1)] if len(request.devices) > 1 else []), ((), 2)]
@@ -96,12 +96,12 @@ def choices(
     for at, first in drafting:
         for on, second in projecting:
             found.append(
-                Shared(
+                Companions(
                     reserved,
                     _draft(sharing, drafts, at, type_k, type_v) if drafts else None,
                     projector(on) if projector else None,
                     mtp,
-                    resort=max(first, second),
+                    rank=max(first, second),
                 )
             )
     return tuple(found) if reserved or drafts or projector or mtp else ()

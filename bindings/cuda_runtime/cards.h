@@ -49,7 +49,10 @@ std::vector<card> described() {
         try {
             cards.push_back(parse(device));
         } catch (const std::exception &) {
-            std::fprintf(stderr, "fitter: error: FITTER_CUDART_DEVICES: '%s' is no device\n", device.c_str());
+            std::fprintf(stderr,
+                         "fitter: error: FITTER_CUDART_DEVICES: '%s' does not describe a device: write "
+                         "name,profile,compute_capability,total_bytes,free_bytes,description\n",
+                         device.c_str());
             std::exit(2);
         }
     }

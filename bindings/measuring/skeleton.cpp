@@ -165,7 +165,7 @@ int write_file(const gguf_context * gguf) {
         file.fd = unlinked_file();
     }
     if (file.fd < 0) {
-        fail("there is no place for a copy of its header");
+        fail("no temporary file can be created for a copy of its header (set TMPDIR to another directory)");
     }
     fchmod(file.fd, S_IRUSR | S_IWUSR);
     write_all(file.fd, meta);

@@ -43,7 +43,7 @@ class Ahead:
         self.is_held = is_held
         self.identity = identity(path)
         self._model: Any = None
-        self._library = native.load()
+        self._library = native.libraries()
         model_params, self.pointers, self._overrides = _params(description, is_held)
         self._hold: Any = None
         if is_held:
@@ -91,7 +91,7 @@ class Ahead:
 def _params(description: str, is_held: bool) -> tuple[Any, list[object], Any]:
     """The struct of parameters for the described devices, the memory that it points to, and its overrides."""
     native.prepare()
-    library, backend = native.load(), native.open_backend()
+    library, backend = native.libraries(), native.open_backend()
     if not native.register_virtual(description):
         raise LibraryError(library.last_error())
     devices: list[int] = []

@@ -28,7 +28,7 @@ def counted(really: bool = False) -> Iterator[Allocations]:
     Unless ``really`` is true, each buffer is only a range of addresses without memory, which must not be written to.
     What was loaded inside the block can be freed after it. Only one block at a time.
     """
-    library, backend = native.load(), native.open_backend()
+    library, backend = native.libraries(), native.open_backend()
     found = Allocations()
     if not backend.fitter_allocations_begin(really):
         raise LlamaCppError("allocations are being counted already")

@@ -18,7 +18,7 @@ def breakdown_of(context: Any) -> Breakdown:
     ``context`` is ``llama_cpp``'s pointer to it, such as ``llama._ctx.ctx`` of a ``Llama``. Raises ``LlamaCppError`` if
     llama.cpp does not report its memory.
     """
-    library = native.load()
+    library = native.libraries()
     pointer = library.pointer(context)
     rows = library.ffi.new("fitter_row_t[]", MAX_ROWS)
     # Called only once, since a recording device records each size that is queried.

@@ -448,8 +448,33 @@ def _decoded(kind: type[_T], value: Any) -> _T:
     return decoded
 
 
+_DOING = {
+    "add_rpc_server": "connecting to an rpc-server",
+    "adopt": "loading the CUDA backend",
+    "compute_capabilities": "asking for the devices' compute capabilities",
+    "configure": "describing the virtual devices",
+    "devices": "listing the devices",
+    "header": "reading the header of a model",
+    "hold": "loading a model",
+    "host": "asking for the host's memory",
+    "layout": "measuring the sizes of a model's tensors",
+    "llama_cpp": "asking for llama.cpp's version",
+    "load": "loading a model for real",
+    "match": "comparing tensor overrides with the model's tensors",
+    "measure": "loading a model",
+    "memory": "asking for the devices' free memory",
+    "model_info": "loading a model",
+    "projector": "loading a multimodal projector",
+    "speed": "measuring a device's speed",
+    "unload": "freeing a model",
+}
+"""What a user reads of each command of the worker."""
+
+
 def _late(command: str) -> TimeLimitError:
-    return TimeLimitError(f"no plan was found before the time limit ended during '{command}': raise --time-limit")
+    return TimeLimitError(
+        f"no plan was found within the time limit, which ended while {_DOING[command]}: raise --time-limit"
+    )
 
 
 def _model(path: str | os.PathLike[str] | Skeleton) -> str | Skeleton:

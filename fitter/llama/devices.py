@@ -39,7 +39,7 @@ class Registry:
 
 def registry(virtual: bool = False) -> Registry:
     """The real devices of this process, or with ``virtual`` the described ones and the CPU; always with remote ones."""
-    library = native.load()
+    library = native.libraries()
     every = tuple(every_device(library))
     if virtual:
         backend = native.open_backend()
@@ -64,7 +64,7 @@ def default_names() -> tuple[str, ...]:
 
 def cuda_registry() -> Registry:
     """The cards of a CUDA backend that runs without a GPU (see ``load_cuda_backend``), remote devices and the CPU."""
-    every = tuple(every_device(native.load()))
+    every = tuple(every_device(native.libraries()))
     cards = tuple(replace(d, info=replace(d.info, virtual=True)) for d in every if d.info.backend == _CUDA)
     offered = remote_devices(every) + cards
     return Registry(offered + tuple(d for d in every if d.info.type in ("cpu", "accel")), offered)
@@ -80,7 +80,7 @@ def rpc_devices(server: str) -> tuple[Device, ...]:
 
     Raises ``LibraryError`` if libllama has no RPC. If the server does not answer, llama.cpp ends the process.
     """
-    library = native.load()
+    library = native.libraries()
     out = library.ffi.new("fitter_device_t *")
     found: list[Device] = []
     while True:
@@ -166,7 +166,7 @@ def register_virtual(description: str) -> None:
     ``UsageError`` for a description that is not valid, ``LibraryError`` if ggml refuses the backend.
     """
     if not native.register_virtual(description):
-        why = reason(captured_log()) or native.load().last_error()
+        why = reason(captured_log()) or native.libraries().last_error()
         raise LibraryError(f"ggml refuses the virtual devices: {why}")
 
 
@@ -175,7 +175,7 @@ def load_cuda_backend(path: str, plugin: bool) -> None:
 
     Raises ``LibraryError`` if ggml refuses it, or if libllama has loaded another one.
     """
-    library = native.load()
+    library = native.libraries()
     if any(device.info.backend == _CUDA for device in every_device(library)):
         # Wheels contain copies under several names.
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:

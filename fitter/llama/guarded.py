@@ -38,7 +38,7 @@ class LoadProgress:
     def __init__(self) -> None:
         self.is_cancelled = False
         self.last = time.monotonic()
-        self.callback = native.load().llama_cpp.llama_progress_callback(self._tell)
+        self.callback = native.libraries().llama_cpp.llama_progress_callback(self._tell)
 
     def step(self) -> None:
         """Record that the call has made progress."""
@@ -81,7 +81,7 @@ def attempt(
     With ``servers`` (``host:port`` of rpc-servers) it is cancelled after ``timeout`` seconds without progress. Ctrl-C
     cancels it at the next tensor, or closes the connections. ``on_lost`` is called if the thread cannot return.
     """
-    fitter = native.load().fitter
+    fitter = native.libraries().fitter
     progress = LoadProgress()
     made: list[T] = []
     failed: list[BaseException] = []
@@ -121,7 +121,7 @@ def attempt(
                     restore()
                     if on_lost:
                         on_lost()
-            crash = native.load().text(fitter.fitter_guard_crash(guard))
+            crash = native.libraries().text(fitter.fitter_guard_crash(guard))
             log = log_lines(lambda out: fitter.fitter_guard_log(guard, out))
         finally:
             # a thread that was not started never entered the guard
@@ -136,7 +136,7 @@ def _wait(
     guard: Any, progress: LoadProgress, servers: Sequence[str], timeout: float | None
 ) -> tuple[int, float | None]:
     """Wait for the thread: 1 if it has ended, 2 if it never will, 0 if it was cancelled after so many idle seconds."""
-    fitter = native.load().fitter
+    fitter = native.libraries().fitter
     while not (state := int(fitter.fitter_guard_wait(guard, _SLICE))):
         idle = time.monotonic() - progress.last
         if servers and timeout is not None and idle > timeout:
@@ -148,7 +148,7 @@ def _wait(
 
 
 def _wait_for(guard: Any, seconds: float) -> int:
-    fitter = native.load().fitter
+    fitter = native.libraries().fitter
     end = time.monotonic() + seconds
     while not (state := int(fitter.fitter_guard_wait(guard, _SLICE))) and time.monotonic() < end:
         pass

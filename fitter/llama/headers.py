@@ -29,7 +29,7 @@ class Headers:
         self._parsed: dict[str, tuple[tuple[int, ...], Any]] = {}
         self._made: tuple[tuple[object, ...], int] | None = None
         self._last: tuple[str, tuple[int, ...], Header | None] = ("", (), None)
-        self._library = native.load()
+        self._library = native.libraries()
 
     def close(self) -> None:
         """Free everything; this also removes the file of a skeleton."""

@@ -116,7 +116,7 @@ def cudart_path() -> Path:
 def llama_cpp_version() -> str:
     """The version and commit of the loaded llama.cpp, the same for every build of it. Raises ``LibraryError``."""
     # The version that fitter was built for: it is the same, and a build outside of a git checkout has no commit.
-    built = built_versions(load())
+    built = built_versions(libraries())
     return f"{built.llama} (ggml {built.ggml}, commit {built.commit})"
 
 
@@ -131,17 +131,17 @@ def _find(name: str) -> Path:
 _lock = threading.Lock()
 
 
-def load() -> Library:
+def libraries() -> Library:
     """The native libraries, loaded once per process.
 
     Raises ``LibraryError`` if one is missing, or if they do not belong together.
     """
     with _lock:
-        return _load()
+        return _libraries()
 
 
 @functools.cache
-def _load() -> Library:
+def _libraries() -> Library:
     llama_cpp = _import_llama_cpp()
     _make_global(llama_cpp)
     ffi = _declarations()
@@ -154,7 +154,7 @@ def _load() -> Library:
 @functools.cache
 def open_backend() -> Any:
     """The functions of the virtual-device backend, which is not registered with ggml. Raises ``LibraryError``."""
-    library = load()
+    library = libraries()
     backend = _open(library.ffi, _BACKEND)
     api = int(backend.fitter_virtual_loaded_api_version())
     loaded = _loaded_versions(library)
@@ -167,7 +167,7 @@ def open_backend() -> Any:
 @functools.cache
 def prepare() -> None:
     """Load everything that a worker needs, and capture llama.cpp's log. Raises ``LibraryError``."""
-    library = load()
+    library = libraries()
     library.fitter.fitter_log_capture()
     # llama.cpp's programs load the backend in this variable, but llama-cpp-python does not.
     path = os.environ.get("GGML_BACKEND_PATH")
@@ -182,7 +182,7 @@ _registered = False
 def register_virtual(description: str) -> bool:
     """As ``devices.register_virtual``, but returns whether ggml accepts the backend. Raises ``UsageError``."""
     global _registered
-    library = load()
+    library = libraries()
     backend = open_backend()
     text = description.encode("utf-8", "surrogateescape")
     if (description or not _registered) and backend.fitter_virtual_configure(text) < 0:
@@ -295,7 +295,7 @@ def _file_of(llama_cpp: Any, symbol: str) -> str:
 
 def directory() -> Path:
     """The directory of libllama. Raises ``LibraryError``."""
-    return Path(_file_of(load().llama_cpp, "llama_backend_init")).parent
+    return Path(_file_of(libraries().llama_cpp, "llama_backend_init")).parent
 
 
 def _declarations() -> Any:

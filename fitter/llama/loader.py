@@ -46,7 +46,7 @@ class Loader:
         self.is_reordered = False
         self._models: dict[str, _Dummy] = {}
         self._held: Ahead | None = None
-        self._library = native.load()
+        self._library = native.libraries()
 
     def close(self) -> None:
         """Free the models that are kept."""

@@ -21,12 +21,12 @@ class LogLine(NamedTuple):
 
 def captured_log() -> tuple[LogLine, ...]:
     """The lines since the log was cleared, if this process captures it."""
-    return log_lines(native.load().fitter.fitter_log_lines)
+    return log_lines(native.libraries().fitter.fitter_log_lines)
 
 
 def log_lines(fill: Callable[[Any], bool]) -> tuple[LogLine, ...]:
     """The lines that ``fill`` writes into a ``fitter_columns_t``; none if it fails."""
-    library = native.load()
+    library = native.libraries()
     out = library.ffi.new("fitter_columns_t *")
     if not fill(out):
         return ()

@@ -37,7 +37,7 @@ def apply(params: Params, model_params: Any, context_params: Any, devices: Regis
 
 
 def _apply_model(params: Params, out: Any, available: Registry, leave_default: bool, pointed_to: list[object]) -> None:
-    llama_cpp = native.load().llama_cpp
+    llama_cpp = native.libraries().llama_cpp
     selected = available.default if params.devices is None else select(params.devices, available)
     _check_count(params, selected)
     if params.devices is not None or not leave_default:

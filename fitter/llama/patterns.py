@@ -14,7 +14,7 @@ def match(patterns: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
 
     Raises ``UsageError`` for a pattern that is not a valid regular expression.
     """
-    library = native.load()
+    library = native.libraries()
     compiled: list[Any] = []
     try:
         for pattern in patterns:

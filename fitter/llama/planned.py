@@ -336,8 +336,8 @@ class PlannedLlama(llama_cpp.Llama):
     def __reduce__(self) -> tuple[Any, ...]:
         # functions such as on_progress belong to this process
         plan: Any = self.plan
-        asked = {name: value for name, value in plan.asked.items() if not callable(value)}
-        return _reload, (replace(plan, asked=asked), self._own)
+        keywords = {name: value for name, value in plan.fit_keywords.items() if not callable(value)}
+        return _reload, (replace(plan, fit_keywords=keywords), self._own)
 
 
 _CLOSE_SECONDS = 30.0

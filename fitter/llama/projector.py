@@ -35,7 +35,7 @@ def measure(
     image with which libmtmd warms up. Raises ``ModelError`` if it is not a projector, ``UsageError`` for an unknown
     device, ``LibraryError`` if there is no matching libmtmd.
     """
-    library = _load()
+    library = _libraries()
     _check(path)
     request, _name = _request(library, path, device, devices, flash_attn, image_min_tokens, image_max_tokens)
     reported = library.ffi.new("uint64_t *")
@@ -54,7 +54,7 @@ def loaded(
     path: str, device: str | None, devices: Registry, model: Any = None, flash_attn: FlashAttn = "auto"
 ) -> Iterator[Any]:
     """The projector (``mtmd_context *``), loaded for real, for ``model`` (llama_cpp's pointer) or for no model."""
-    library = _load()
+    library = _libraries()
     _check(path)
     request, _name = _request(library, path, device, devices, flash_attn, -1, -1)
     projector = library.fitter.fitter_projector_load(request, library.pointer(model or 0))
@@ -128,9 +128,9 @@ def _reason() -> str:
 
 
 @functools.cache
-def _load() -> native.Library:
+def _libraries() -> native.Library:
     """The native libraries, with libmtmd loaded too. Raises ``LibraryError``."""
-    library = native.load()
+    library = native.libraries()
     path = _path()
     try:
         # Its dependencies are found by name among the libraries that are already loaded.

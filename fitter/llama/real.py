@@ -31,7 +31,7 @@ class RealLoad:
     """
 
     def __init__(self, path: str, params: Params, devices: Registry) -> None:
-        self._llama = native.load().llama_cpp
+        self._llama = native.libraries().llama_cpp
         model_params = self._llama.llama_model_default_params()
         context_params = self._llama.llama_context_default_params()
         self._keep = apply(params, model_params, context_params, devices)
@@ -46,7 +46,7 @@ class RealLoad:
             if not self._context:
                 raise failure(path, "llama.cpp cannot make a context")
             if params.lora:
-                self._adapters = Adapters(native.load(), params.lora, self._model, really=True)
+                self._adapters = Adapters(native.libraries(), params.lora, self._model, really=True)
                 self._adapters.apply(params.lora, self._context)
             self._compute(path)
         except BaseException:
@@ -118,7 +118,7 @@ def device_speed(device: Device, memory: int, seconds: float) -> MeasuredSpeed:
 
     Raises ``LlamaCppError`` if it cannot be measured.
     """
-    library = native.load()
+    library = native.libraries()
     out = library.ffi.new("fitter_speed_t *")
     if not library.fitter.fitter_device_speed(library.pointer(device.address), memory, seconds, out):
         raise LlamaCppError(f"the speed of {device.info.name} cannot be measured: {library.last_error()}")
@@ -131,7 +131,7 @@ def add_rpc_server(endpoint: str) -> None:
     Raises ``LibraryError`` if libllama has no RPC, ``RemoteError`` if the server has no device. If the server does not
     answer, llama.cpp ends the process.
     """
-    native.load()
+    native.libraries()
     ggml = ctypes.CDLL(None)
     for name, arguments in (
         ("ggml_backend_reg_by_name", [ctypes.c_char_p]),

@@ -180,7 +180,7 @@ def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:
     """Answer one request. Any failure becomes an ``error`` in the answer."""
     answer: dict[str, Any] = {}
     try:
-        native.load().fitter.fitter_log_clear()
+        native.libraries().fitter.fitter_log_clear()
         answer["result"] = wire.encode(_call(session, request["command"], request["arguments"]))
     except FitterError as error:
         answer["error"] = {"type": type(error).__name__, "message": " ".join(str(error).split())}

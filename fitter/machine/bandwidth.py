@@ -61,7 +61,7 @@ def parse_bandwidth(text: str) -> float:
     return bandwidth
 
 
-def given(text: str) -> HostSpeed:
+def given_speed(text: str) -> HostSpeed:
     """The host's speed with a bandwidth from the user. Raises ``UsageError``, see ``parse_bandwidth``."""
     return HostSpeed(parse_bandwidth(text), "given")
 

@@ -132,5 +132,5 @@ def speed_of_host(given: float | str | None, *, is_described: bool) -> HostSpeed
 
     if given is None:
         return bandwidth.host_speed()
-    speed = bandwidth.given(given if isinstance(given, str) else f"{given:.0f}")
+    speed = bandwidth.given_speed(given if isinstance(given, str) else f"{given:.0f}")
     return speed if is_described else replace(speed, threads=bandwidth.this_host().cores)

@@ -30,7 +30,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     """The plan in the file ``path``. Keys that this version does not know are passed over.
 
     What the file does not hold has its default: whether the devices are virtual ones, the number of layers, what the
-    time goes to, what ``fit`` was asked.
+    time goes to, the keywords of ``fit``.
 
     Raises ``UsageError`` where there is no such file, or where it is no plan, of another schema, or lacks something.
     """

@@ -14,7 +14,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine.devices import speed_of_host
 from fitter.machine.gpu import virtual_devices
-from fitter.parameters import DEFAULTS, Fitting, Load, Measuring, taken_by
+from fitter.parameters import DEFAULTS, Fitting, LoadKeywords, Measuring, taken_by
 from fitter.planning.constraints import (
     batches_of,
     check_choices,
@@ -228,7 +228,7 @@ def _begun(checked: Fitting, sharing: Sharing) -> Params:
     n_seq_max, kv_unified = sequences_of(
         embedding, n_batch, checked.get("n_seq_max"), checked.get("kv_unified") or False
     )
-    load: dict[str, Any] = {each.name: checked.get(each.name) for each in taken_by(Load)}
+    load: dict[str, Any] = {each.name: checked.get(each.name) for each in taken_by(LoadKeywords)}
     load |= {"n_batch": n_batch, "n_ubatch": n_ubatch, "n_seq_max": n_seq_max, "kv_unified": kv_unified}
     load |= {"devices": None, "main_gpu": None}
     return replace(params_of(None, **load), load_mtp=sharing.mtp, n_rs_seq=sharing.n_rs_seq)

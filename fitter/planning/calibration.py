@@ -30,7 +30,7 @@ else:
 PROFILES = {"CUDA": "cuda", "ROCm": "rocm"}
 """The profile of the virtual twin, by the backend of the real device."""
 
-LOAD = Params(n_ctx=4096)
+LOAD_PARAMS = Params(n_ctx=4096)
 """What is loaded for real: all layers on the device, a full micro batch of 512 tokens and single ones."""
 
 Measure = Callable[[Path, Params], Breakdown]
@@ -234,11 +234,11 @@ def compare_twins(
     return tuple(found)
 
 
-def compare_loads(measure: Measure, loads: Iterable[Load], info: DeviceInfo) -> Comparison:
+def compare_loads(measure: Measure, loads: Iterable[MeasuredLoad], info: DeviceInfo) -> Comparison:
     """What real ``loads`` on the device took against what dummy loads say of them."""
     count, differences = 0, []
     for load in loads:
-        dummy = _numbers(measure, load.model.path, replace(LOAD, devices=(info.name,)), [info])
+        dummy = _numbers(measure, load.model.path, replace(LOAD_PARAMS, devices=(info.name,)), [info])
         count += 1
         differences += [
             Difference(load.model.name, "loaded", what, *numbers)
@@ -283,7 +283,7 @@ def _different(
 
 
 @dataclass(frozen=True)
-class Load:
+class MeasuredLoad:
     """A real load; ``context`` and ``outside`` as in ``DeviceCalibration``, as far as this load tells."""
 
     model: CalibrationModel
@@ -292,7 +292,7 @@ class Load:
     outside: int | None
 
 
-def load(observer: Process, loader: Process, info: DeviceInfo, model: CalibrationModel) -> Load:
+def measure_load(observer: Process, loader: Process, info: DeviceInfo, model: CalibrationModel) -> MeasuredLoad:
     """Load ``model`` on the device in ``loader``, a fresh process, while another one, ``observer``, watches.
 
     Both use the device already when they are asked what is free, so that what they take themselves is the same
@@ -301,11 +301,11 @@ def load(observer: Process, loader: Process, info: DeviceInfo, model: Calibratio
     idle = _free(observer.memory(), info)
     before = _free(loader.memory(), info)
     started = _free(observer.memory(), info)
-    loaded = loader.load(model.path, replace(LOAD, devices=(info.name,)))
+    loaded = loader.load(model.path, replace(LOAD_PARAMS, devices=(info.name,)))
     own = loaded.breakdown.on(info.name).used
     outside = before - _free(loaded.devices, info) - own
     # Where less went than llama.cpp counts, the report stands still (a CPU behind RPC), or somebody freed memory.
-    return Load(model, loaded, idle - started if idle >= started else None, outside if outside >= 0 else None)
+    return MeasuredLoad(model, loaded, idle - started if idle >= started else None, outside if outside >= 0 else None)
 
 
 def load_each(
@@ -314,18 +314,20 @@ def load_each(
     info: DeviceInfo,
     models: Iterable[CalibrationModel],
     on_step: Callable[[str], None] = lambda _: None,
-) -> tuple[Load, ...]:
+) -> tuple[MeasuredLoad, ...]:
     """Real loads on one device, of those of ``models`` that are for that, each in a process of its own."""
     loads = []
     for model in models:
         if model.is_loaded:
             on_step(f"{info.name}: loading {model.name}")
             with start() as loader:
-                loads.append(load(observer, loader, info, model))
+                loads.append(measure_load(observer, loader, info, model))
     return tuple(loads)
 
 
-def device_calibration(info: DeviceInfo, twin: VirtualDevice | None, loads: Sequence[Load]) -> DeviceCalibration:
+def device_calibration(
+    info: DeviceInfo, twin: VirtualDevice | None, loads: Sequence[MeasuredLoad]
+) -> DeviceCalibration:
     """The most that any of the loads took."""
     return DeviceCalibration(
         info, twin, _largest(load.context for load in loads), _largest(load.outside for load in loads)

@@ -64,7 +64,7 @@ def in_better_order(known: Known) -> Known:
     before, after = (expected_partial(each, n_ctx, spread) for each in (known, reordered))
     if not is_worth_a_load(after, before):
         return known
-    known.calls.on_choice(choices.which_device_is_first(devices[first], after, devices[local[0]], before))
+    known.callbacks.on_choice(choices.which_device_is_first(devices[first], after, devices[local[0]], before))
     return reordered
 
 
@@ -72,7 +72,7 @@ class Devices:
     """The choices of devices that were asked for a plan: what is known of each, and its best trial."""
 
     def __init__(self, known: Known) -> None:
-        self._request = known.asked
+        self._request = known.original_request
         self._first = known
         self._floor: int | None = None
         self._done: dict[tuple[str, ...], Known] = {}
@@ -293,7 +293,7 @@ class Devices:
 
     def _say_devices(self, chosen: Trial, other: Trial) -> None:
         if choice := choices.which_devices_take_part(chosen, other):
-            self._first.calls.on_choice(choice)
+            self._first.callbacks.on_choice(choice)
 
 
 def _names(devices: tuple[DeviceLimit, ...]) -> tuple[str, ...]:

@@ -12,13 +12,13 @@ from fitter.llama.types import Breakdown, Layout, Params, Row
 from fitter.planning import context_limit
 from fitter.planning.context_limit import Excess
 from fitter.planning.explain import Choice
-from fitter.planning.levers import Found, changes, improve, pulled, used
+from fitter.planning.levers import Candidate, changes, improve, pulled, used
 from fitter.planning.objective import objective_seconds, rank
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import bound_of, price_placement, reasons_of
 from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record, Request
 from fitter.planning.search import search
-from fitter.planning.shared import Shared, beyond, draft_seconds, lacking, lowered, remembered, taken
+from fitter.planning.shared import Companions, beyond, draft_seconds, lacking, lowered, remembered, taken
 from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
 from fitter.planning.trial import Trial
 
@@ -39,7 +39,7 @@ class Beside(Protocol):
 
 
 @dataclass(frozen=True)
-class Loads:
+class DummyLoads:
     """Dummy loads of one file."""
 
     measure: Measure
@@ -47,7 +47,7 @@ class Loads:
 
 
 @dataclass(frozen=True)
-class Llama:
+class LoadCalls:
     """The ways in which a fit may ask llama.cpp about one model.
 
     ``own`` loads the user's file, ``skeleton`` a copy of its header that loads faster, ``beside`` the user's file in a
@@ -55,9 +55,9 @@ class Llama:
     ``until`` is told when asking has to end with a ``TimeLimitError``, ``None`` where it need not.
     """
 
-    own: Loads
+    own: DummyLoads
     dummy_loads: Callable[[], int]
-    skeleton: Loads | None = None
+    skeleton: DummyLoads | None = None
     beside: Beside | None = None
     shared_loads: Callable[[], int] = lambda: 0
     until: Callable[[float | None], None] = lambda deadline: None
@@ -66,21 +66,21 @@ class Llama:
 def fit(
     request: Request,
     summary: ModelSummary,
-    llama: Llama,
+    llama: LoadCalls,
     on_progress: OnProgress,
     virtual: bool,
-    shared: Sequence[Shared] = (),
+    companions: Sequence[Companions] = (),
     others: Sequence[DeviceLimit] = (),
     deadline: float | None = None,
 ) -> Plan:
     """The plan for ``request``, measured on the user's own file. Raises what asking llama.cpp raises.
 
-    ``shared`` is what shares the memory: of several choices the plan has the best one. ``others`` are devices for that
-    alone. At ``deadline`` (on the monotonic clock) the search ends: what it has found that fits is then confirmed, and
-    where that is nothing, ``TimeLimitError`` is raised.
+    ``companions`` share the memory with the model: of several choices the plan has the best one. ``others`` are devices
+    for those alone. At ``deadline`` (on the monotonic clock) the search ends: what it has found that fits is then
+    confirmed, and where that is nothing, ``TimeLimitError`` is raised.
     """
     started = time.monotonic()
-    running = _Fit(request, llama, on_progress, shared, others, deadline)
+    running = _Fit(request, llama, on_progress, companions, others, deadline)
     found, chosen, breakdown, uses = running.run()
     trial = found.trial
     loads = llama.dummy_loads()
@@ -107,19 +107,19 @@ def fit(
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _SharedChoice:
     """One choice of what shares the memory, what is ``known`` of it, and the ``request`` on what that leaves.
 
     ``lacks``: bytes that what is known lacks by itself. ``seconds``: what drafting takes of the request.
     """
 
-    shared: Shared
+    companions: Companions
     known: tuple[SharedUse, ...]
     request: Request
     lacks: int = 0
     seconds: float = 0.0
 
-    def rank(self, found: Found) -> tuple[bool, int, int, float]:
+    def rank(self, found: Candidate) -> tuple[bool, int, int, float]:
         """What is larger is the better plan; the time is that of the request with the drafting of its tokens."""
         return rank(replace(found.trial, seconds=None if found.seconds is None else found.seconds + self.seconds))
 
@@ -130,9 +130,9 @@ class _Fit:
     def __init__(
         self,
         request: Request,
-        llama: Llama,
+        llama: LoadCalls,
         on_progress: OnProgress,
-        shared: Sequence[Shared],
+        companions: Sequence[Companions],
         others: Sequence[DeviceLimit],
         deadline: float | None,
     ) -> None:
@@ -142,11 +142,11 @@ class _Fit:
         self._request = request
         self._llama = llama
         self._on_progress = on_progress
-        self._shared = shared
+        self._companions = companions
         self._others = others
         self._own: dict[Params, Breakdown] = {}
 
-    def run(self) -> tuple[Found, _Choice, Breakdown, tuple[SharedUse, ...]]:
+    def run(self) -> tuple[Candidate, _SharedChoice, Breakdown, tuple[SharedUse, ...]]:
         """The best plan, what shares its memory and why so, and what both take on the user's own files."""
         try:
             return self._run()
@@ -157,7 +157,7 @@ class _Fit:
                 f"{self._doing}): raise --time-limit, or set more parameters yourself, such as -c"
             ) from None
 
-    def _run(self) -> tuple[Found, _Choice, Breakdown, tuple[SharedUse, ...]]:
+    def _run(self) -> tuple[Candidate, _SharedChoice, Breakdown, tuple[SharedUse, ...]]:
         skeleton = self._llama.skeleton
         if skeleton is not None:
             try:
@@ -169,21 +169,21 @@ class _Fit:
             except LlamaCppError:
                 # Whatever there is to say is to be said of the user's own file.
                 pass
-        loads = Loads(self._measure_own, self._llama.own.record)
+        loads = DummyLoads(self._measure_own, self._llama.own.record)
         found, choice = self._best_of(loads, lambda params: None)
         breakdown = self._measure_own(found.trial.params)
         return found, choice, breakdown, self._uses(choice, found.trial.params, breakdown, self._measure_own)
 
-    def _choice(self, shared: Shared) -> _Choice:
+    def _choice(self, companions: Companions) -> _SharedChoice:
         request = self._request
-        if shared.places:
-            self._say(", ".join(f"{what} on {place}" for what, place in shared.places))
-        known = shared.known(request)
+        if companions.places:
+            self._say(", ".join(f"{what} on {place}" for what, place in companions.places))
+        known = companions.known(request)
         lacks = lacking(known, (*request.devices, *self._others), request.host)
-        return _Choice(shared, known, lowered(request, known, self._others), lacks)
+        return _SharedChoice(companions, known, lowered(request, known, self._others), lacks)
 
-    def _best_of(self, loads: Loads, on_candidate: OnCandidate) -> tuple[Found, _Choice]:
-        """The best plan with what shares the memory in any of its places; a later resort is for where it is needed."""
+    def _best_of(self, loads: DummyLoads, on_candidate: OnCandidate) -> tuple[Candidate, _SharedChoice]:
+        """The best plan with what shares the memory in any of its places, the lowest rank of them first."""
         self._llama.until(self._deadline)
         try:
             return self._best_until(loads, on_candidate)
@@ -191,17 +191,17 @@ class _Fit:
             # what was found is still to be confirmed
             self._llama.until(None)
 
-    def _best_until(self, loads: Loads, on_candidate: OnCandidate) -> tuple[Found, _Choice]:
+    def _best_until(self, loads: DummyLoads, on_candidate: OnCandidate) -> tuple[Candidate, _SharedChoice]:
         loads = replace(loads, measure=remembered(loads.measure))
-        every = self._shared or (Shared(),)
+        every = self._companions or (Companions(),)
         if len(every) == 1:
             choice = self._choice(every[0])
             return self._best(choice, loads, on_candidate), choice
-        ranked: list[tuple[Found, _Choice]] = []
-        without_room: list[_Choice] = []
+        ranked: list[tuple[Candidate, _SharedChoice]] = []
+        without_room: list[_SharedChoice] = []
         failed: list[LlamaCppError | TimeLimitError] = []
 
-        def attempt(choice: _Choice) -> None:
+        def attempt(choice: _SharedChoice) -> None:
             try:
                 found = self._best(choice, loads, lambda params: None)
                 uses = self._uses(choice, found.trial.params, loads.measure(found.trial.params), loads.measure)
@@ -211,11 +211,11 @@ class _Fit:
             ranked.append((found, replace(choice, seconds=self._draft_seconds(uses))))
             ranked.sort(key=lambda pair: pair[1].rank(pair[0]), reverse=True)
 
-        for shared in sorted(every, key=lambda shared: shared.resort):
-            if ranked and not self._is_wanted(shared.resort, ranked[0][0]):
+        for companions in sorted(every, key=lambda companions: companions.rank):
+            if ranked and not self._is_wanted(companions, ranked[0][0]):
                 break
             try:
-                choice = self._choice(shared)
+                choice = self._choice(companions)
             except (LlamaCppError, TimeLimitError) as error:
                 failed.append(error)
                 continue
@@ -231,19 +231,19 @@ class _Fit:
         on_candidate(winner.trial.params)
         return replace(winner, choices=(*winner.choices, *_between(ranked))), choice
 
-    def _is_wanted(self, resort: int, best: Found) -> bool:
-        """Whether there may be more to gain from a later resort than from the ``best`` plan before it."""
+    def _is_wanted(self, companions: Companions, best: Candidate) -> bool:
+        """Whether ``companions`` are tried: rank 0 always, 1 if the context could be larger, 2 if nothing fits."""
         is_widest = "n_ctx" in self._request.fixed or best.trial.params.n_ctx >= self._request.n_ctx_max
-        return resort == 0 or not best.trial.fits or (resort == 1 and not is_widest)
+        return companions.rank == 0 or not best.trial.fits or (companions.rank == 1 and not is_widest)
 
     def _draft_seconds(self, uses: Sequence[SharedUse]) -> float:
         request = self._request
         return draft_seconds(uses, request.speeds, request.host_speed, request.workload.generate)
 
-    def _best(self, choice: _Choice, loads: Loads, on_candidate: OnCandidate) -> Found:
+    def _best(self, choice: _SharedChoice, loads: DummyLoads, on_candidate: OnCandidate) -> Candidate:
         """The best plan, with what the user lets be given up where that makes it better."""
 
-        def attempt(request: Request) -> Found | None:
+        def attempt(request: Request) -> Candidate | None:
             try:
                 return self._search(request, choice, loads, lambda params: None)
             except (LlamaCppError, TimeLimitError):
@@ -253,10 +253,12 @@ class _Fit:
         first = self._search(choice.request, choice, loads, on_candidate)
         return improve(first, attempt, lambda found: on_candidate(found.trial.params))
 
-    def _uses(self, choice: _Choice, params: Params, own: Breakdown, measure: Measure) -> tuple[SharedUse, ...]:
-        return choice.shared.uses(params, own, measure)
+    def _uses(self, choice: _SharedChoice, params: Params, own: Breakdown, measure: Measure) -> tuple[SharedUse, ...]:
+        return choice.companions.uses(params, own, measure)
 
-    def _search(self, request: Request, choice: _Choice, loads: Loads, on_candidate: OnCandidate) -> Found:
+    def _search(
+        self, request: Request, choice: _SharedChoice, loads: DummyLoads, on_candidate: OnCandidate
+    ) -> Candidate:
         layouts: list[Layout] = []
         choices: list[Choice] = []
         latest: dict[str, int] = {}
@@ -281,9 +283,9 @@ class _Fit:
         searched, excess = context_limit.limited(request, sizes)
         trial = search(searched, measure, record, on_candidate, choices.append)
         if excess is not None:
-            return Found(request, replace(trial, missing=((excess.device, excess.missing),)), excess=excess)
+            return Candidate(request, replace(trial, missing=((excess.device, excess.missing),)), excess=excess)
         if not trial.fits or request.facts is None:
-            return Found(request, trial)
+            return Candidate(request, trial)
         on_candidate(trial.params)
         if on_candidate == self._suggest and not changes(request):
             self._suggest(trial.params, is_found=True)
@@ -292,11 +294,11 @@ class _Fit:
             layout = layouts[-1] if layouts else loads.record(replace(trial.params, tensor_buft_overrides=()))
         except (LlamaCppError, TimeLimitError):
             # the plan holds without a price
-            return Found(request, trial)
+            return Candidate(request, trial)
         devices, placement = trial.used
         price = price_placement(request, devices, placement, trial.params, loads.measure(trial.params), layout)
         if price is None:
-            return Found(request, trial)
+            return Candidate(request, trial)
         bound = None
         if not changes(request):
             smallest = min(layouts or [layout], key=lambda layout: layout.n_ctx)
@@ -305,7 +307,7 @@ class _Fit:
             compute = latest | {device.name: price.breakdown.on(device.name).compute for device in devices}
             recorded = record(replace(trial.params, tensor_buft_overrides=()))
             bound = replace(bound, reasons=reasons_of(request, bound, recorded, compute))
-        return Found(request, trial, price, tuple(choices[-3:]), bound)
+        return Candidate(request, trial, price, tuple(choices[-3:]), bound)
 
     def _timed(self, question: Callable[[Params], _T]) -> Callable[[Params], _T]:
         """``question``, which notes where the time limit has ended it."""
@@ -342,25 +344,25 @@ class _Fit:
         return self._own[params]
 
 
-def _joined(choice: _Choice, own: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:
+def _joined(choice: _SharedChoice, own: Breakdown, uses: Sequence[SharedUse]) -> Breakdown:
     """What the search is told: the model's own rows, and in one for each device what ``uses`` take beyond the known."""
     rows: tuple[Row, ...] = beyond(choice.known, uses)
     return replace(own, rows=(*own.rows, *rows)) if rows else own
 
 
-def _between(ranked: Sequence[tuple[Found, _Choice]]) -> tuple[Choice, ...]:
+def _between(ranked: Sequence[tuple[Candidate, _SharedChoice]]) -> tuple[Choice, ...]:
     """What is said of the choice of places for what shares the memory, where its time is estimated."""
 
-    def place(choice: _Choice) -> str:
-        return ", ".join(dict.fromkeys(place for _, place in choice.shared.places))
+    def place(choice: _SharedChoice) -> str:
+        return ", ".join(dict.fromkeys(place for _, place in choice.companions.places))
 
-    def seconds(found: Found, choice: _Choice) -> float | None:
+    def seconds(found: Candidate, choice: _SharedChoice) -> float | None:
         return None if found.seconds is None else found.seconds + choice.seconds
 
     times = [seconds(*pair) for pair in ranked[:2]]
     if len(times) < 2 or times[0] is None:
         return ()
-    what = " and ".join(what for what, _ in ranked[0][1].shared.places)
+    what = " and ".join(what for what, _ in ranked[0][1].companions.places)
     subject = f"where {what} {'are' if ' and ' in what else 'is'}"
     return (Choice(subject, place(ranked[0][1]), times[0], place(ranked[1][1]), times[1]),)
 

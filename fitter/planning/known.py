@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Calls:
+class Callbacks:
     """Whom a search asks and tells: llama.cpp for dummy loads, the caller of candidates and of what was chosen."""
 
     measure: Measure
@@ -47,19 +47,23 @@ class CutShort(Exception):
 class Known:
     """What a search on ``devices`` knows.
 
-    ``asked`` is the request as it came, ``request`` the same with no more context than these devices take. With
-    ``before`` it begins with what another search knows that does not depend on its devices. ``is_plain``: layers are to
-    have their cache and their weights in one place.
+    ``original_request`` is the request as it came, ``request`` the same with no more context than these devices take.
+    With ``before`` it begins with what another search knows that does not depend on its devices. ``is_plain``: layers
+    are to have their cache and their weights in one place.
     """
 
     def __init__(
-        self, asked: Request, devices: tuple[DeviceLimit, ...], calls: Calls, before: Known | None = None
+        self,
+        original_request: Request,
+        devices: tuple[DeviceLimit, ...],
+        callbacks: Callbacks,
+        before: Known | None = None,
     ) -> None:
-        self.asked = asked
-        self.request = context_limit.within(asked, devices)
+        self.original_request = original_request
+        self.request = context_limit.within(original_request, devices)
         self.devices = devices
-        self.calls = calls
-        self.is_priced = given.is_priced(asked)
+        self.callbacks = callbacks
+        self.is_priced = given.is_priced(original_request)
         self.is_plain: bool = before.is_plain if before else False
         self.buffers: Buffers = Buffers(before.buffers.shared if before else None)
         self.has_lost_flash = False
@@ -76,9 +80,9 @@ class Known:
         self._prices = PriceList(self.request, devices, self._units)
         self._partial: dict[tuple[int, Room, bool, bool], Placement | None] = {}
 
-    def on(self, devices: tuple[DeviceLimit, ...], asked: Request | None = None) -> Known:
+    def on(self, devices: tuple[DeviceLimit, ...], request: Request | None = None) -> Known:
         """What is known of the same search on other devices, or for another request."""
-        return Known(asked or self.asked, devices, self.calls, self)
+        return Known(request or self.original_request, devices, self.callbacks, self)
 
     def with_buffers_of(self, other: Known) -> Known:
         """This, for which compute buffers are taken to be those that ``other`` has learned."""
@@ -110,7 +114,7 @@ class Known:
     def _recorded(self, n_ctx: int) -> tuple[Unit, ...]:
         if n_ctx not in self._units:
             request = self.request
-            layout = self._ask(self.calls.record, replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
+            layout = self._ask(self.callbacks.record, replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
             self._layouts[n_ctx] = layout
             self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, request.pinned)
         return self._units[n_ctx]
@@ -195,12 +199,12 @@ class Known:
             self._learn(trial)
             if trial.fits and (self._best is None or rank(trial) > rank(self._best)):
                 self._best = trial
-                self.calls.on_candidate(params)
+                self.callbacks.on_candidate(params)
         self._last = self._trials[params]
         return self._last
 
     def _measured(self, placement: Placement, params: Params) -> Trial:
-        breakdown = self._ask(self.calls.measure, params)
+        breakdown = self._ask(self.callbacks.measure, params)
         missing = missing_of(self.request, breakdown, self.devices)
         expected = self.seconds(placement) if self.can_price else None
         seconds = self.seconds(placement, breakdown) if self.can_price else None

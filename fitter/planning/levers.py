@@ -37,7 +37,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Found:
+class Candidate:
     """The best trial of a changed request, and what it takes in time where that is known, with why it was chosen.
 
     ``excess`` is what makes the context too large that the request asks for, where the trial has the largest there is.
@@ -107,7 +107,9 @@ def _smallest_context(request: Request) -> int:
     return max(request.fit_ctx, workload.cached + workload.prompt + workload.generate) * request.n_streams
 
 
-def improve(first: Found, attempt: Callable[[Request], Found | None], on_better: Callable[[Found], None]) -> Found:
+def improve(
+    first: Candidate, attempt: Callable[[Request], Candidate | None], on_better: Callable[[Candidate], None]
+) -> Candidate:
     """The best that the allowed levers make of ``first``, which is what is found without them.
 
     ``attempt`` searches for a changed request, and gives ``None`` where llama.cpp refuses it; ``on_better`` is told of
@@ -117,7 +119,7 @@ def improve(first: Found, attempt: Callable[[Request], Found | None], on_better:
     made: tuple[Change, ...] = ()
     others = [first]
 
-    def attempted(tried: tuple[Change, ...]) -> Found | None:
+    def attempted(tried: tuple[Change, ...]) -> Candidate | None:
         found = attempt(apply(request, tried))
         is_cached = any(change.kind == "cache" for change in tried)
         # a V cache that is quantized needs flash attention, and a K cache is only fast with it
@@ -147,7 +149,7 @@ def improve(first: Found, attempt: Callable[[Request], Found | None], on_better:
     return best if chosen is None else replace(best, choices=(*best.choices, chosen))
 
 
-def _chosen(request: Request, best: Found, others: Sequence[Found]) -> Choice | None:
+def _chosen(request: Request, best: Candidate, others: Sequence[Candidate]) -> Choice | None:
     """What is said of the choice between what was tried, ``None`` where there was nothing else or nothing is priced."""
     said = _said(request, best)
     compared = [found for found in others if _said(request, found) != said]
@@ -157,7 +159,7 @@ def _chosen(request: Request, best: Found, others: Sequence[Found]) -> Choice | 
     return Choice("what is given up", said, best.seconds, _said(request, runner_up), runner_up.seconds)
 
 
-def _said(request: Request, found: Found) -> str:
+def _said(request: Request, found: Candidate) -> str:
     return ", ".join(used(request, found)) or "nothing"
 
 
@@ -165,7 +167,7 @@ def _without(made: tuple[Change, ...], change: Change) -> tuple[Change, ...]:
     return tuple(each for each in made if each.kind != change.kind)
 
 
-def _is_idle(change: Change, best: Found) -> bool:
+def _is_idle(change: Change, best: Candidate) -> bool:
     """Whether a change cannot make ``best`` any better.
 
     All but that of the cache make no plan faster that has the whole model on the only device: they leave more memory,
@@ -182,7 +184,7 @@ def _is_idle(change: Change, best: Found) -> bool:
     return len(request.devices) == 1 and (is_widest or request.objective != "context")
 
 
-def used(request: Request, found: Found) -> tuple[str, ...]:
+def used(request: Request, found: Candidate) -> tuple[str, ...]:
     """What was given up of ``request`` for ``found``, a short sentence each."""
     asked, trial = request.params, found.trial
     said = [*pulled(request, trial.params)]

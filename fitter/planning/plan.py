@@ -107,8 +107,8 @@ class Plan:
     ``None`` where it does not fit. ``choices`` says what was chosen over what, ``bound`` what
     no placement is faster than, ``levers`` what was given up for it, of what the user allowed to be. ``shared`` is what
     else takes of the same memory; it is in no row of ``breakdown``. ``rpc`` has the rpc-servers (``host:port``) that
-    were given, where the plan uses a device of theirs; their order decides how those are named. ``asked`` has what
-    ``fit`` was called with, ``files`` what was fitted: to load what was planned, and to fit again.
+    were given, where the plan uses a device of theirs; their order decides how those are named. ``fit_keywords`` has
+    the keywords that ``fit`` was called with, ``files`` what was fitted: to load what was planned, and to fit again.
     """
 
     model: ModelSummary
@@ -126,8 +126,16 @@ class Plan:
     levers: tuple[str, ...] = ()
     shared: tuple[SharedUse, ...] = ()
     rpc: tuple[str, ...] = ()
-    asked: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    fit_keywords: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     files: tuple[FileStamp, ...] = field(default=(), compare=False, repr=False)
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(renamed(state))
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """``fit_keywords`` by its earlier name."""
+        return self.fit_keywords
 
     @property
     def fits(self) -> bool:
@@ -206,6 +214,11 @@ class Plan:
         return _registered().verify(self, tolerance, timeout)
 
 
+def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a plan from a pickle, with the name of today where an earlier version had another one."""
+    return {"fit_keywords" if name == "asked" else name: value for name, value in fields.items()}
+
+
 def _why_left_out(use: DeviceUse) -> str:
     margin = f"its margin of {_mib_up(use.margin)} MiB"
     if use.margin > use.total:
@@ -254,6 +267,7 @@ __all__ = [
     "check_can_run",
     "check_fits",
     "register",
+    "renamed",
     "resolved",
     "stamp_of",
 ]

@@ -34,7 +34,7 @@ def worth_their_network(known: Known, best: Trial) -> Trial:
             is_better = (trial.seconds or 0.0) < (best.seconds or 0.0)
         chosen, other = (trial, best) if is_better else (best, trial)
         if choice := choices.are_remotes_worth_it(doubtful, chosen, other):
-            known.calls.on_choice(choice)
+            known.callbacks.on_choice(choice)
         best = chosen
 
 

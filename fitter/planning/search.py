@@ -17,7 +17,7 @@ from fitter.planning import attention, context_limit
 from fitter.planning.devices import Devices, in_better_order
 from fitter.planning.explain import Choice
 from fitter.planning.given import usable_devices
-from fitter.planning.known import Calls, CutShort, Known
+from fitter.planning.known import Callbacks, CutShort, Known
 from fitter.planning.objective import is_better
 from fitter.planning.remotes import worth_their_network
 from fitter.planning.request import Measure, Record, Request
@@ -45,8 +45,8 @@ def search(
         seen.add(breakdown.flash_attn)
         return breakdown
 
-    calls = Calls(remembered(noted), record, on_candidate, on_choice)
-    known = Known(request, context_limit.usable(request, usable_devices(request)), calls)
+    callbacks = Callbacks(remembered(noted), record, on_candidate, on_choice)
+    known = Known(request, context_limit.usable(request, usable_devices(request)), callbacks)
     try:
         best, distance = _best(known)
     except CutShort as cut:
@@ -69,7 +69,7 @@ def _with_other_attention(known: Known, best: Trial, distance: float, seen: set[
 def _better_with(other: Request, known: Known, best: Trial) -> Trial:
     """``best``, or a better plan for a request that nobody made."""
     try:
-        trial, _ = _best(Known(other, known.devices, known.calls))
+        trial, _ = _best(Known(other, known.devices, known.callbacks))
     except CutShort as cut:
         trial = cut.best
     except (LlamaCppError, TimeLimitError):
@@ -77,7 +77,7 @@ def _better_with(other: Request, known: Known, best: Trial) -> Trial:
     if not is_better(known.request, trial, best):
         return best
     if choice := attention.which(trial, best):
-        known.calls.on_choice(choice)
+        known.callbacks.on_choice(choice)
     return trial
 
 

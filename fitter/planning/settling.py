@@ -40,7 +40,7 @@ def settle(known: Known, n_ctx: int, is_whole: bool, propose: Propose) -> Trial 
         seen.add(placement)
         if not is_whole and known.buffers.knows(False):
             # mostly it stays at the placement that the first correction gives
-            known.calls.on_candidate(known.params_of(placement, n_ctx))
+            known.callbacks.on_candidate(known.params_of(placement, n_ctx))
         trial = _tried(known, placement, n_ctx)
         if trial is not None and trial.fits and (best is None or rank(trial) > rank(best)):
             best = trial
@@ -98,7 +98,7 @@ def settle_fastest(known: Known, n_ctx: int) -> Trial | None:
     trial = settle(known, n_ctx, True, fastest)
     choice = trial and choices.which_devices_have_layers(trial, known.default, known.seconds)
     if choice:
-        known.calls.on_choice(choice)
+        known.callbacks.on_choice(choice)
     return trial
 
 
@@ -128,7 +128,7 @@ def settle_partial(known: Known, n_ctx: int) -> Trial | None:
     if best is not None and best.fits and best.seconds is not None and len(ways) > 1:
         other = known.partial(known.situation(n_ctx, known.room(n_ctx, False)), not chosen)
         if choice := choices.where_weights_go(known.request, best, other, known.seconds):
-            known.calls.on_choice(choice)
+            known.callbacks.on_choice(choice)
     return best
 
 

@@ -198,18 +198,19 @@ class Projector:
 
 
 @dataclass(frozen=True)
-class Shared:
+class Companions:
     """Everything that shares the memory, each thing in one place.
 
     ``reserved`` is for what llama.cpp knows nothing of. LoRA adapters are among the parameters of the model.
-    ``resort`` orders choices of places: 1 is for where no 0 leaves the widest context, 2 for where none before it fits.
+    ``rank`` orders choices of places. A higher rank is tried only if no lower one is good enough: 1 if none of 0 fits
+    with the largest context, 2 if none of 0 and 1 fits.
     """
 
     reserved: tuple[SharedUse, ...] = ()
     draft: Draft | None = None
     projector: Projector | None = None
     mtp: Mtp | None = None
-    resort: int = 0
+    rank: int = 0
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:

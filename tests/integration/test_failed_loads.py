@@ -318,7 +318,7 @@ import ctypes
 from fitter.llama import guarded, library
 
 ggml = ctypes.CDLL(None)
-library.load()
+library.libraries()
 
 def give_up(progress):
     ggml.ggml_abort(b"file.c", 7, b"as %s", b"asked")

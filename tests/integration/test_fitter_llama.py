@@ -279,13 +279,13 @@ def test_it_cannot_be_subclassed() -> None:
         type("Mine", (fitter.Llama,), {})
 
 
-def test_a_plan_keeps_what_was_asked(model: Path) -> None:
+def test_a_plan_keeps_the_keywords_of_fit(model: Path) -> None:
     plan = fitter.fit(model, n_ctx=512, type_k="q8_0")
-    assert plan.asked["n_ctx"] == 512
-    assert plan.asked["type_k"] == "q8_0"
-    assert "model" not in plan.asked
-    assert "asked" not in plan.to_dict()
-    again = fitter.fit(plan.model.path, **plan.asked)
+    assert plan.fit_keywords["n_ctx"] == 512
+    assert plan.fit_keywords["type_k"] == "q8_0"
+    assert "model" not in plan.fit_keywords
+    assert not {"asked", "fit_keywords"} & plan.to_dict().keys()
+    again = fitter.fit(plan.model.path, **plan.fit_keywords)
     assert (again.params, again.breakdown.rows) == (plan.params, plan.breakdown.rows)
 
 

@@ -97,7 +97,7 @@ def test_a_mapped_file_is_in_a_macs_memory(tmp_path: Path) -> None:
         "from fitter.llama.devices import register_virtual, registry\n"
         "from fitter.llama.parameters import apply\n"
         "from fitter.llama.types import Params\n"
-        "library.load(); register_virtual(sys.argv[2])\n"
+        "library.libraries(); register_virtual(sys.argv[2])\n"
         "model, context = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()\n"
         "keep = apply(Params(n_ctx=64), model, context, registry(True))\n"
         "model = llama_cpp.llama_model_load_from_file(os.fsencode(sys.argv[1]), model)\n"

@@ -195,7 +195,7 @@ from fitter.llama import library, projector, real
 from fitter.llama.devices import registry
 
 path, model_path, endpoint, side = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-native = library.load()
+native = library.libraries()
 real.add_rpc_server(endpoint)
 params = llama_cpp.llama_model_default_params()
 params.n_gpu_layers = 0

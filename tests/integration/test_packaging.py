@@ -91,7 +91,7 @@ def test_installed_wheel_finds_and_loads_its_libraries(wheel: Path, tmp_path: Pa
         "sys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "from fitter.llama import library\n"
-        "library.load()\n"
+        "library.libraries()\n"
         "print(library.backend_path())\n"
     )
     assert run(sys.executable, "-c", code, cwd=tmp_path).stdout.strip() == str(

@@ -17,7 +17,7 @@ from fitter.cli.fit import fit as command
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
 from fitter.llama.client import Worker
 from fitter.machine.gpu import parse_gpus
-from fitter.parameters import Load, taken_by
+from fitter.parameters import LoadKeywords, taken_by
 from fitter.planning.request import DEFAULT_HOST_MARGIN
 from tools import shapes
 
@@ -133,7 +133,7 @@ def faults(plan: api.Plan, given: dict[str, Any], model: Path, worker: Worker) -
     if plan.fits and plan.host.free is not None and plan.host.free - taken < DEFAULT_HOST_MARGIN:
         found.append("the host does not keep its margin")
     context: click.Context = command.make_context("fit", ["model.gguf", *plan.arguments(anyway=True)])
-    parameters = {each.name: context.params[each.name] for each in taken_by(Load) if each.options}
+    parameters = {each.name: context.params[each.name] for each in taken_by(LoadKeywords) if each.options}
     again = fitter.measure(model, gpus=given["gpus"], worker=worker, **parameters)
     if set(filter(lambda row: row.used, again.rows)) != set(filter(lambda row: row.used, plan.breakdown.rows)):
         found.append(f"{plan.arguments(anyway=True)} take {again.rows}, the plan has {plan.breakdown.rows}")

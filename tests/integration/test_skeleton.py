@@ -324,16 +324,30 @@ print(loader.measure(skeleton, Params(n_ctx=512)) == loader.measure(sys.argv[2],
 """
 
 
-def test_without_files_of_memory_it_has_no_name_either(temporary: Path, directory: Path) -> None:
-    path = write("llama-3.1-8b", directory)
-    number = str(_MEMFD_CREATE[platform.machine()])
-    result = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_MEMORY_FILES, number, str(path)],
+def without_memory_files(path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _WITHOUT_MEMORY_FILES, str(_MEMFD_CREATE[platform.machine()]), str(path)],
         capture_output=True,
         text=True,
-        check=True,
         cwd=Path(__file__).parents[2],
     )
+
+
+def test_without_any_place_for_a_file_it_is_an_error(
+    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    result = without_memory_files(write("llama-3.1-8b", directory))
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].endswith(
+        "can be made: no temporary file can be created for a copy of its header (set TMPDIR to another directory): "
+        "No such file or directory"
+    )
+
+
+def test_without_files_of_memory_it_has_no_name_either(temporary: Path, directory: Path) -> None:
+    result = without_memory_files(write("llama-3.1-8b", directory))
+    assert result.returncode == 0, result.stderr
     described, same = result.stdout.splitlines()
     name, *rest = described.rsplit(" ", 3)
     assert name.startswith(str(temporary)) and name.endswith("(deleted)")
@@ -415,7 +429,7 @@ def test_a_limit_on_the_length_of_files_is_an_error(headers: Headers, directory:
 BOTH_WAYS = """
 import os, sys
 from fitter.llama import library
-native = library.load()
+native = library.libraries()
 
 def written(gguf):
     file = native.fitter.fitter_skeleton_write(native.ffi.new("void *[]", [gguf]), 1)

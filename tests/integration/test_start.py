@@ -237,7 +237,7 @@ def test_a_load_that_begins_early_has_the_parameters_of_any_other() -> None:
         "from fitter.llama.parameters import apply\n"
         "from fitter.llama.types import Params\n"
         f"ours, pointers, _ = ahead._params({DEVICE!r}, False)\n"
-        "llama = library.load().llama_cpp\n"
+        "llama = library.libraries().llama_cpp\n"
         "other = llama.llama_model_default_params()\n"
         "known = registry(virtual=True)\n"
         "keep = apply(Params(devices=('CUDA0',)), other, llama.llama_context_default_params(), known)\n"

@@ -27,7 +27,7 @@ ROOMS = (
     "fitter.beginning",
     "fitter.asking",
     "fitter.sharing",
-    "fitter.kept",
+    "fitter.worker_door",
     "fitter.door",
     "fitter.output",
     "fitter.planning",

@@ -37,8 +37,8 @@ HOST = Host("Processor", 8, 64 * 2**30)
 )
 def test_a_bandwidth(text: str, value: float) -> None:
     assert parse_bandwidth(text) == pytest.approx(value)
-    assert bandwidth.given(text).bandwidth == parse_bandwidth(text)
-    assert bandwidth.given(text).source == "given"
+    assert bandwidth.given_speed(text).bandwidth == parse_bandwidth(text)
+    assert bandwidth.given_speed(text).source == "given"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_there_is_nothing_to_choose() -> None:
     with pytest.raises(UsageError, match="unknown device 'CUDA0'; there are: none"):
         choose((), ["CUDA0"])
     check_main_gpu(1, (HERE, REMOTE))
-    with pytest.raises(UsageError, match="main GPU 2 is not there: 2 devices are, counted from 0"):
+    with pytest.raises(UsageError, match="main GPU 2 does not exist: the number of devices is 2, counted from 0"):
         check_main_gpu(2, (HERE, REMOTE))
 
 
@@ -89,7 +89,7 @@ def test_virtual_devices() -> None:
     assert virtual_devices(["24GiB"]) == virtual_devices(VIRTUAL) == VIRTUAL
     assert virtual_devices([]) == virtual_devices(["none"]) == ()
     for mixed in (["24GiB", *VIRTUAL], [*VIRTUAL, "none"]):
-        with pytest.raises(UsageError, match="gpus mixes descriptions and devices"):
+        with pytest.raises(UsageError, match="gpus has both strings and VirtualDevice objects: give only one kind"):
             virtual_devices(mixed)
 
 

@@ -12,7 +12,7 @@ import pytest
 from fitter.errors import UsageError
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from fitter.parameters import PARAMETERS, Estimating, Fitting, Load, taken_by
+from fitter.parameters import PARAMETERS, Estimating, Fitting, LoadKeywords, taken_by
 from fitter.planning.ask import Ask, Sharing
 
 CARD = parse_gpus(["24GiB"])[0]
@@ -94,7 +94,7 @@ def test_libllama_is_not_needed() -> None:
 
 def test_every_keyword_of_fit_has_a_place() -> None:
     own = {field.name for kind in (Ask, Sharing) for field in fields(kind)} - {"load", "given", "sharing"}
-    assert own | {each.name for each in taken_by(Load)} == {each.name for each in taken_by(Fitting)}
+    assert own | {each.name for each in taken_by(LoadKeywords)} == {each.name for each in taken_by(Fitting)}
 
 
 def test_nothing_is_set() -> None:

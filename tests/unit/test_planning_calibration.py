@@ -161,7 +161,7 @@ LOADS = {
 def test_what_a_load_takes(
     observed: Iterable[int], seen: Iterable[int], own: int, context: int | None, outside: int | None
 ) -> None:
-    load = calibration.load(FakeProcess(*observed), FakeProcess(*seen, own=own), CARD, MODEL)
+    load = calibration.measure_load(FakeProcess(*observed), FakeProcess(*seen, own=own), CARD, MODEL)
     assert load.context == (None if context is None else context * MIB)
     assert load.outside == (None if outside is None else outside * MIB)
     device = calibration.device_calibration(CARD, None, [load, replace(load, context=MIB, outside=None)])
@@ -172,13 +172,13 @@ def test_what_a_load_takes(
 
 
 def test_a_real_load_is_compared_with_the_dummy() -> None:
-    load = calibration.Load(MODEL, Loaded(ONE, ()), None, None)
+    load = calibration.MeasuredLoad(MODEL, Loaded(ONE, ()), None, None)
     other = rows(("CUDA0", 10, 20, 30), ("CUDA_Host", 1, 0, 3))
     asked: list[Params] = []
     assert calibration.compare_loads(answer(ONE, asked), [load], CARD).differences == ()
     (difference,) = calibration.compare_loads(answer(other, asked), [load, load], CARD).differences[:1]
     assert (difference.what, difference.real, difference.other) == ("CUDA_Host compute", 2, 3)
-    assert asked == [replace(calibration.LOAD, devices=("CUDA0",))] * 3
+    assert asked == [replace(calibration.LOAD_PARAMS, devices=("CUDA0",))] * 3
 
 
 # --- the data file

@@ -12,7 +12,7 @@ from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.types import Breakdown, Layout, LayoutEntry, Params, TensorBuftOverride
 from fitter.planning import context_limit
 from fitter.planning.context_limit import Excess, limited, usable, wider, within
-from fitter.planning.fit import Llama, Loads, fit
+from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan
 from fitter.planning.request import DeviceLimit, Request
 
@@ -47,7 +47,7 @@ def taking(devices: tuple[DeviceLimit, ...], *mib: int | None) -> tuple[DeviceLi
 
 
 def fitted(asked: Request, llama: SyntheticLlama) -> Plan:
-    ways = Llama(Loads(llama.measure, llama.record), lambda: 0)
+    ways = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0)
     return fit(asked, SUMMARY, ways, lambda progress: None, True)
 
 

@@ -12,7 +12,7 @@ from fitter.llama.types import Breakdown, Params
 from fitter.planning.capacity import context_in_total, is_tight, is_too_large, target
 from fitter.planning.contexts import best_on
 from fitter.planning.expected import expected, last_true, promises_host, promises_whole, styles
-from fitter.planning.known import Calls, Known
+from fitter.planning.known import Callbacks, Known
 from fitter.planning.memory import HOST
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
@@ -24,7 +24,7 @@ MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))
 
 def known_of(asked: Request, model: SyntheticModel, llama: SyntheticLlama | None = None) -> Known:
     llama = llama or SyntheticLlama(model, asked.devices)
-    return Known(asked, asked.devices, Calls(llama.measure, llama.record))
+    return Known(asked, asked.devices, Callbacks(llama.measure, llama.record))
 
 
 def known(

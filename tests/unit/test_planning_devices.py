@@ -12,7 +12,7 @@ from fitter.machine.speed import DeviceSpeed
 from fitter.planning.contexts import best_on
 from fitter.planning.devices import Devices, in_better_order
 from fitter.planning.explain import Choice
-from fitter.planning.known import Calls, Known
+from fitter.planning.known import Callbacks, Known
 from fitter.planning.remotes import worth_their_network
 from fitter.planning.shared import remembered
 
@@ -28,7 +28,7 @@ def known(
     devices = limits(*mib)
     llama, said = SyntheticLlama(MODEL, devices), list[Choice]()
     asked = replace(priced(request(MODEL, devices, fixed=fixed), MODEL, *speeds), **more)  # type: ignore[arg-type]
-    return Known(asked, devices, Calls(remembered(llama.measure), llama.record, on_choice=said.append)), said
+    return Known(asked, devices, Callbacks(remembered(llama.measure), llama.record, on_choice=said.append)), said
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_remotes_that_were_not_worth_it_are_not_asked_for_again() -> None:
 
     def measure(params: Params) -> Breakdown:
         measured.append(params)
-        return found.calls.measure(params)
+        return found.callbacks.measure(params)
 
-    counted = Known(found.asked, found.devices, Calls(measure, found.calls.record))
+    counted = Known(found.original_request, found.devices, Callbacks(measure, found.callbacks.record))
     devices = Devices(counted)
     best = worth_their_network(counted, devices.without_idle(counted))
     loads = len(measured)

@@ -11,7 +11,7 @@ from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 from fitter.beginning import Suggestions, placement_of
 from fitter.errors import LlamaCppCrashError, LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
-from fitter.planning.fit import Llama, Loads, fit
+from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan
 from fitter.planning.request import DeviceLimit, Progress, Request
 
@@ -64,10 +64,10 @@ class Other(SyntheticLlama):
 def run(
     devices: tuple[DeviceLimit, ...],
     own: SyntheticLlama,
-    skeleton: Loads | None,
+    skeleton: DummyLoads | None,
     second: Second | None = None,
 ) -> Plan:
-    llama = Llama(Loads(own.measure, own.record), lambda: 0, skeleton, Suggestions(second) if second else None)
+    llama = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0, skeleton, Suggestions(second) if second else None)
     return fit(request(own.model, devices), SUMMARY, llama, lambda progress: None, True)
 
 
@@ -85,7 +85,7 @@ def test_a_copy_that_measures_the_same_gives_the_same_plan(
     model: SyntheticModel, devices: tuple[DeviceLimit, ...]
 ) -> None:
     own, copy = SyntheticLlama(model, devices), SyntheticLlama(model, devices)
-    plan = run(devices, own, Loads(copy.measure, copy.record))
+    plan = run(devices, own, DummyLoads(copy.measure, copy.record))
     assert same(plan, plain(model, devices))
     assert own.asked == [plan.params] and own.records == 0, "the model itself is loaded once, to confirm the plan"
 
@@ -95,7 +95,7 @@ def test_a_copy_that_measures_the_same_gives_the_same_plan(
 def test_a_second_worker_changes_nothing_but_who_is_asked(devices: tuple[DeviceLimit, ...], slow: int) -> None:
     own, copy = SyntheticLlama(MOE, devices), SyntheticLlama(MOE, devices)
     second = Second(SyntheticLlama(MOE, devices).measure, slow)
-    plan = run(devices, own, Loads(copy.measure, copy.record), second)
+    plan = run(devices, own, DummyLoads(copy.measure, copy.record), second)
     assert same(plan, plain(MOE, devices))
     asked = [*own.asked, *second.begun]
     assert plan.params in asked and own.records == 0
@@ -108,7 +108,7 @@ def test_a_load_that_waits_for_its_placement_gets_only_the_plan(is_right: bool) 
     own, copy = SyntheticLlama(DENSE, devices), SyntheticLlama(DENSE, devices)
     wanted = plain(DENSE, devices).params
     second = Second(SyntheticLlama(DENSE, devices).measure, waits=lambda params: is_right)
-    plan = run(devices, own, Loads(copy.measure, copy.record), second)
+    plan = run(devices, own, DummyLoads(copy.measure, copy.record), second)
     assert plan.params == wanted
     if is_right:
         assert second.begun == [wanted] and not own.asked
@@ -123,7 +123,7 @@ def test_the_first_candidate_is_begun_before_the_search_ends() -> None:
     seen: list[int] = []
     begin = second.begin
     second.begin = lambda params: (seen.append(len(copy.asked)), begin(params))[1]  # type: ignore[method-assign]
-    plan = run(devices, SyntheticLlama(DENSE, devices), Loads(copy.measure, copy.record), second)
+    plan = run(devices, SyntheticLlama(DENSE, devices), DummyLoads(copy.measure, copy.record), second)
     assert seen[0] < len(copy.asked)
     assert placement_of(second.begun[0]) == placement_of(plan.params)
     assert second.begun[-1] == plan.params, "another context of what the second worker has loaded is asked of it"
@@ -132,7 +132,7 @@ def test_the_first_candidate_is_begun_before_the_search_ends() -> None:
 @pytest.mark.parametrize("devices", MACHINES.values(), ids=MACHINES)
 def test_a_copy_that_measures_something_else_is_given_up(devices: tuple[DeviceLimit, ...]) -> None:
     own, copy = Other(MOE, devices), SyntheticLlama(MOE, devices)
-    plan = run(devices, own, Loads(copy.measure, copy.record))
+    plan = run(devices, own, DummyLoads(copy.measure, copy.record))
     assert same(plan, run(devices, Other(MOE, devices), None))
     assert len(own.asked) == len(set(own.asked))
 
@@ -146,7 +146,7 @@ def test_a_copy_that_does_not_load_is_given_up(error: LlamaCppError) -> None:
         raise error
 
     devices = limits(900)
-    plan = run(devices, SyntheticLlama(DENSE, devices), Loads(refuse, refuse_too))
+    plan = run(devices, SyntheticLlama(DENSE, devices), DummyLoads(refuse, refuse_too))
     assert same(plan, plain(DENSE, devices))
 
 
@@ -163,7 +163,7 @@ def test_what_is_wrong_is_said_of_the_model_itself() -> None:
         fit(
             request(DENSE, devices),
             SUMMARY,
-            Llama(Loads(refuse_own, record), lambda: 0, Loads(refuse, record)),
+            LoadCalls(DummyLoads(refuse_own, record), lambda: 0, DummyLoads(refuse, record)),
             lambda progress: None,
             True,
         )
@@ -173,7 +173,9 @@ def test_progress_says_when_the_model_itself_is_loaded() -> None:
     devices = limits(8000)
     own, copy = SyntheticLlama(DENSE, devices), SyntheticLlama(DENSE, devices)
     said: list[Progress] = []
-    llama = Llama(Loads(own.measure, own.record), lambda: len(copy.asked), Loads(copy.measure, copy.record))
+    llama = LoadCalls(
+        DummyLoads(own.measure, own.record), lambda: len(copy.asked), DummyLoads(copy.measure, copy.record)
+    )
     fit(request(DENSE, devices), SUMMARY, llama, said.append, True)
     assert [(step.dummy_loads, step.text) for step in said][-3:] == [
         (0, "loading with context 32768, 9 of 9 layers on CUDA0"),
@@ -208,8 +210,8 @@ class Hurried(SyntheticLlama):
 
 
 def hurried(asked: Request, copy: Hurried, own: SyntheticLlama) -> Plan:
-    ways = Loads(copy.measure, copy.record)
-    llama = Llama(Loads(own.measure, own.record), lambda: 0, ways, until=copy.until)
+    ways = DummyLoads(copy.measure, copy.record)
+    llama = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0, ways, until=copy.until)
     return fit(asked, SUMMARY, llama, lambda progress: None, True, deadline=1.0)
 
 

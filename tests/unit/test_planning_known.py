@@ -9,7 +9,7 @@ from synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limi
 
 from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Params
-from fitter.planning.known import Calls, CutShort, Known
+from fitter.planning.known import Callbacks, CutShort, Known
 from fitter.planning.memory import Unit
 from fitter.planning.placement import Placement
 
@@ -21,7 +21,7 @@ def known(*fixed: str, params: Params | None = None, is_priced: bool = True) -> 
     llama = SyntheticLlama(MODEL, TWO)
     asked = request(MODEL, TWO, params=params, fixed=fixed)
     asked = priced(asked, MODEL, CARD, SLOW_CARD) if is_priced else asked
-    return Known(asked, TWO, Calls(llama.measure, llama.record)), llama
+    return Known(asked, TWO, Callbacks(llama.measure, llama.record)), llama
 
 
 def cache(units: tuple[Unit, ...]) -> int:
@@ -56,7 +56,9 @@ def test_a_placement_is_measured_once_and_the_one_that_lacks_least_is_remembered
 def test_candidates_are_told_of_as_they_get_better() -> None:
     found, llama = known()
     told: list[int] = []
-    found = Known(found.asked, TWO, Calls(llama.measure, llama.record, lambda params: told.append(params.n_ctx)))
+    found = Known(
+        found.original_request, TWO, Callbacks(llama.measure, llama.record, lambda params: told.append(params.n_ctx))
+    )
     for n_ctx in (8192, 4096, 16384):
         found.trial(Placement(0, (9, 0)), n_ctx)
     assert told == [8192, 16384]
@@ -121,9 +123,9 @@ def test_the_trial_that_lacks_least(placements: list[Placement], least: int) -> 
 
 def test_a_context_is_within_what_the_devices_take() -> None:
     found, llama = known()
-    limited = replace(found.asked, context_limits={"CUDA1": 8192})
-    assert Known(limited, TWO, found.calls).request.n_ctx_max == 8192
-    assert Known(limited, TWO, found.calls).on(TWO[:1]).request.n_ctx_max == 32768
+    limited = replace(found.original_request, context_limits={"CUDA1": 8192})
+    assert Known(limited, TWO, found.callbacks).request.n_ctx_max == 8192
+    assert Known(limited, TWO, found.callbacks).on(TWO[:1]).request.n_ctx_max == 32768
     assert not llama.asked
 
 
@@ -142,7 +144,7 @@ class Late(SyntheticLlama):
 )
 def test_a_time_limit_ends_with_what_fits(first: tuple[int, int], expected: type[Exception]) -> None:
     llama = Late(MODEL, TWO)
-    found = Known(request(MODEL, TWO), TWO, Calls(llama.measure, llama.record))
+    found = Known(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
     found.trial(Placement(0, first), 32768)
     with pytest.raises(expected):
         found.trial(Placement(0, (5, 4)), 32768)

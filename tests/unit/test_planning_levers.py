@@ -12,8 +12,8 @@ from fitter.errors import LlamaCppCrashError, UsageError
 from fitter.llama.types import Breakdown, Params
 from fitter.planning.constraints import levers
 from fitter.planning.cost import Estimate, Workload
-from fitter.planning.fit import Llama, Loads, fit
-from fitter.planning.levers import Found, apply, changes, improve, used
+from fitter.planning.fit import DummyLoads, LoadCalls, fit
+from fitter.planning.levers import Candidate, apply, changes, improve, used
 from fitter.planning.memory import HOST, Item
 from fitter.planning.objective import GAIN
 from fitter.planning.placement import Placement
@@ -116,7 +116,7 @@ def found(
     n_ctx: int = 8192,
     flash_attn: bool = True,
     whole: bool = False,
-) -> Found:
+) -> Candidate:
     placement = Placement(0, (9,), () if whole else SPILLED)
     params = replace(made.params, n_ctx=n_ctx, devices=("CUDA0",))
     breakdown = Breakdown((), ("CUDA0",), n_ctx, flash_attn)
@@ -124,17 +124,17 @@ def found(
     price = None
     if seconds is not None and not lacks:
         price = Price(Estimate(1.0, 1.0, seconds), made.workload, 0, (), breakdown)
-    return Found(made, trial, price)
+    return Candidate(made, trial, price)
 
 
 def pulled(
-    made: Request, first: Found, answer: Callable[[Request], Found | None]
-) -> tuple[Found, list[Request], list[Found]]:
+    made: Request, first: Candidate, answer: Callable[[Request], Candidate | None]
+) -> tuple[Candidate, list[Request], list[Candidate]]:
     """The best, what was attempted for it, and what was the best meanwhile."""
     attempts: list[Request] = []
-    better: list[Found] = []
+    better: list[Candidate] = []
 
-    def attempt(changed: Request) -> Found | None:
+    def attempt(changed: Request) -> Candidate | None:
         attempts.append(changed)
         return answer(changed)
 
@@ -177,7 +177,7 @@ def test_each_lever_is_tried_on_top_of_what_won() -> None:
     made = asked("ubatch", "kv-q8_0", "no-op-offload")
     times = {512: 10.0, 256: 9.0, 128: 9.5, 64: 8.0}
 
-    def answer(changed: Request) -> Found:
+    def answer(changed: Request) -> Candidate:
         params = changed.params
         seconds = times[params.n_ubatch] - (params.type_k != "f16") + (not params.op_offload)
         return found(changed, seconds)
@@ -213,7 +213,7 @@ def test_what_a_later_lever_makes_superfluous_is_not_given_up() -> None:
 def test_where_nothing_fits(lacking: dict[str, int], expected: tuple[int, str]) -> None:
     made = asked("ubatch", "kv-q8_0")
 
-    def answer(changed: Request) -> Found:
+    def answer(changed: Request) -> Candidate:
         small, quantized = changed.params.n_ubatch < 512, changed.params.type_k == "q8_0"
         lacks = 100 - 30 * small - 50 * quantized + (changed.params.n_ubatch < 256)
         if small and quantized:
@@ -320,10 +320,12 @@ def test_unknown_levers_suggest_the_nearest() -> None:
 
 
 def planned(llama: SyntheticLlama, made: Request, measure: Callable[[Params], Breakdown] | None = None) -> Plan:
-    loads = Loads(measure or llama.measure, llama.record)
+    loads = DummyLoads(measure or llama.measure, llama.record)
     copy = SyntheticLlama(llama.model, llama.limits)
     summary = ModelSummary("model.gguf", "model", "llama", 0)
-    return fit(made, summary, Llama(loads, lambda: 0, Loads(copy.measure, copy.record)), lambda progress: None, True)
+    return fit(
+        made, summary, LoadCalls(loads, lambda: 0, DummyLoads(copy.measure, copy.record)), lambda progress: None, True
+    )
 
 
 def tight(*allow: str, n_ctx: int = 32768) -> tuple[SyntheticLlama, Request]:
@@ -368,10 +370,10 @@ def test_what_llama_cpp_refuses_is_left_alone() -> None:
         return llama.measure(params)
 
     made_alone = replace(made, allow=frozenset({"kv-q8_0"}))
-    loads = Loads(refuse, llama.record)
+    loads = DummyLoads(refuse, llama.record)
     summary = ModelSummary("model.gguf", "model", "llama", 0)
-    plan = fit(made_alone, summary, Llama(loads, lambda: 0), lambda progress: None, True)
+    plan = fit(made_alone, summary, LoadCalls(loads, lambda: 0), lambda progress: None, True)
     assert not plan.fits and plan.levers == ()
     llama.asked.clear()
-    plan = fit(made, summary, Llama(loads, lambda: 0), lambda progress: None, True)
+    plan = fit(made, summary, LoadCalls(loads, lambda: 0), lambda progress: None, True)
     assert plan.fits and plan.params.type_k == "f16" and plan.levers[0].startswith("context ")

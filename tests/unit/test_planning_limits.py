@@ -419,7 +419,7 @@ def test_what_is_shown_of_a_value(value: object, expected: str) -> None:
 
 
 def test_what_is_not_set_has_its_default() -> None:
-    @door(parameters.Load)
+    @door(parameters.LoadKeywords)
     def function(model: str, *, fit_ctx: int | None = 5, other: object = 1, **given: Any) -> tuple[object, ...]:
         return model, fit_ctx, other, given
 
@@ -455,7 +455,7 @@ def test_every_keyword_is_in_the_table_and_documented(function: Any) -> None:
 
 
 def test_what_one_call_knows_all_know() -> None:
-    load = {each.name for each in parameters.taken_by(parameters.Load)}
+    load = {each.name for each in parameters.taken_by(parameters.LoadKeywords)}
     for function in (api.fit, api.measure, api.estimate, api.verify):
         assert load <= inspect.signature(function).parameters.keys()
     assert load <= parameters.of_a_case().keys()

@@ -12,13 +12,13 @@ from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Params, Row
 from fitter.machine.speed import DeviceSpeed
-from fitter.planning.fit import Llama, Loads, fit
+from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan, SharedUse
 from fitter.planning.request import DeviceLimit
 from fitter.planning.shared import (
+    Companions,
     Draft,
     Mtp,
-    Shared,
     beyond,
     lacking,
     parse_reserve,
@@ -68,20 +68,20 @@ class SyntheticDraft:
             rows.append(Row(name or "CPU", name, name is None, weights, cache, 5 * MIB))
         return Breakdown(tuple(rows), params.devices or (), params.n_ctx)
 
-    def shared(self, *devices: str, **more: Any) -> Shared:
+    def shared(self, *devices: str, **more: Any) -> Companions:
         draft = Draft("draft.gguf", devices, -1, "f16", "f16", remembered(self.measure))
-        return Shared(draft=draft, **more)
+        return Companions(draft=draft, **more)
 
 
 def plan_of(
     model: SyntheticModel,
     devices: tuple[DeviceLimit, ...],
-    *shared: Shared,
+    *shared: Companions,
     others: tuple[DeviceLimit, ...] = (),
     host_mib: int | None = None,
 ) -> Plan:
     own, copy = SyntheticLlama(model, devices), SyntheticLlama(model, devices)
-    llama = Llama(Loads(own.measure, own.record), lambda: 0, Loads(copy.measure, copy.record))
+    llama = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0, DummyLoads(copy.measure, copy.record))
     return fit(request(model, devices, host_mib), SUMMARY, llama, lambda step: None, True, shared, others)
 
 
@@ -95,7 +95,7 @@ def less(devices: tuple[DeviceLimit, ...], mib: int) -> tuple[DeviceLimit, ...]:
 def test_what_is_known_before_is_memory_that_is_not_there(
     model: SyntheticModel, devices: tuple[DeviceLimit, ...]
 ) -> None:
-    plan, other = plan_of(model, devices, Shared((use(CUDA0=120),))), plan_of(model, less(devices, 120))
+    plan, other = plan_of(model, devices, Companions((use(CUDA0=120),))), plan_of(model, less(devices, 120))
     assert (plan.params, plan.breakdown) == (other.params, other.breakdown)
     assert [device.left for device in plan.devices] == [device.left for device in other.devices]
     assert [device.shared for device in plan.devices] == [120 * MIB, *[0] * (len(devices) - 1)]
@@ -140,7 +140,7 @@ def test_the_best_of_several_places_is_taken() -> None:
     choices = [
         draft.shared("CUDA0"),
         draft.shared("CUDA1"),
-        draft.shared(resort=2),
+        draft.shared(rank=2),
     ]
     alone = [plan_of(DENSE, devices, SyntheticDraft().shared(name)).params.n_ctx for name in ("CUDA0", "CUDA1")]
     plan = plan_of(DENSE, devices, *choices)
@@ -148,9 +148,9 @@ def test_the_best_of_several_places_is_taken() -> None:
     assert {params.devices for params in draft.asked} == {("CUDA0",), ("CUDA1",)}, "the host was not asked about"
 
 
-def spread(draft: SyntheticDraft) -> Shared:
+def spread(draft: SyntheticDraft) -> Companions:
     """As the main model."""
-    return Shared(draft=Draft("draft.gguf", None, -1, "f16", "f16", remembered(draft.measure)), resort=1)
+    return Companions(draft=Draft("draft.gguf", None, -1, "f16", "f16", remembered(draft.measure)), rank=1)
 
 
 def test_a_draft_model_too_large_for_one_device_is_spread_as_the_model_is() -> None:
@@ -169,7 +169,7 @@ def test_a_draft_model_too_large_for_one_device_is_spread_as_the_model_is() -> N
 
 def test_a_later_resort_is_not_asked_about_where_it_is_not_needed() -> None:
     draft, devices = SyntheticDraft(), limits(4000, 4000)
-    plan = plan_of(DENSE, devices, draft.shared("CUDA0"), draft.shared("CUDA1"), spread(draft), draft.shared(resort=2))
+    plan = plan_of(DENSE, devices, draft.shared("CUDA0"), draft.shared("CUDA1"), spread(draft), draft.shared(rank=2))
     assert plan.params.n_ctx == DENSE.n_ctx_train
     assert all(params.devices in (("CUDA0",), ("CUDA1",)) for params in draft.asked)
 
@@ -182,7 +182,7 @@ def test_a_later_resort_is_not_asked_about_where_it_is_not_needed() -> None:
 def test_the_host_is_the_last_resort(weights: int, place: str | None) -> None:
     draft = SyntheticDraft(weights * MIB)
     devices = limits(1500)
-    plan = plan_of(DENSE, devices, draft.shared("CUDA0"), draft.shared(resort=2))
+    plan = plan_of(DENSE, devices, draft.shared("CUDA0"), draft.shared(rank=2))
     assert plan.fits and plan.shared[0].on(place) > 0
     assert [device.shared for device in plan.devices] == [plan.shared[0].on("CUDA0")]
 
@@ -197,8 +197,8 @@ def test_the_host_is_tried_where_the_model_leaves_no_device_room() -> None:
     room = own.measure(replace(asked.params, devices=("CUDA0",))).on("CUDA0").used
     devices = (replace(devices[0], free=room + 200 * MIB),)
     own = SyntheticLlama(DENSE, devices)
-    shared = (draft.shared("CUDA0"), draft.shared(resort=2))
-    llama = Llama(Loads(own.measure, own.record), lambda: 0)
+    shared = (draft.shared("CUDA0"), draft.shared(rank=2))
+    llama = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0)
     plan = fit(replace(asked, devices=devices), SUMMARY, llama, lambda step: None, True, shared)
     assert plan.fits and plan.host.shared > 0 == plan.devices[0].shared
 
@@ -220,13 +220,13 @@ def test_reserved_memory_alone_needs_no_margin() -> None:
     """As on a device where another program has it: what is not used has nothing to keep."""
     devices = limits(1500, 100, margin=50)
     reserved = reservation(parse_reserve({"CUDA1": 90 * MIB}), infos(devices), None)
-    plan = plan_of(DENSE, devices, Shared(reserved))
+    plan = plan_of(DENSE, devices, Companions(reserved))
     assert plan.fits and plan.devices[1].used == 90 * MIB
 
 
 @pytest.mark.parametrize(("free", "fits"), [(440, True), (100, False)])
 def test_shared_memory_on_the_host_is_the_hosts(free: int, fits: bool) -> None:
-    plan = plan_of(DENSE, limits(8000), Shared((use(host=300),)), host_mib=free)
+    plan = plan_of(DENSE, limits(8000), Companions((use(host=300),)), host_mib=free)
     assert plan.fits is fits and plan.host.shared == 300 * MIB
     if not fits:
         assert [problem.device for problem in plan.problems] == ["host"]
@@ -434,8 +434,8 @@ def test_a_place_that_llama_cpp_refuses_is_left_out() -> None:
             raise LlamaCppError("no room for a tensor")
         return draft.measure(params)
 
-    def shared(*names: str) -> Shared:
-        return Shared(draft=Draft("d.gguf", names, -1, "f16", "f16", remembered(measure)), resort=0 if names else 2)
+    def shared(*names: str) -> Companions:
+        return Companions(draft=Draft("d.gguf", names, -1, "f16", "f16", remembered(measure)), rank=0 if names else 2)
 
     plan = plan_of(DENSE, devices, shared("CUDA0"), shared("CUDA1"), shared())
     assert plan.fits and plan.shared[0].on("CUDA1") > 0

@@ -153,8 +153,17 @@ def earlier(plan: api.Plan) -> api.Plan:
     pickler.dispatch_table = {}
     pickler.dump(plan)
     data = file.getvalue().replace(b"fitter.planning.plan\nPlan", b"fitter.api\nPlan")
-    assert b"fitter.planning.summary\nDeviceUse" in data
+    assert b"fitter.planning.summary\nDeviceUse" in data and b"fit_keywords" in data
+    data = data.replace(b"fit_keywords", b"asked")
     read: api.Plan = pickle.loads(data.replace(b"fitter.planning.summary\n", b"fitter.planning.plan\n"))
+    return read
+
+
+def before_fit_keywords(plan: api.Plan) -> api.Plan:
+    """``plan`` from a pickle as it was when ``fit_keywords`` was ``asked``."""
+    data = pickle.dumps(plan, protocol=0)
+    assert b"fit_keywords" in data
+    read: api.Plan = pickle.loads(data.replace(b"fit_keywords", b"asked"))
     return read
 
 
@@ -163,22 +172,24 @@ COPIES: dict[str, Callable[[api.Plan], api.Plan]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda plan: pickle.loads(pickle.dumps(plan)),
     "a pickle of an earlier version": earlier,
+    "a pickle with an earlier name": before_fit_keywords,
     "replace": replace,
 }
 
 
 @pytest.mark.parametrize("made", COPIES.values(), ids=COPIES)
 def test_a_copy_is_the_plan(made: Callable[[api.Plan], api.Plan]) -> None:
-    plan = replace(plan_of(), asked={"n_ctx": 4096}, files=(FileStamp("model.gguf", 1, 2),))
+    plan = replace(plan_of(), fit_keywords={"n_ctx": 4096}, files=(FileStamp("model.gguf", 1, 2),))
     found = made(plan)
     assert type(found) is api.Plan
     assert found == plan and hash(found) == hash(plan) and vars(found) == vars(plan)
     assert found.arguments() == plan.arguments()
+    assert found.asked == found.fit_keywords == {"n_ctx": 4096}
 
 
 def test_plans_differ_by_what_they_say_alone() -> None:
     plan = plan_of()
-    assert plan == replace(plan, asked={"n_ctx": 4096}) != replace(plan, levers=("ubatch",))
+    assert plan == replace(plan, fit_keywords={"n_ctx": 4096}) != replace(plan, levers=("ubatch",))
     assert plan and not replace(plan, problems=(PROBLEM,))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fitter.errors import PlanError
 from fitter.kinds import Kind, Paths, Texts
 from fitter.output.formats.options import option_values
-from fitter.parameters import PARAMETERS, SHARED, Load, taken_by
+from fitter.parameters import PARAMETERS, SHARED, LoadKeywords, taken_by
 from fitter.planning.plan import Plan
 
 
@@ -32,7 +32,11 @@ def text(plan: Plan) -> str:
 
 def fit_kwargs(plan: Plan) -> dict[str, Any]:
     """Keyword arguments of ``fitter.fit`` that fix every parameter, so that it makes the same plan."""
-    pins = {each.name: plan.params.of_parameter(each) for each in taken_by(Load) if each.key and each.section != SHARED}
+    pins = {
+        each.name: plan.params.of_parameter(each)
+        for each in taken_by(LoadKeywords)
+        if each.key and each.section != SHARED
+    }
     overrides = [part for each in option_values(plan) if each.option.name == "-ot" for part in each.value.split(",")]
     devices = plan.breakdown.devices if plan.params.devices is None else plan.params.devices
     margins = {device.name: device.margin for device in plan.devices}

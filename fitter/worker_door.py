@@ -15,7 +15,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def held(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def door_with_worker(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorate a public call as ``door`` does, and check its ``worker``.
 
     The call also raises ``UsageError`` if ``worker`` is not a ``Worker``, or if ``timeout`` or ``on_log`` is given
