@@ -1,0 +1,84 @@
+"""Where flash attention is decided by the search: which ways are asked for, and what is said of the one chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from synthetic import SyntheticModel, limits, request
+
+from fitter.llama.types import Breakdown, Params
+from fitter.planning import attention
+from fitter.planning.explain import FAR
+from fitter.planning.objective import GAIN
+from fitter.planning.placement import Placement
+from fitter.planning.request import Request
+from fitter.planning.trial import Trial
+
+DEVICES = limits(1000, 2000)
+REQUEST = request(SyntheticModel(), DEVICES)
+ON_HOST, ON_DEVICES, NOWHERE = Placement(4, (3, 2)), Placement(0, (5, 4)), Placement(9, (0, 0))
+
+
+def trial(placement: Placement, flash_attn: bool, seconds: float = 2.0) -> Trial:
+    params = Params(n_ctx=REQUEST.n_ctx_max, devices=("CUDA0", "CUDA1"))
+    return Trial(placement, DEVICES, params, Breakdown((), (), params.n_ctx, flash_attn), (), seconds)
+
+
+@pytest.mark.parametrize(
+    ("best", "distance", "seen", "ways"),
+    [
+        pytest.param(trial(ON_DEVICES, True), 9.0, {True}, [], id="it-is-on"),
+        pytest.param(trial(ON_HOST, False), 9.0, {False}, [], id="it-never-was-on"),
+        pytest.param(trial(ON_HOST, False), 1 + GAIN, {True, False}, [], id="nothing-to-gain"),
+        pytest.param(trial(ON_HOST, False), 1.1, {True, False}, ["on"], id="the-placement-turned-it-off"),
+        pytest.param(trial(ON_DEVICES, True), 1.1, {True, False}, ["on"], id="in-another-trial"),
+        pytest.param(trial(ON_HOST, True), FAR, {True}, [], id="caches-on-the-host-and-near"),
+        pytest.param(trial(ON_HOST, True), FAR + 0.1, {True}, ["off"], id="caches-on-the-host-and-far"),
+        pytest.param(trial(NOWHERE, True), FAR + 0.1, {True}, [], id="everything-on-the-host"),
+        pytest.param(trial(ON_HOST, True), FAR + 0.1, {True, False}, ["on", "off"], id="both"),
+    ],
+)
+def test_what_is_asked_for(best: Trial, distance: float, seen: Collection[bool | None], ways: list[str]) -> None:
+    found = list(attention.decided(REQUEST, best, distance, seen))
+    assert [each.params.flash_attn for each in found] == ways
+    assert all(replace(each, params=REQUEST.params) == REQUEST for each in found)
+
+
+def test_a_plan_with_too_little_context_may_get_more() -> None:
+    best = trial(ON_DEVICES, True)
+    short = replace(best, params=replace(best.params, n_ctx=REQUEST.n_ctx_max // 2))
+    assert [each.params.flash_attn for each in attention.decided(REQUEST, short, 1.0, {True, False})] == ["on"]
+
+
+def test_a_quantized_v_cache_needs_it() -> None:
+    quantized = replace(REQUEST, params=replace(REQUEST.params, type_v="q8_0"))
+    assert not list(attention.decided(quantized, trial(ON_HOST, True), 9.0, {True}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_open"),
+    [
+        pytest.param({}, True, id="left-to-llama.cpp"),
+        pytest.param({"fixed": frozenset({"flash_attn"})}, False, id="auto-as-the-user-says"),
+        pytest.param({"params": replace(REQUEST.params, flash_attn="on")}, False, id="on-as-the-user-says"),
+    ],
+)
+def test_what_the_user_sets_stays(changed: dict[str, Any], is_open: bool) -> None:
+    asked: Request = replace(REQUEST, **changed)
+    assert attention.is_open(asked) is is_open
+
+
+@pytest.mark.parametrize(
+    ("chosen", "other", "words"),
+    [
+        (True, False, ("on for every layer", "auto, which turns it off")),
+        (False, True, ("off", "auto, which turns it on")),
+    ],
+)
+def test_what_is_said(chosen: bool, other: bool, words: tuple[str, str]) -> None:
+    choice = attention.which(trial(ON_HOST, chosen), trial(ON_HOST, other, 3.0))
+    assert choice is not None and (choice.chosen, choice.runner_up) == words
+    assert (choice.seconds, choice.runner_up_seconds) == (2.0, 3.0)
