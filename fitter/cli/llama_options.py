@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -27,12 +27,16 @@ _REFUSALS = {
 
 @dataclass(frozen=True)
 class LlamaOption:
-    """An option of llama.cpp. ``values``: how many words follow it; ``use``: the table of the file that lists it."""
+    """An option of llama.cpp. ``values``: how many words follow it; ``use``: the table of the file that lists it.
+
+    ``same``: what fitter's own options for some of its values are, whatever its use is otherwise.
+    """
 
     names: tuple[str, ...]
     values: int
     use: str
     instead: str = ""
+    same: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ def all_options() -> dict[str, LlamaOption]:
 
     document = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
     every = [
-        LlamaOption(tuple(row["names"]), row["values"], use, row.get("instead", ""))
+        LlamaOption(tuple(row["names"]), row["values"], use, row.get("instead", ""), row.get("same", {}))
         for use, rows in document.items()
         for row in rows
     ]
@@ -122,6 +126,9 @@ def split(words: Sequence[str], own: dict[str, int], *, refuses: bool = True) ->
             rest.append(word)
         else:
             values = _values(option, name, [value] if equals else None, left)
+            if values and values[0] in option.same:
+                rest += option.same[values[0]].split()
+                continue
             if refuses:
                 _check(option, name)
             if option.use == "ignored":

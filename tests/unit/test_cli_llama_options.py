@@ -178,6 +178,9 @@ def test_a_format_that_is_no_arguments_names_them(
         ("-ts 3,/1", {"tensor_split": (3.0, 1.0)}),
         ("-fitt 512/1", {"margin": (512 << 20, 1 << 20)}),
         ("--no_kv_offload", {"offload_kqv": False}),
+        # what a plan with a draft model, or with the model's own layers, says
+        ("--spec-type draft-simple -c 512", {"n_ctx": 512}),
+        ("--spec-type=draft-mtp", {"mtp": True}),
     ],
 )
 def test_words_of_llama_cpp_for_options_of_fitter(
@@ -214,6 +217,7 @@ def test_the_model_may_be_an_option(calls: list[tuple[str, dict[str, Any]]], wor
         ("m.gguf -cram 100", "-cram changes what llama.cpp allocates, and fitter cannot plan for it: leave it out, or"),
         ("m.gguf --cache_ram=100", "or use --reserve host=SIZE"),
         ("m.gguf --control-vector-layer-range 1 2", "changes what llama.cpp allocates"),
+        ("m.gguf --spec-type draft-eagle3", "leave it out, or use -md or --mtp"),
         ("m.gguf --no-repack", "changes what llama.cpp allocates"),
         (
             "m.gguf -hf user/repo",
