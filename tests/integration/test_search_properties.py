@@ -166,6 +166,23 @@ def test_what_is_worse(after: Outcome, is_worse: bool) -> None:
     assert bool(worse(after, Outcome(fits=True, n_ctx=4096, seconds=10.0, on_devices=1))) is is_worse
 
 
+@pytest.mark.parametrize(
+    ("after", "is_worse"),
+    [
+        pytest.param(
+            Outcome(fits=True, n_ctx=4096, seconds=9.0, placement=(0, (1.0,), 0)), False, id="borrows-weights"
+        ),
+        pytest.param(Outcome(fits=True, n_ctx=4096, seconds=9.0, n_gpu_layers=4, on_devices=1), False, id="has-layers"),
+        pytest.param(Outcome(fits=True, n_ctx=4096, seconds=11.0, n_gpu_layers=4, on_devices=1), True, id="slower"),
+        pytest.param(
+            Outcome(fits=True, n_ctx=4096, seconds=9.9, placement=(0, (), 0)), True, id="still-the-host-alone"
+        ),
+    ],
+)
+def test_what_is_worse_than_the_host_alone(after: Outcome, is_worse: bool) -> None:
+    assert bool(worse(after, Outcome(fits=True, n_ctx=65536, seconds=10.0, placement=(0, (), 0)))) is is_worse
+
+
 def test_equal_cards_can_have_other_names() -> None:
     twins = machine("llama-3.1-8b", ("rtx-3090", None), ("rtx-4090", None), ("rtx-3090", None))
     swapped = renamed(twins) or list(twins.gpus)

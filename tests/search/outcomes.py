@@ -40,6 +40,16 @@ class Outcome:
     wall: float = 0.0
 
     @property
+    def uses_devices(self) -> bool:
+        """Whether there is a device that computes, if only with weights that it borrows from the host."""
+        return bool(self.on_devices or (len(self.placement) > 1 and self.placement[1]))
+
+    @property
+    def has_caches_on_devices(self) -> bool:
+        """Whether there may be: the last layer has none."""
+        return self.n_gpu_layers > 1 or (bool(self.on_devices) and not self.n_gpu_layers)
+
+    @property
     def distance(self) -> float | None:
         """How many times the bound the estimate is."""
         if self.seconds is None or not self.bound:
@@ -134,11 +144,12 @@ def worse(after: Outcome, before: Outcome, *, is_other: bool = False, same: floa
     if not after.fits:
         return after.error or "does not fit any more"
     a, b = after.seconds or 0.0, before.seconds or 0.0
-    if not before.on_devices and after.on_devices:
+    if (
+        not before.has_caches_on_devices
+        and a < b
+        and (after.n_gpu_layers > 1 or after.uses_devices > before.uses_devices)
+    ):
         # context costs the host nothing but memory; a card that makes a plan faster may take what is worth having of it
-        return "" if a < b else f"{b:.3f} -> {a:.3f} s"
-    if before.n_gpu_layers <= 1 < after.n_gpu_layers and a < b:
-        # nor does it where the one layer on a device is the last one, which has no cache
         return ""
     said = f"context {before.n_ctx} -> {after.n_ctx}, {b:.3f} -> {a:.3f} s"
     if not min(a, b):
