@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cmp_to_key
 
-from fitter.errors import LlamaCppError
+from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.planning import choices, context_limit
 from fitter.planning.capacity import is_too_large
 from fitter.planning.contexts import best_on
 from fitter.planning.expected import expected, expected_partial
 from fitter.planning.explain import FAR
 from fitter.planning.given import are_given, wants_layers_on_devices
-from fitter.planning.known import Known
+from fitter.planning.known import CutShort, Known
 from fitter.planning.memory import HOST
 from fitter.planning.objective import GAIN, beats, is_better, is_worth_a_load, ordered
 from fitter.planning.pricing import bound_of
@@ -227,7 +227,8 @@ class Devices:
         )
         by_speed = sorted(request.devices, key=lambda device: -request.speeds[device.name].bandwidth)
         for device in by_speed[:_MAX_FOR_LAST]:
-            with suppress(LlamaCppError):
+            # a time limit that is reached here takes nothing of what was found before
+            with suppress(LlamaCppError, CutShort, TimeLimitError):
                 trial = best_on(self._first.on((device,), last))
                 best = trial if is_better(request, trial, best) else best
         return best
