@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fitter.beginning import Second
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride
@@ -114,3 +115,16 @@ def test_a_worker_ends_with_a_load_that_waits(model: Path) -> None:
         worker.devices()
         children = psutil.Process().children()
     assert not [child for child in children if child.is_running()]
+
+
+def test_a_load_that_waits_in_vain_is_ended(model: Path, worker: Worker) -> None:
+    """``Second.begin``: what cannot be had of it is measured by another process, and is the same."""
+    wanted = params(overrides=())
+    with Worker(parse_gpus(GPUS)) as other:
+        expected = other.measure(model, wanted)
+    second = Second(worker, [model])
+    second.load(parse_gpus(["1GiB"]))
+    (waiting,) = psutil.Process().children()
+    second.begin(wanted)
+    assert not waiting.is_running()
+    assert [row.used for row in second.finish().rows] == [row.used for row in expected.rows]
