@@ -76,13 +76,13 @@ install: llama-cpp-python $(STAMPS)/fitter ## fitter, editable, in .venv, with l
 	@$(PY) -m compileall -q fitter
 
 .PHONY: tools
-tools: $(STAMPS)/venv ## upstream's rpc-server and llama-fit-params, with their libllama, in build/llama/bin
+tools: $(STAMPS)/venv ## upstream's rpc-server, llama-fit-params and llama-server, with their libllama, in build/llama/bin
 	@$(PY) -c 'import scikit_build_core' 2>/dev/null || $(PIP) install -q 'scikit-build-core>=0.10'
 	@mkdir -p $(TOOLS)
 	@$(CMAKE) -S . -B $(TOOLS) -DFITTER_BUILD_LLAMA=ON -DPython3_EXECUTABLE=$(abspath $(PY)) $(LLAMA_ARGS) >$(TOOLS)/configure.log 2>&1 \
 	  || { cat $(TOOLS)/configure.log >&2; exit 1; }
-	@[ -x $(TOOLS)/bin/llama-fit-params ] || echo "building rpc-server and llama-fit-params in $(TOOLS)/bin: some three minutes on two cores, the first time"
-	@$(CMAKE) --build $(TOOLS) --target fitter-llama --parallel $(JOBS) >$(TOOLS)/build.log 2>&1 \
+	@[ -x $(TOOLS)/bin/llama-server ] || echo "building rpc-server, llama-fit-params and llama-server in $(TOOLS)/bin: some five minutes on two cores, the first time"
+	@$(CMAKE) --build $(TOOLS) --target fitter-llama llama-server --parallel $(JOBS) >$(TOOLS)/build.log 2>&1 \
 	  || { tail -n 40 $(TOOLS)/build.log >&2; exit 1; }
 
 .PHONY: demo

@@ -1,0 +1,1 @@
+"""What makes the documentation: pictures, generated pages, and the examples that are run."""
