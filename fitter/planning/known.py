@@ -15,7 +15,7 @@ from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning import context_limit, given, proposals
 from fitter.planning.explain import Choice
 from fitter.planning.memory import Unit, between, units_of
-from fitter.planning.objective import lacks_less, rank
+from fitter.planning.objective import is_better, lacks_less, rank
 from fitter.planning.placement import Placement, caches_on
 from fitter.planning.prices import PriceList, Prices
 from fitter.planning.proposals import Situation
@@ -42,6 +42,21 @@ class CutShort(Exception):
     def __init__(self, best: Trial) -> None:
         super().__init__()
         self.best = best
+
+
+class _Answer:
+    """The best plan of a whole search, on whichever devices it was found: what a time limit ends with."""
+
+    def __init__(self) -> None:
+        self.best: Trial | None = None
+
+    def note(self, request: Request, trial: Trial) -> None:
+        """Remember ``trial`` if it fits and is the better one. What has no price is only compared with its like."""
+        best = self.best
+        if trial.fits and (best is None or best.seconds is None or trial.seconds is not None):
+            has_like = best is not None and (best.seconds is None) == (trial.seconds is None)
+            if best is None or not has_like or is_better(request, trial, best):
+                self.best = trial
 
 
 class Known:
@@ -72,6 +87,7 @@ class Known:
         """The trial that lacks least."""
         self._least_is_guess = False
         self._best: Trial | None = before._best if before else None
+        self._answer: _Answer = before._answer if before else _Answer()
         self._last: Trial | None = None
         self._trials: dict[Params, Trial] = {}
         self._units: dict[int, tuple[Unit, ...]] = before._units if before else {}
@@ -200,6 +216,7 @@ class Known:
             if trial.fits and (self._best is None or rank(trial) > rank(self._best)):
                 self._best = trial
                 self.callbacks.on_candidate(params)
+            self._answer.note(self.original_request, trial)
         self._last = self._trials[params]
         return self._last
 
@@ -228,6 +245,6 @@ class Known:
         try:
             return llama(params)
         except TimeLimitError as error:
-            if self._best is None:
+            if self._answer.best is None:
                 raise
-            raise CutShort(self._best) from error
+            raise CutShort(self._answer.best) from error

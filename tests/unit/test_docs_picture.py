@@ -76,7 +76,8 @@ def test_bars(card: dict[str, Any], host: dict[str, Any], expected: list[dict[st
 def test_what_does_not_fit_stays_in_the_picture() -> None:
     root = ElementTree.fromstring(picture({"devices": [TOO_LARGE], "host": UNLIMITED}, "A plan"))
     width = float(root.attrib["viewBox"].split()[2])
-    ends = [float(rect.attrib["x"]) + float(rect.attrib["width"]) for rect in root.iter(f"{SVG}rect") if "x" in rect.attrib]
+    parts = [rect.attrib for rect in root.iter(f"{SVG}rect") if "x" in rect.attrib]
+    ends = [float(bar["x"]) + float(bar["width"]) for bar in parts]
     assert ends and max(ends) <= width
 
 

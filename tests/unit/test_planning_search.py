@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+from synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
-from fitter.errors import LlamaCppCrashError
+from fitter.errors import LlamaCppCrashError, TimeLimitError
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
+from fitter.machine.speed import DeviceSpeed
+from fitter.planning.objective import is_better
 from fitter.planning.placement import merged
 from fitter.planning.request import DeviceLimit
 from fitter.planning.search import search
@@ -299,3 +301,43 @@ def test_a_device_that_takes_little_context_is_left_out_for_more(limits_: dict[s
     llama = SyntheticLlama(DENSE, devices)
     asked = replace(request(DENSE, devices), context_limits=limits_)
     assert search(asked, llama.measure, llama.record).params.n_ctx == n_ctx
+
+
+class Late(SyntheticLlama):
+    """A llama.cpp that answers only so many times before the time limit."""
+
+    answers = 0
+
+    def measure(self, params: Params) -> Breakdown:
+        if len(self.asked) == self.answers:
+            raise TimeLimitError("too late")
+        return super().measure(params)
+
+
+@pytest.mark.parametrize(
+    ("model", "mib", "speeds"),
+    [
+        pytest.param(DENSE, (300, 500, 1500), (CARD, CARD, SLOW_CARD), id="less-context-on-fewer-cards"),
+        pytest.param(MOE, (200, 1500, 700, 1500), (CARD, SLOW_CARD, CARD, CARD), id="slower-on-fewer-cards"),
+        pytest.param(DENSE, (900, 700, 900), (CARD, SLOW_CARD, SLOW_CARD), id="as-upstream-places-it"),
+    ],
+)
+def test_a_later_time_limit_never_gives_a_worse_plan(
+    model: SyntheticModel, mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...]
+) -> None:
+    devices = limits(*mib)
+    asked = priced(request(model, devices, host_mib=16000), model, *speeds)
+    before: Trial | None = None
+    for answers in range(1, 80):
+        llama = Late(model, devices)
+        llama.answers = answers
+        try:
+            trial = search(asked, llama.measure, llama.record)
+        except TimeLimitError:
+            assert before is None
+            continue
+        assert before is None or not is_better(asked, before, trial), answers
+        before = trial
+        if len(llama.asked) < answers:
+            break
+    assert before is not None and before.fits and answers > 9

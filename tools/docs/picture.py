@@ -61,9 +61,11 @@ def picture(plan: Mapping[str, Any], title: str) -> str:
     rows = [line for index, device in enumerate(devices) for line in _row(device, TOP + ROW * index, scale)]
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{_text(title)}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"',
+            f'aria-label="{_text(title)}">',
             f"<style>{STYLE}</style>",
-            '<defs><pattern id="hatched" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">',
+            '<defs><pattern id="hatched" width="6" height="6" patternUnits="userSpaceOnUse"',
+            'patternTransform="rotate(45)">',
             '<rect class="left" width="6" height="6"/><path class="line" d="M0 0V6"/></pattern></defs>',
             f'<text class="title" x="{RIGHT}" y="26">{_text(title)}</text>',
             *rows,
