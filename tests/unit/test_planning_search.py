@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 from fitter.errors import LlamaCppCrashError
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
@@ -16,6 +15,7 @@ from fitter.planning.request import DeviceLimit
 from fitter.planning.search import search
 from fitter.planning.trial import Trial
 from fitter.values import parse_overrides
+from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(ffn=(30 * MIB, 30 * MIB, 40 * MIB), experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
