@@ -92,7 +92,7 @@ demo: install ## write a small MoE model, fit it to two virtual GPUs and to this
 .PHONY: calibrate
 calibrate: install ## on a machine with a CUDA card: compare it with its virtual twin, and write rows for tests/data/cuda
 	@$(PY) -m fitter calibrate || [ $$? -eq 4 ]
-	@$(PY) -m tests.calibrate
+	@$(PY) -m tools.calibrate
 
 .PHONY: lint
 lint: install ## ruff and mypy --strict
@@ -111,31 +111,31 @@ test-slow: install tools ## the slow tests
 VULKAN := build/vulkan
 .PHONY: test-vulkan
 test-vulkan: install ## the vulkan profile and the real ggml-vulkan, on Mesa's software device: 15 minutes on two cores, the first time
-	@$(PY) -m tests.vulkan.check --needs
+	@$(PY) -m tools.vulkan.check --needs
 	@mkdir -p $(VULKAN)
 	@$(CMAKE) -S . -B $(VULKAN) -DFITTER_BUILD_LLAMA=ON -DGGML_VULKAN=ON -DGGML_RPC=OFF -DPython3_EXECUTABLE=$(abspath $(PY)) \
-	  -DCMAKE_CXX_FLAGS=-I$(CURDIR)/tests/vulkan/include >$(VULKAN)/configure.log 2>&1 || { cat $(VULKAN)/configure.log >&2; exit 1; }
+	  -DCMAKE_CXX_FLAGS=-I$(CURDIR)/tools/vulkan/include >$(VULKAN)/configure.log 2>&1 || { cat $(VULKAN)/configure.log >&2; exit 1; }
 	@[ -f $(VULKAN)/bin/libggml-vulkan.so ] || echo "building ggml-vulkan in $(VULKAN)/bin: some ten minutes on two cores"
 	@$(CMAKE) --build $(VULKAN) --target ggml-vulkan llama --parallel $(JOBS) >$(VULKAN)/build.log 2>&1 \
 	  || { tail -n 40 $(VULKAN)/build.log >&2; exit 1; }
-	@$${CXX:-c++} -std=c++17 -O2 -Wall -Wextra -shared -fPIC -Ibindings tests/vulkan/driver.cpp \
+	@$${CXX:-c++} -std=c++17 -O2 -Wall -Wextra -shared -fPIC -Ibindings tools/vulkan/driver.cpp \
 	  -o $(VULKAN)/bin/libfitter-vulkan-driver.so -lvulkan
-	@$(PY) -m tests.vulkan.check $(CHECK_ARGS)
+	@$(PY) -m tools.vulkan.check $(CHECK_ARGS)
 
 # CHECK_ARGS="--count 2000 --seed 7" compares other loads; --write stores what the real code answers.
 .PHONY: test-metal
 test-metal: install ## the metal profile and ggml-metal's own C++, on a GPU that is not there: one minute
-	@$(PY) -m tests.metal.check --source "$$($(PY) vendor/llama.cpp/fetch.py)" $(CHECK_ARGS)
+	@$(PY) -m tools.metal.check --source "$$($(PY) vendor/llama.cpp/fetch.py)" $(CHECK_ARGS)
 
 # ORACLE_ARGS="--check" changes no file; "--random 400 --seed 7" compares the profile on new loads as well, "--fit" what
 # upstream's fit chooses (after `make tools`).
 .PHONY: oracle
 oracle: install ## the real ggml-cuda on a CUDA runtime without a GPU: make tests/data/cuda anew (three minutes)
-	@$(PY) -m tests.oracle --source "$$($(PY) vendor/llama.cpp/fetch.py)" --jobs $(JOBS) $(ORACLE_ARGS)
+	@$(PY) -m tools.oracle --source "$$($(PY) vendor/llama.cpp/fetch.py)" --jobs $(JOBS) $(ORACLE_ARGS)
 
 .PHONY: oracle-rocm
 oracle-rocm: install ## ggml-cuda as HIP compiles it for AMD's cards, on a HIP runtime without a GPU: make tests/data/rocm anew
-	@$(PY) -m tests.oracle --rocm --source "$$($(PY) vendor/llama.cpp/fetch.py)" --directory build/oracle-rocm --jobs $(JOBS) $(ORACLE_ARGS)
+	@$(PY) -m tools.oracle --rocm --source "$$($(PY) vendor/llama.cpp/fetch.py)" --directory build/oracle-rocm --jobs $(JOBS) $(ORACLE_ARGS)
 
 # The models of upstream's own test, 0.9 GB. CHECK_ARGS="--only qwen" takes some of them, --shapes large models as well.
 ARCHITECTURES := build/architectures
@@ -152,16 +152,16 @@ architectures: install
 
 .PHONY: test-architectures
 test-architectures: architectures ## a plan with the skeleton and one without it, on a model of every architecture: 15 minutes on two cores
-	@$(PY) -m tests.architectures.check --models $(ARCHITECTURES)/models $(CHECK_ARGS)
+	@$(PY) -m tools.architectures.check --models $(ARCHITECTURES)/models $(CHECK_ARGS)
 
 .PHONY: test-real
 test-real: architectures tools ## dummy and real loads of a model of every architecture, on the CPU and an rpc-server: ten minutes on two cores
-	@$(PY) -m tests.architectures.real --models $(ARCHITECTURES)/models $(CHECK_ARGS)
+	@$(PY) -m tools.architectures.real --models $(ARCHITECTURES)/models $(CHECK_ARGS)
 
 # CHECK_ARGS="--machines 100 --first 5000" draws others.
 .PHONY: test-search
 test-search: install tools ## the search on 1,000 random machines: no card added, no byte freed makes a plan worse; two hours on two cores
-	@$(PY) -m tests.search.check --jobs $(JOBS) $(CHECK_ARGS)
+	@$(PY) -m tools.search.check --jobs $(JOBS) $(CHECK_ARGS)
 
 # BENCH_ARGS="--only kimi-k2 --runs 1" measures less; --from build/benchmark.json writes the tables again.
 .PHONY: bench

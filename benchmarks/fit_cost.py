@@ -344,17 +344,22 @@ def main() -> None:
     options = parser.parse_args()
     gpus, gpus_skipped = speed_rows.full_offload(options.gpus)
     rows, skipped = speed_rows.placements(options.placements)
-    stored = tomllib.loads(COST.read_text(encoding="utf-8"))
+    before = stored()
     if options.stored:
-        show(stored, fit_hosts(stored, rows), gpus, gpus_skipped, rows, skipped, options.rows)
+        show(before, fit_hosts(before, rows), gpus, gpus_skipped, rows, skipped, options.rows)
         return
-    devices = fit_devices(_merged(stored, START), gpus)
+    devices = fit_devices(_merged(before, START), gpus)
     tables, hosts = fit_placements(devices, rows)
     show(tables, hosts, gpus, gpus_skipped, rows, skipped, options.rows)
-    cross_validate(_merged(stored, START), gpus, rows)
+    cross_validate(_merged(before, START), gpus, rows)
     if options.write:
         COST.write_text(rewritten(COST.read_text(encoding="utf-8"), tables), encoding="utf-8")
         print(f"\nwritten to {COST}")
+
+
+def stored() -> Tables:
+    """The constants as they are stored."""
+    return tomllib.loads(COST.read_text(encoding="utf-8"))
 
 
 def show(

@@ -183,11 +183,11 @@ def _key(case: Case, gpus: Sequence[VirtualDevice], options: Sequence[str]) -> s
     shape = shapes.SHAPES[case.shape]
     model = [shape.architecture, shape.metadata, [(t.name, t.shape, t.type.name) for t in shape.tensors]]
     backend = hashlib.sha256(upstream.BACKEND.read_bytes()).hexdigest()
-    text = json.dumps([_pin(), backend, describe(gpus), list(options), model])
+    text = json.dumps([pin(), backend, describe(gpus), list(options), model])
     return f"{case.shape}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _pin() -> list[str]:
+def pin() -> list[str]:
     text = (ROOT / "vendor" / "llama.cpp" / "pin.toml").read_text()
     return re.findall(r'^(?:version|commit) = "(.*)"$', text, re.MULTILINE)
 

@@ -53,8 +53,8 @@ def write(path: str | os.PathLike[str], model: TinyModel | None = None, seed: in
         # where it cannot be written, say so before the seconds that the weights take
         partial.touch()
         writer = GGUFWriter(None, model.architecture)
-        _add_metadata(writer, model)
-        _add_tokenizer(writer)
+        add_metadata(writer, model)
+        add_tokenizer(writer)
         _add_tensors(writer, model, np.random.default_rng(seed))
         writer.write_header_to_file(partial)
         writer.write_kv_data_to_file()
@@ -66,7 +66,8 @@ def write(path: str | os.PathLike[str], model: TinyModel | None = None, seed: in
     return path
 
 
-def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
+def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
+    """What llama.cpp needs to know of a llama model."""
     writer.add_type("model")
     writer.add_name(model.name)
     writer.add_block_count(model.n_layer)
@@ -92,7 +93,7 @@ WORDS = [*SYLLABLES, *("\N{LOWER ONE EIGHTH BLOCK}" + syllable for syllable in S
 TOKENS = [*SPECIAL, *BYTES, *WORDS]
 
 
-def _add_tokenizer(writer: GGUFWriter) -> None:
+def add_tokenizer(writer: GGUFWriter) -> None:
     """SentencePiece's kind: any text can be written in bytes, and syllables make what the model says readable."""
     unknown, normal, control, byte = 2, 1, 3, 6
     writer.add_tokenizer_model("llama")

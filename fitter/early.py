@@ -63,7 +63,7 @@ def begin(args: Sequence[str]) -> bool:
         process.prestart(_sleep)
         process.prestart(read)
     else:
-        loader = process.prestart(lambda word: _load(model, word))
+        loader = process.prestart(lambda word: load(model, word))
         description, is_held = _guess(model, specs)
         if loader is not None:
             loader.wake(f"{_HELD if is_held else ''}{description}")
@@ -104,7 +104,7 @@ def _guess(model: str, specs: Sequence[str]) -> tuple[str, bool]:
         return "", False
 
 
-def _load(model: str, word: Callable[[], str]) -> Then | None:
+def load(model: str, word: Callable[[], str]) -> Then | None:
     """Load a model on the devices that the word describes."""
     from fitter.llama import library
     from fitter.llama.ahead import Ahead

@@ -272,7 +272,7 @@ def _experts(
     ]
 
 
-def _llama(
+def llama(
     title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, bigger_v: bool = False
 ) -> Shape:
     head, n_vocab = 128, 128256
@@ -289,7 +289,7 @@ def _llama(
     return Shape("llama", title, n_vocab, "llama-bpe", metadata, tuple(tensors))
 
 
-def _qwen3(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_ff_exp: int = 0) -> Shape:
+def qwen3(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_ff_exp: int = 0) -> Shape:
     """Dense without ``n_ff_exp``; with it experts in all layers."""
     head, n_vocab, n_expert = 128, 151936, 128
     tensors = _ends(n_embd, n_vocab)
@@ -384,7 +384,7 @@ def _deepseek2(
     return Shape("deepseek2", title, n_vocab, pre, metadata, tuple(tensors))
 
 
-def _gemma3(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int) -> Shape:
+def gemma3(title: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int) -> Shape:
     """Five layers with a sliding window to one without; the embedding is the output too."""
     head, n_vocab = 256, 262208
     tensors = [Tensor("token_embd.weight", (n_embd, n_vocab), Q6_K), Tensor("output_norm.weight", (n_embd,))]
@@ -622,17 +622,17 @@ def _nemotron_h(title: str) -> Shape:
 
 
 _BUILDERS: dict[str, Callable[[], Shape]] = {
-    "llama-3.1-8b": lambda: _llama("Llama 3.1 8B Instruct", 32, 4096, 14336, 32, 8),
-    "llama-3.1-70b": lambda: _llama("Llama 3.1 70B Instruct", 80, 8192, 28672, 64, 8, bigger_v=True),
-    "qwen3-32b": lambda: _qwen3("Qwen3 32B", 64, 5120, 25600, 64, 8),
-    "qwen3-30b-a3b": lambda: _qwen3("Qwen3 30B A3B", 48, 2048, 6144, 32, 4, 768),
-    "qwen3-235b-a22b": lambda: _qwen3("Qwen3 235B A22B", 94, 4096, 12288, 64, 4, 1536),
+    "llama-3.1-8b": lambda: llama("Llama 3.1 8B Instruct", 32, 4096, 14336, 32, 8),
+    "llama-3.1-70b": lambda: llama("Llama 3.1 70B Instruct", 80, 8192, 28672, 64, 8, bigger_v=True),
+    "qwen3-32b": lambda: qwen3("Qwen3 32B", 64, 5120, 25600, 64, 8),
+    "qwen3-30b-a3b": lambda: qwen3("Qwen3 30B A3B", 48, 2048, 6144, 32, 4, 768),
+    "qwen3-235b-a22b": lambda: qwen3("Qwen3 235B A22B", 94, 4096, 12288, 64, 4, 1536),
     "deepseek-v3.1": lambda: _deepseek2(
         "DeepSeek V3.1", 129280, "deepseek-v3", 128, 3, 256, 2.5, 10000.0, 40.0, 163840
     ),
     "kimi-k2": lambda: _deepseek2("Kimi K2 Instruct", 163840, "kimi-k2", 64, 1, 384, 2.827, 50000.0, 32.0, 131072),
     "glm45-air": lambda: _glm4_moe("GLM 4.5 Air", 46, 4096, 10944, 96, 8, 1408),
-    "gemma3-12b": lambda: _gemma3("Gemma 3 12B", 48, 3840, 15360, 16, 8),
+    "gemma3-12b": lambda: gemma3("Gemma 3 12B", 48, 3840, 15360, 16, 8),
     "gpt-oss-20b": lambda: _gpt_oss("gpt-oss 20B", 24, 32),
     "gpt-oss-120b": lambda: _gpt_oss("gpt-oss 120B", 36, 128),
     "qwen3-next-80b-a3b": lambda: _qwen3next("Qwen3 Next 80B A3B"),

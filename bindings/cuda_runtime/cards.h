@@ -1,5 +1,5 @@
 // The cards of a runtime that has none, and what it hands out for memory, streams and events: the same for CUDA and, in
-// tests/oracle, for HIP. Each is one library, so that all of this is its own.
+// tools/oracle, for HIP. Each is one library, so that all of this is its own.
 //
 // FITTER_CUDART_DEVICES describes the devices as FITTER_DEVICES does:
 // name,profile,compute capability (major*100 + minor*10, or ggml's number of an AMD architecture),total bytes,free bytes,

@@ -3,7 +3,7 @@
 // process with one line that names it.
 //
 // It stands in for the libraries that a libggml-cuda.so was linked to (profile "library"), and for those of the oracle in
-// tests/oracle. It is made without CUDA's headers, since it must serve a library of any CUDA version.
+// tools/oracle. It is made without CUDA's headers, since it must serve a library of any CUDA version.
 //
 // Its devices are described in FITTER_CUDART_DEVICES (cards.h).
 // FITTER_CUDART_VERSION is the major version of the CUDA runtime that is asked for.

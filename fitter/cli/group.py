@@ -16,7 +16,7 @@ from fitter.errors import EXIT_FITS, EXIT_USAGE, UsageError
 COMPLETE = "_FITTER_COMPLETE"
 """The environment variable with which a shell asks for completions; its name and values are click's."""
 
-_COMMANDS = {
+COMMANDS = {
     "fit": "Find the parameters that fit (the default).",
     "devices": "List the devices and the host to plan with.",
     "inspect": "Show a model's metadata, tensors and layers.",
@@ -54,11 +54,11 @@ class Group(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
             # A command line that is being completed is parsed, not run.
-            return super().parse_args(ctx, args if not args or args[0] in _COMMANDS else ["fit", *args])
+            return super().parse_args(ctx, args if not args or args[0] in COMMANDS else ["fit", *args])
         if not args:
             click.echo(ctx.get_help(), err=True)
             ctx.exit(EXIT_USAGE)
-        if args[0] not in _COMMANDS and args[0] not in ("-h", "--help", "--version"):
+        if args[0] not in COMMANDS and args[0] not in ("-h", "--help", "--version"):
             _check_spelling(args)
             args = ["fit", *args]
         return super().parse_args(ctx, args)
@@ -68,17 +68,17 @@ class Group(click.Group):
         formatter.write(_EPILOG)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"fitter.cli.{cmd_name}"), cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl(list(COMMANDS.items()))
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "MODEL [OPTIONS]")
@@ -90,7 +90,7 @@ class Group(click.Group):
             fit = self.get_command(ctx, "fit")
             assert fit is not None
             return fit.shell_complete(click.Context(fit, ctx, "fit", resilient_parsing=True), incomplete)
-        found = [CompletionItem(name, help=text) for name, text in _COMMANDS.items() if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
         return [*found, CompletionItem(incomplete, type="file")]
 
 
@@ -115,9 +115,9 @@ def _check_spelling(args: Sequence[str]) -> None:
     word = args[0]
     if not re.fullmatch(r"[A-Za-z][A-Za-z_-]*", word) or os.path.lexists(word):
         return
-    close = difflib.get_close_matches(word.lower(), _COMMANDS, n=1)
+    close = difflib.get_close_matches(word.lower(), COMMANDS, n=1)
     if close:
         raise click.UsageError(f"there is no command '{word}', and no file of that name: did you mean '{close[0]}'?")
     if len(args) > 1 and not args[1].startswith("-"):
-        listed = ", ".join(_COMMANDS)
+        listed = ", ".join(COMMANDS)
         raise click.UsageError(f"there is no command '{word}', and no file of that name; the commands are {listed}")

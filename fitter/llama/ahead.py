@@ -44,7 +44,7 @@ class Ahead:
         self.identity = identity(path)
         self._model: Any = None
         self._library = native.libraries()
-        model_params, self.pointers, self._overrides = _params(description, is_held)
+        model_params, self.pointers, self._overrides = params_of(description, is_held)
         self._hold: Any = None
         if is_held:
             self._hold = self._library.fitter.fitter_hold_new()
@@ -88,7 +88,7 @@ class Ahead:
         self._model = self._library.llama_cpp.llama_model_load_from_file(os.fsencode(self.path), model_params)
 
 
-def _params(description: str, is_held: bool) -> tuple[Any, list[object], Any]:
+def params_of(description: str, is_held: bool) -> tuple[Any, list[object], Any]:
     """The struct of parameters for the described devices, the memory that it points to, and its overrides."""
     native.prepare()
     library, backend = native.libraries(), native.open_backend()

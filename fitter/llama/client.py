@@ -100,6 +100,11 @@ class Worker:
             self.close()
 
     @property
+    def pid(self) -> int | None:
+        """The process id; ``None`` while there is no process."""
+        return None if self._child is None else self._child.pid
+
+    @property
     def timeout(self) -> float:
         """The longest wait for the answer to a single question, in seconds."""
         return self._timeout
@@ -448,7 +453,7 @@ def _decoded(kind: type[_T], value: Any) -> _T:
     return decoded
 
 
-_DOING = {
+DOING = {
     "add_rpc_server": "connecting to an rpc-server",
     "adopt": "loading the CUDA backend",
     "compute_capabilities": "asking for the devices' compute capabilities",
@@ -473,7 +478,7 @@ _DOING = {
 
 def _late(command: str) -> TimeLimitError:
     return TimeLimitError(
-        f"no plan was found within the time limit, which ended while {_DOING[command]}: raise --time-limit"
+        f"no plan was found within the time limit, which ended while {DOING[command]}: raise --time-limit"
     )
 
 
@@ -537,6 +542,10 @@ class _Child:
         except OSError as error:
             raise LlamaCppError(f"the worker cannot be started: {error}") from error
         self._pending = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def send(self, request: dict[str, Any], deadline: float) -> None:
         """Send a request. Raises ``_TimeoutError`` and ``_EndedError``."""

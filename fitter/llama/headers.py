@@ -22,14 +22,14 @@ class Headers:
     """Reads headers of GGUF files, and makes skeletons from them without reading them again.
 
     A header is kept, without its tokenizer, until a skeleton was made from it or the header of another model is read.
-    The last skeleton is kept too. Not thread-safe. ``close`` frees everything.
+    The last skeleton is kept too. Not thread-safe. ``close`` frees everything. ``parsed`` has what is kept, by path.
     """
 
     def __init__(self) -> None:
-        self._parsed: dict[str, tuple[tuple[int, ...], Any]] = {}
+        self.parsed: dict[str, tuple[tuple[int, ...], Any]] = {}
         self._made: tuple[tuple[object, ...], int] | None = None
         self._last: tuple[str, tuple[int, ...], Header | None] = ("", (), None)
-        self._library = native.libraries()
+        self.library = native.libraries()
 
     def close(self) -> None:
         """Free everything; this also removes the file of a skeleton."""
@@ -66,7 +66,7 @@ class Headers:
         return f"{_DESCRIPTORS}/{self._made[1]}"
 
     def _make(self, skeleton: Skeleton) -> int:
-        library = self._library
+        library = self.library
         try:
             parsed = library.ffi.new("void *[]", [self._stripped(file) for file in skeleton.files])
             descriptor = int(library.fitter.fitter_skeleton_write(parsed, len(parsed)))
@@ -79,38 +79,39 @@ class Headers:
         return descriptor
 
     def _stripped(self, path: str) -> Any:
-        parsed_identity, gguf = self._parsed.get(os.path.abspath(path), ((), None))
+        parsed_identity, gguf = self.parsed.get(os.path.abspath(path), ((), None))
         if gguf is None or parsed_identity != identity(path):
-            gguf = self._library.fitter.fitter_skeleton_open(os.fsencode(path))
-            if gguf == self._library.ffi.NULL:
-                gguf = self._open(path)
+            gguf = self.library.fitter.fitter_skeleton_open(os.fsencode(path))
+            if gguf == self.library.ffi.NULL:
+                gguf = self.open(path)
             self._keep(path, gguf)
         return gguf
 
-    def _open(self, path: str) -> Any:
-        gguf = self._library.fitter.fitter_gguf_open(os.fsencode(path))
-        if gguf == self._library.ffi.NULL:
-            raise ModelError(f"{path}: {reason(captured_log()) or self._library.last_error()}")
+    def open(self, path: str) -> Any:
+        """Have ggml read the file. Raises ``ModelError`` with its reason if it is malformed."""
+        gguf = self.library.fitter.fitter_gguf_open(os.fsencode(path))
+        if gguf == self.library.ffi.NULL:
+            raise ModelError(f"{path}: {reason(captured_log()) or self.library.last_error()}")
         return gguf
 
     def _read(self, path: str) -> tuple[Header, Any]:
-        gguf = self._open(path)
+        gguf = self.open(path)
         try:
-            return _read_header(self._library, gguf), gguf
+            return header_of(self.library, gguf), gguf
         except BaseException:
-            self._library.fitter.fitter_gguf_close(gguf)
+            self.library.fitter.fitter_gguf_close(gguf)
             raise
 
     def _keep(self, path: str, gguf: Any) -> None:
-        self._library.fitter.fitter_skeleton_strip(gguf)
-        replaced = self._parsed.pop(os.path.abspath(path), None)
-        self._parsed[os.path.abspath(path)] = (identity(path), gguf)
+        self.library.fitter.fitter_skeleton_strip(gguf)
+        replaced = self.parsed.pop(os.path.abspath(path), None)
+        self.parsed[os.path.abspath(path)] = (identity(path), gguf)
         if replaced is not None:
-            self._library.fitter.fitter_gguf_close(replaced[1])
+            self.library.fitter.fitter_gguf_close(replaced[1])
 
     def _forget(self) -> None:
-        while self._parsed:
-            self._library.fitter.fitter_gguf_close(self._parsed.popitem()[1][1])
+        while self.parsed:
+            self.library.fitter.fitter_gguf_close(self.parsed.popitem()[1][1])
 
 
 def read_header(path: str) -> Header:
@@ -129,7 +130,8 @@ def read_header(path: str) -> Header:
     return header
 
 
-def _read_header(library: native.Library, gguf: Any) -> Header:
+def header_of(library: native.Library, gguf: Any) -> Header:
+    """What ggml has read of a file. Raises ``ModelError``."""
     info = library.ffi.new("fitter_gguf_info_t *")
     if not library.fitter.fitter_gguf_info(gguf, info):
         raise ModelError(f"ggml cannot read the header: {library.last_error()}")

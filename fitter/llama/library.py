@@ -28,7 +28,7 @@ _LIBFITTER = "libfitter.so"
 _BACKEND = "libggml-fitter.so"
 _CUDART = "libfitter-cudart.so"
 _CELLS = "libfitter-cells.so"
-_DECLARATIONS = "fitter.llama._declarations"
+DECLARATIONS = "fitter.llama._declarations"
 
 
 # Named tuples, since an early load waits for these imports and dataclasses would double them.
@@ -144,7 +144,7 @@ def libraries() -> Library:
 def _libraries() -> Library:
     llama_cpp = _import_llama_cpp()
     _make_global(llama_cpp)
-    ffi = _declarations()
+    ffi = declarations()
     library = Library(llama_cpp, ffi, _open(ffi, _LIBFITTER))
     check_versions(_loaded_versions(library), built_versions(library))
     llama_cpp.llama_backend_init()
@@ -298,11 +298,12 @@ def directory() -> Path:
     return Path(_file_of(libraries().llama_cpp, "llama_backend_init")).parent
 
 
-def _declarations() -> Any:
+def declarations() -> Any:
+    """What cffi has read of ``fitter.h``. Raises ``LibraryError`` where it is missing."""
     try:
-        return importlib.import_module(_DECLARATIONS).ffi
+        return importlib.import_module(DECLARATIONS).ffi
     except ModuleNotFoundError as error:
-        if error.name == _DECLARATIONS:
+        if error.name == DECLARATIONS:
             raise LibraryError(
                 "_declarations.py is missing beside fitter's Python files: reinstall llama-fitter (pip install .)"
             ) from error

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     First = Callable[[Callable[[], str]], Then | None]
 
 # What a new interpreter runs as a child. It gets the parent's search path instead of one from its own environment.
-_BOOT = """\
+BOOT = """\
 import sys
 sys.path[:] = {path}
 from fitter.llama.process import close_others
@@ -260,7 +260,7 @@ def _temporary_file() -> int:
 
 def _spawn(path: Sequence[str], environment: Mapping[str, str], files: Sequence[int]) -> int:
     requests, answers, output = files
-    boot = _BOOT.format(path=ascii(path), requests=_REQUESTS, answers=_ANSWERS, parent=os.getpid())
+    boot = BOOT.format(path=ascii(path), requests=_REQUESTS, answers=_ANSWERS, parent=os.getpid())
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, output, 1),

@@ -108,7 +108,7 @@ def read_bandwidth(cores: int) -> float:
     # Its reductions read at full speed and release the interpreter's lock; imported here, since that is slow.
     import numpy
 
-    size = buffer_bytes(cores, _cache_bytes(), host_memory().available)
+    size = buffer_bytes(cores, cache_bytes(), host_memory().available)
     buffers = [numpy.empty(size // 4, dtype=numpy.float32) for _ in range(cores)]
     # Untouched pages are all the same page of zeros, which would be in the cache.
     _together(cores, lambda thread: buffers[thread].fill(1))
@@ -150,7 +150,7 @@ def _together(count: int, work: Callable[[int], object]) -> float:
     return max(ended) - min(begun)
 
 
-def _cache_bytes(root: Path = Path("/")) -> int:
+def cache_bytes(root: Path = Path("/")) -> int:
     """Bytes of the last-level caches; as in a large desktop machine if that is not known."""
     caches: dict[str, int] = {}
     for index in root.glob("sys/devices/system/cpu/cpu[0-9]*/cache/index*"):
@@ -191,7 +191,8 @@ def _processor(root: Path = Path("/")) -> str:
 # --- the file
 
 
-def _key(host: Host) -> str:
+def key_of(host: Host) -> str:
+    """What a measured host is known by in the file."""
     return f"{host.processor}, {host.cores} cores, {round(host.memory / 2**30)} GiB"
 
 
@@ -206,12 +207,12 @@ def _entries() -> dict[str, float]:
 
 
 def _read(host: Host) -> float | None:
-    bandwidth = _entries().get(_key(host))
+    bandwidth = _entries().get(key_of(host))
     return bandwidth if bandwidth is not None and _LEAST <= bandwidth <= _MOST else None
 
 
 def _write(host: Host, bandwidth: float) -> None:
-    write_cache(cache_path(), {"schema": _SCHEMA, "hosts": {**_entries(), _key(host): bandwidth}})
+    write_cache(cache_path(), {"schema": _SCHEMA, "hosts": {**_entries(), key_of(host): bandwidth}})
 
 
 def write_cache(path: Path, document: object) -> None:

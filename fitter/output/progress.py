@@ -30,8 +30,8 @@ def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[
     elif stream.isatty():
         from rich.console import Console
 
-        with Console(file=stream, highlight=False, markup=False).status(_Step("reading the model")) as status:
-            yield lambda step: status.update(_Step(_text(step)))
+        with Console(file=stream, highlight=False, markup=False).status(Step("reading the model")) as status:
+            yield lambda step: status.update(Step(_text(step)))
     else:
         yield None
 
@@ -61,7 +61,7 @@ def counted(stream: IO[str], doing: str) -> Iterator[Callable[[int, int, str], N
         yield lambda done, total, last: bars.update(task, completed=done, total=total, last=last)
 
 
-class _Step:
+class Step:
     """The text of a step, with the seconds that it has taken if it is slow."""
 
     def __init__(self, text: str) -> None:

@@ -17,7 +17,7 @@ from fitter.planning.given import pinned_devices
 from fitter.planning.memory import cache_layer, is_state
 from fitter.planning.request import MIB, DeviceLimit, Record, Request
 
-_EXPENSIVE = 1 << 20
+EXPENSIVE = 1 << 20
 """Tokens of a context from which a load at it takes longer than finding out whether it can fit."""
 
 
@@ -77,7 +77,7 @@ def limited(request: Request, record: Record) -> tuple[Request, Excess | None]:
     for name, most in mosts.items():
         expected = _largest(_expected(request, sizes, top))
         if expected > most:
-            limits[name] = _widest(lambda n_ctx: _largest(sizes(n_ctx)), request.alignment, top, expected, most)
+            limits[name] = widest(lambda n_ctx: _largest(sizes(n_ctx)), request.alignment, top, expected, most)
     found = replace(request, context_limits=limits)
     if usable(found, request.devices):
         return _without_hopeless(found, sizes) if limits else found, None
@@ -165,7 +165,7 @@ def _without_hopeless(request: Request, sizes: _Sizes, most: int | None = None) 
     """
     low = request.n_ctx_min
     top = max(min(request.n_ctx_max, request.context_limits.get(d.name, request.n_ctx_max)) for d in request.devices)
-    if request.fixed & {"n_ctx", "n_gpu_layers"} or request.objective == "context" or top <= max(_EXPENSIVE, 2 * low):
+    if request.fixed & {"n_ctx", "n_gpu_layers"} or request.objective == "context" or top <= max(EXPENSIVE, 2 * low):
         return request
     target = sum(device.target for device in request.devices)
     expected, least = (sum(_expected(request, sizes, n_ctx).values()) for n_ctx in (top, low))
@@ -181,7 +181,7 @@ def _without_hopeless(request: Request, sizes: _Sizes, most: int | None = None) 
     return replace(request, n_ctx_cap=n_ctx)
 
 
-def _widest(size: Callable[[int], int], step: int, top: int, expected: int, most: int) -> int:
+def widest(size: Callable[[int], int], step: int, top: int, expected: int, most: int) -> int:
     """The largest multiple of ``step`` below ``top`` with a ``size`` of no more than ``most``; 0 without one.
 
     ``expected`` is the size at ``top``. Most caches grow in proportion to the context: where that one does, two

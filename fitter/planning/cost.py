@@ -300,7 +300,7 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
 
 def layer_seconds(layer: Layer, at: Setting) -> Seconds:
     """What a layer costs beside its weights: its fixed time, and attention. Splits and hops are ``price``'s."""
-    return _fixed(layer, at) + _attention(layer, at)
+    return _fixed(layer, at) + attention_seconds(layer, at)
 
 
 def _fixed(layer: Layer, at: Setting) -> Seconds:
@@ -313,7 +313,8 @@ def _fixed(layer: Layer, at: Setting) -> Seconds:
     return Seconds(home + (0 if at.streams else away), home + away)
 
 
-def _attention(layer: Layer, at: Setting) -> Seconds:
+def attention_seconds(layer: Layer, at: Setting) -> Seconds:
+    """What the attention of ``layer`` takes."""
     attention = layer.attention
     if attention is None:
         return Seconds()
@@ -449,7 +450,7 @@ def price(
             add(f"{names[weights.place]}: weights", tensor_seconds(weights, at) * count)
         cache = layer.home if layer.cache is None else layer.cache
         add(f"{names[layer.home]}: layers", _fixed(layer, at) * count)
-        add(f"{names[cache]}: attention", _attention(layer, at) * count)
+        add(f"{names[cache]}: attention", attention_seconds(layer, at) * count)
     remote = [d for d, device in enumerate(at.devices) if device.is_remote]
     for d, count in visits(work, remote).items():
         add(f"{names[d]}: network", visit_seconds(d, at) * count)

@@ -220,7 +220,8 @@ class Pieces:
             attends = next((place for place in projections if place != HOST), None)
         return Layer(home, weights, attention, cache if attention else None, attends)
 
-    def _work(self, layers: tuple[Layer, ...], n_splits: tuple[int, int] | None) -> Work:
+    def work(self, layers: tuple[Layer, ...], n_splits: tuple[int, int] | None) -> Work:
+        """The work of these layers, in the order in which they are computed."""
         facts = self.facts
         return Work(layers, facts.n_embd, facts.n_expert, facts.n_expert_used, self.n_ubatch, self.op_offload, n_splits)
 
@@ -294,7 +295,7 @@ def work_of(pieces: Pieces, placement: Placement, n_splits: tuple[int, int] | No
     for item, target in placement.moved:
         moved.setdefault(item.layer, []).extend((f"{item.stem}.{suffix}", target) for suffix in item.suffixes)
     homes = _homes(placement.first, placement.counts)
-    return pieces._work(
+    return pieces.work(
         tuple(pieces.layer(index, homes[unit], tuple(moved.get(unit, ()))) for index, unit in _computed(pieces.facts)),
         n_splits,
     )
@@ -320,7 +321,7 @@ def work_of_params(
     for name, target in targets.items():
         caught.setdefault(layer_of(name), []).append((name, target))
     output = pieces.facts.n_layer
-    return pieces._work(
+    return pieces.work(
         tuple(
             pieces.layer(index, homes[unit], tuple(caught.get(None if unit == output else unit, ())))
             for index, unit in _computed(pieces.facts)

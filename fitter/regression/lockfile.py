@@ -277,14 +277,14 @@ def _snapshot(path: Path, name: str, table: Any) -> Snapshot:
 
 
 def _document(snapshot: Snapshot) -> dict[str, Any]:
-    document: dict[str, Any] = _without_nothing(wire.encode(snapshot))
+    document: dict[str, Any] = without_nothing(wire.encode(snapshot))
     return document
 
 
-def _without_nothing(value: Any) -> Any:
+def without_nothing(value: Any) -> Any:
     """``value`` without ``None``, which TOML cannot express, and without empty ``shared`` and ``more``."""
     if isinstance(value, dict):
         nothing: tuple[tuple[str, Any], ...] = (("shared", 0), ("more", []))
         left = {key: item for key, item in value.items() if item is not None and (key, item) not in nothing}
-        return {key: _without_nothing(item) for key, item in left.items()}
-    return [_without_nothing(item) for item in value] if isinstance(value, list) else value
+        return {key: without_nothing(item) for key, item in left.items()}
+    return [without_nothing(item) for item in value] if isinstance(value, list) else value

@@ -86,7 +86,7 @@ def check_table(outcomes: Sequence[CaseResult], *, verbose: bool = False) -> Ren
         parts.append(Text.assemble((outcome.name, "bold"), " ", (outcome.status, _STYLES[outcome.status])))
         found = outcome.comparison
         if found is not None and found.moves:
-            parts.append(_moves_table(found.moves))
+            parts.append(moves_table(found.moves))
         parts += [Text(f"  changed: {cause}", overflow="fold") for cause in causes(outcome)]
         if found is not None and found.chosen:
             parts.append(Text(f"  fitted differently: {_chosen(found.chosen)}", style="dim", overflow="fold"))
@@ -106,11 +106,11 @@ def print_diff(stream: IO[str], diff: PlanDiff) -> None:
     if diff.is_empty:
         stream.write("the plans are the same\n")
         return
-    parts: list[RenderableType] = [_moves_table(diff.moves, "A", "B")] if diff.moves else []
+    parts: list[RenderableType] = [moves_table(diff.moves, "A", "B")] if diff.moves else []
     print_to(stream, Group(*parts, *(Text(f"  {change}", overflow="fold") for change in diff.changes)))
 
 
-def _moves_table(moves: Sequence[Move], before: str = "locked", after: str = "now") -> RenderableType:
+def moves_table(moves: Sequence[Move], before: str = "locked", after: str = "now") -> RenderableType:
     """A row for each number; those that fail the case begin with ``!``."""
     from fitter.output.narrow import NarrowTable
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fitter import UsageError, estimate, fit, measure
-from tests.tiny import write_tiny
 from tools import shapes
+from tools.tiny import write_tiny
 
 DENSE = shapes.SHAPES["llama-3.1-8b"]
 

@@ -20,9 +20,9 @@ from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDev
 from fitter.machine import calibrated
 from fitter.machine.gpu import parse_gpus
 from fitter.planning import calibration
-from tests import calibrate as script
-from tests import cuda_reference, rpc_servers
-from tests.tiny import TINY_DENSE, write_tiny
+from tools import calibrate as script
+from tools import cuda_reference, rpc_servers
+from tools.tiny import TINY_DENSE, write_tiny
 
 MIB = 2**20
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.tiny import write_tiny
+from tools.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())

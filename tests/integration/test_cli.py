@@ -21,8 +21,8 @@ from fitter.errors import LlamaCppError
 from fitter.llama.breakdown import breakdown_of
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from tests.tiny import write_tiny
 from tools import shapes, upstream
+from tools.tiny import write_tiny
 
 MIB = 1024 * 1024
 SMALL_GPUS = ("--gpu", "cuda:8.9:1200MiB", "--gpu", "cuda:8.6:1100MiB", "-fitt", "1024")

@@ -13,8 +13,8 @@ import pytest
 from fitter.llama.client import Worker
 from fitter.llama.library import backend_path
 from fitter.llama.types import Params, VirtualDevice
-from tests.cuda_reference import MEMORY, TABLES, Load, Workers, loads, spread, write_model
-from tests.oracle import operations
+from tools.cuda_reference import MEMORY, TABLES, Load, Workers, loads, spread, write_model
+from tools.oracle import operations
 
 SAMPLE = [*spread(loads("published"), 12), *spread(loads("drawn"), 2)]
 

@@ -18,7 +18,7 @@ import pytest
 
 import fitter
 from fitter.errors import PlanError
-from tests.tiny import write_tiny
+from tools.tiny import write_tiny
 
 GPU = ("--gpu", "8GiB")
 TOO_LARGE = (*GPU, "--host-memory", "1MiB")

@@ -16,8 +16,8 @@ import pytest
 
 import fitter
 from examples.tiny_moe import TinyModel
-from tests.servers import Proxy, RpcServer
-from tests.tiny import write_tiny
+from tools.servers import Proxy, RpcServer
+from tools.tiny import write_tiny
 
 MIB = 1024 * 1024
 MODEL = TinyModel("some MiB", n_layer=6, n_embd=512, n_head=8, n_head_kv=4, n_embd_head=64, n_ff=512, n_expert=8)

@@ -22,7 +22,7 @@ from fitter.llama.breakdown import breakdown_of
 from fitter.llama.parameters import apply
 from fitter.llama.types import TensorBuftOverride
 from fitter.parameters import of_a_struct
-from tests.tiny import write_tiny
+from tools.tiny import write_tiny
 
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "verbose": False, "n_threads": 1}
 

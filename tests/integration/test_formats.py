@@ -33,8 +33,8 @@ from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Search
 from fitter.values import plain_pattern
 from tests.formats import ik_llama
 from tests.formats import upstream as server
-from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tools import shapes
+from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 MIB = 1024 * 1024
 GPUS = parse_gpus(["3x 24GiB"])

@@ -22,10 +22,10 @@ from fitter.llama.client import Worker
 from fitter.llama.cuda_library import CudaLibrary, find_cuda_library
 from fitter.llama.library import cudart_path
 from fitter.llama.types import Params, VirtualDevice, describe
-from tests.cuda_reference import Load, difference, loads, spread, write_model
-from tests.oracle import build as oracle
-from tests.oracle import operations
 from tools import shapes
+from tools.cuda_reference import Load, difference, loads, spread, write_model
+from tools.oracle import build as oracle
+from tools.oracle import operations
 
 ROOT = Path(__file__).parents[2]
 ORACLE = ROOT / "build" / "oracle"

@@ -14,8 +14,8 @@ import fitter
 from fitter.errors import UsageError
 from fitter.regression.cases import make_cases
 from fitter.regression.measuring import measure_cases
-from tests.tiny import write_tiny
 from tools import shapes
+from tools.tiny import write_tiny
 
 MIB = 2**20
 GIB = 2**30

@@ -14,12 +14,12 @@ import fitter
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, describe
 from fitter.machine.gpu import parse_gpus
-from tests.metal import check, loads
-from tests.metal.build import build
-from tests.oracle import operations
-from tests.tiny import write_tiny
-from tests.vulkan_reference import MODELS
 from tools import shapes
+from tools.metal import check, loads
+from tools.metal.build import build
+from tools.oracle import operations
+from tools.tiny import write_tiny
+from tools.vulkan.loads import MODELS
 
 SAMPLE = 5
 """One row of so many is compared in the quick test."""

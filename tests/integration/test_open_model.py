@@ -12,8 +12,8 @@ from fitter.llama.client import Worker
 from fitter.machine.devices import virtual_machine
 from fitter.machine.gpu import parse_gpus
 from fitter.model.header import open_model
-from tests.tiny import write_tiny
 from tools import shapes
+from tools.tiny import write_tiny
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def test_upstream_is_asked_once(models: Path, tmp_path: Path, monkeypatch: pytes
     assert first is not None and len(list(tmp_path.iterdir())) == 1
     monkeypatch.setattr(placements.upstream, "fit", lambda *_: pytest.fail("asked again"))
     assert placements.upstream_plan(case, path, gpus) == first
-    monkeypatch.setattr(placements, "_pin", lambda: ["another version"])
+    monkeypatch.setattr(placements, "pin", lambda: ["another version"])
     with pytest.raises(pytest.fail.Exception, match="asked again"):
         placements.upstream_plan(case, path, gpus)
 

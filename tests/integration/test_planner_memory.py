@@ -13,6 +13,7 @@ import pytest
 import fitter
 from fitter.errors import LlamaCppCrashError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
+from fitter.llama.process import Process
 from fitter.llama.types import Breakdown, Params, VirtualDevice
 from tools import shapes
 
@@ -35,30 +36,25 @@ def recurrent(directory: Path) -> Path:
 def peaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The most memory that each worker took at once, once it has ended, in bytes."""
     found: list[int] = []
-    close, kill = Worker.close, Worker._kill
+    close, kill = Process.close, Process.kill
 
-    def note(worker: Worker) -> None:
-        if worker._child is not None:
-            found.append(peak_of(worker))
+    def noted_close(process: Process) -> None:
+        found.append(peak_of(process.pid))
+        close(process)
 
-    def noted_close(worker: Worker) -> None:
-        note(worker)
-        close(worker)
+    def noted_kill(process: Process, patience: float = 0.0) -> bytes:
+        found.append(peak_of(process.pid))
+        return kill(process, patience)
 
-    def noted_kill(worker: Worker) -> tuple[str, ...]:
-        note(worker)
-        return kill(worker)
-
-    monkeypatch.setattr(Worker, "close", noted_close)
-    monkeypatch.setattr(Worker, "_kill", noted_kill)
+    monkeypatch.setattr(Process, "close", noted_close)
+    monkeypatch.setattr(Process, "kill", noted_kill)
     # it ends by itself otherwise, and takes its figures along
     monkeypatch.setattr(Worker, "dismiss", lambda worker: None)
     yield found
 
 
-def peak_of(worker: Worker) -> int:
-    assert worker._child is not None
-    status = Path(f"/proc/{worker._child._process.pid}/status").read_text()
+def peak_of(pid: int | None) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found is not None
     return int(found[1]) * 1024
@@ -83,7 +79,7 @@ def test_recurrent_states_in_host_memory_take_none_of_it(recurrent: Path, params
     with Worker(cards(1, 2000, "cuda")) as worker:
         found = worker.measure(recurrent, params, reserve=True)
         assert found.host.context > 4 * GIB
-        assert peak_of(worker) < MOST
+        assert peak_of(worker.pid) < MOST
 
 
 def test_the_bytes_are_those_of_a_device(recurrent: Path) -> None:
@@ -143,10 +139,10 @@ def test_vulkan_gets_the_largest_context_that_it_takes(
     else:
         model = shapes.write(name, directory, vocab=False)
 
-    def no_crash(*_: object) -> str:
+    def no_crash(*_: object) -> None:
         raise AssertionError("llama.cpp has crashed")
 
-    monkeypatch.setattr("fitter.llama.client._crash_message", no_crash)
+    monkeypatch.setattr("fitter.llama.client.LlamaCppCrashError", no_crash)
     plan = fitter.fit(model, gpus=[gpu], n_seq_max=n_seq_max)
     assert plan.fits
     monkeypatch.undo()
@@ -215,8 +211,7 @@ def test_cells_of_a_huge_cache_take_no_memory(directory: Path, params: Params) -
 
 
 def share_of(worker: Worker) -> int:
-    assert worker._child is not None
-    rollup = Path(f"/proc/{worker._child._process.pid}/smaps_rollup").read_text()
+    rollup = Path(f"/proc/{worker.pid}/smaps_rollup").read_text()
     found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.M)
     assert found is not None
     return int(found[1]) * 1024

@@ -15,7 +15,7 @@ import pytest
 import fitter
 from fitter.api import Plan
 from fitter.regression.lockfile import dumps, read_lock
-from tests.tiny import TINY_DENSE, write_tiny
+from tools.tiny import TINY_DENSE, write_tiny
 
 pytest_plugins = ["pytester"]
 
@@ -644,7 +644,7 @@ def test_a_model_that_changes_is_fitted_again(pytester: pytest.Pytester, root: P
     pytester.makepyfile(
         f"""
         import pytest
-        from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
+        from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
         architectures = []
 

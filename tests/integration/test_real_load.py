@@ -19,9 +19,9 @@ import pytest
 from gguf import GGUFWriter
 
 import fitter
-from examples.tiny_moe import TOKENS, TinyModel, _add_metadata, _add_tokenizer
+from examples.tiny_moe import TOKENS, TinyModel, add_metadata, add_tokenizer
 from fitter.errors import PlanError
-from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 N_SWA = 256
 
@@ -86,9 +86,9 @@ def write_swa(path: Path) -> Path:
     model = TinyModel("tiny swa", n_layer=6, n_embd=128, n_head=4, n_head_kv=2, n_embd_head=32, n_ff=256, n_expert=0)
     rng = np.random.default_rng(0)
     writer = GGUFWriter(path, "gemma3")
-    _add_metadata(writer, model)
+    add_metadata(writer, model)
     writer.add_sliding_window(N_SWA)
-    _add_tokenizer(writer)
+    add_tokenizer(writer)
 
     def add(name: str, *shape: int) -> None:
         is_norm = len(shape) == 1

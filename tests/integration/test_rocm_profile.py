@@ -13,9 +13,9 @@ from fitter.llama.client import Worker
 from fitter.llama.library import backend_path
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine.catalogue import capability
-from tests.cuda_reference import MEMORY, Load, Workers, loads, spread, write_model
-from tests.oracle import operations
-from tests.oracle.draw import ARCHITECTURES
+from tools.cuda_reference import MEMORY, Load, Workers, loads, spread, write_model
+from tools.oracle import operations
+from tools.oracle.draw import ARCHITECTURES
 
 SAMPLE = spread(loads("rocm"), 6)
 

@@ -26,9 +26,8 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine import remote
 from fitter.machine.gpu import parse_gpus
-from tests import rpc_servers
-from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
-from tools import shapes, upstream
+from tools import rpc_servers, shapes, upstream
+from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 MIB = 2**20
 SLOW = "0.1GB/s"

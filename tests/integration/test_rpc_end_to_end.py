@@ -18,7 +18,7 @@ import pytest
 
 import fitter
 from examples.tiny_moe import write
-from tests.servers import RpcServer
+from tools.servers import RpcServer
 
 MIB = 1024 * 1024
 PART = 48 * MIB
@@ -186,7 +186,7 @@ print(json.dumps([alone.plan.params.devices, rows, [said, both], here]))
 def test_names_are_those_of_the_plan_and_nobody_elses_models_are_touched(
     tmp_path: Path, servers: list[RpcServer]
 ) -> None:
-    from tests.tiny import write_tiny
+    from tools.tiny import write_tiny
 
     path, addresses = write_tiny(tmp_path / "tiny.gguf"), [server.address for server in servers]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}

@@ -10,9 +10,9 @@ import pytest
 from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, Skeleton
-from tests.search.check import check
-from tests.search.machines import MIB, Card, Machine, better, draw, renamed
-from tests.search.outcomes import Asking, Outcome, worse
+from tools.search.check import check
+from tools.search.machines import MIB, Card, Machine, better, draw, renamed
+from tools.search.outcomes import Asking, Outcome, worse
 
 NUMBERS = (5, 9, 16, 21, 33, 47, 50, 54, 64, 75, 376, 392, 440)
 """Of the random machines: one to fifteen cards, one to 256 slots, experts and none."""

@@ -21,7 +21,7 @@ import pytest
 
 from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.client import Worker
-from fitter.llama.headers import Headers, _read_header
+from fitter.llama.headers import Headers, header_of
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
 from fitter.model import source
 from tools.shapes import SHAPES, write, write_split
@@ -107,8 +107,8 @@ def test_it_survives_other_devices_and_a_new_process(directory: Path) -> None:
         alone = worker.measure(skeleton_of(path), params)
         assert alone.devices == ("CUDA0",)
         worker.configure(CARDS)
-        assert worker._child is not None
-        os.kill(worker._child._process.pid, signal.SIGKILL)
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(LlamaCppCrashError):
             worker.measure(skeleton_of(path), params)
         assert worker.measure(skeleton_of(path), params) == expected
@@ -220,32 +220,32 @@ def test_a_vocabulary_that_is_none_keeps_its_size(headers: Headers, directory: P
 
 def test_no_file_is_read_twice(headers: Headers, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    really_open = headers._open
+    really_open = headers.open
 
     def count(path: str) -> Any:
         opened.append(path)
         return really_open(path)
 
-    monkeypatch.setattr(headers, "_open", count)
+    monkeypatch.setattr(headers, "open", count)
     files = skeleton_of(split_model("gpt-oss-20b", directory, 3)).files
     other = str(write("llama-3.1-8b", directory))
     for file in files:
         headers.read(file)
-    assert len(headers._parsed) == 3
+    assert len(headers.parsed) == 3
     first = headers.skeleton(Skeleton(files))
     assert headers.skeleton(Skeleton(files)) == first
     assert opened == list(files)
-    assert not headers._parsed  # nor kept longer than needed
+    assert not headers.parsed  # nor kept longer than needed
     for _ in range(3):
         headers.read(other)
-    assert list(headers._parsed) == [other]
+    assert list(headers.parsed) == [other]
 
 
 def test_tokens_are_not_kept(headers: Headers, directory: Path) -> None:
     path = str(write("llama-3.1-8b", directory))
     found = headers.read(path)
-    ((_, parsed),) = headers._parsed.values()
-    kept = _read_header(headers._library, parsed)
+    ((_, parsed),) = headers.parsed.values()
+    kept = header_of(headers.library, parsed)
     tokens = "tokenizer.ggml.tokens"
     assert tokens in found.metadata
     assert tokens not in kept.metadata
@@ -287,8 +287,8 @@ def test_nothing_is_left_or_seen(temporary: Path, directory: Path, tmp_path: Pat
             worker.measure(Skeleton((str(tmp_path / "none.gguf"),)), Params())
         assert os.listdir(temporary) == []
         worker.measure(skeleton_of(path), Params(n_ctx=512))
-        assert worker._child is not None
-        os.kill(worker._child._process.pid, signal.SIGKILL)
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(LlamaCppCrashError):
             worker.devices()
         assert os.listdir(temporary) == []
@@ -404,12 +404,12 @@ def test_no_skeleton_is_an_error_and_no_crash(
     worker: Worker, tmp_path: Path, files: Callable[[Path], tuple[str, ...]], message: str
 ) -> None:
     worker.devices()
-    child = worker._child
+    pid = worker.pid
     with pytest.raises(LlamaCppError, match=message) as caught:
         worker.measure(Skeleton(files(tmp_path)), Params())
     assert type(caught.value) is LlamaCppError
     assert len(str(caught.value).splitlines()) == 1
-    assert worker._child is child
+    assert pid is not None and worker.pid == pid
 
 
 def test_a_limit_on_the_length_of_files_is_an_error(headers: Headers, directory: Path) -> None:

@@ -13,10 +13,9 @@ from fitter.api import Plan
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, Skeleton
 from fitter.machine.gpu import parse_gpus
-from tests import tiny
-from tests.architectures import check, compare
-from tests.architectures.compare import Machine
-from tools import shapes
+from tools import shapes, tiny
+from tools.architectures import check, compare
+from tools.architectures.compare import Machine
 
 _EIGHT = ("4x 31600MiB", "2x 23688MiB", "2x 48270MiB")
 

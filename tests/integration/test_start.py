@@ -19,7 +19,7 @@ from fitter.llama import library, process
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, Skeleton, describe
 from fitter.machine.gpu import parse_gpus
-from tests.cuda_reference import write_model
+from tools.cuda_reference import write_model
 
 MAIN = [sys.executable, "-m", "fitter"]
 HEAVY = {"llama_cpp", "numpy", "cffi", "jinja2"}
@@ -72,9 +72,7 @@ def test_what_is_not_imported(code: str, unwanted: set[str]) -> None:
 @pytest.mark.parametrize("early", [0, 1], ids=["new interpreter", "early"])
 def test_a_worker_has_only_the_bindings(early: int) -> None:
     code = EARLY.format(count=early) + (
-        "with Worker() as worker:\n"
-        "    worker.devices()\n"
-        "    print(open(f'/proc/{worker._child._process.pid}/maps').read())\n"
+        "with Worker() as worker:\n    worker.devices()\n    print(open(f'/proc/{worker.pid}/maps').read())\n"
     )
     maps = python(code).stdout
     assert "libllama.so" in maps
@@ -103,7 +101,7 @@ def test_early_workers_are_used_and_the_rest_is_ended() -> None:
         "atexit.register(lambda: print(children()))\n" + EARLY.format(count=2) + "early = children()\n"
         "first, second, third = Worker(), Worker(), Worker()\n"
         "for worker in (first, second, third): worker.devices()\n"
-        "pids = [str(worker._child._process.pid) for worker in (first, second, third)]\n"
+        "pids = [str(worker.pid) for worker in (first, second, third)]\n"
         "assert len(early) == 2 and pids[:2] == early[::-1] and pids[2] not in early, (early, pids)\n"
         "first.close(), second.close(), third.close()\n"
         "for _ in range(3): process.prestart(lambda word: None)\n"
@@ -123,8 +121,9 @@ OTHERS = {
 @pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
 def test_an_early_worker_that_does_not_suit_is_left(change: str) -> None:
     code = EARLY.format(count=1) + (
-        f"early = process._early[0].pid\n{change}\n"
-        "worker = Worker(); worker.devices(); print(worker._child._process.pid == early); worker.close()\n"
+        "import psutil\nearly, = psutil.Process().children()\n"
+        f"{change}\n"
+        "worker = Worker(); worker.devices(); print(worker.pid == early.pid); worker.close()\n"
     )
     done = python(code)
     assert (done.stdout, done.stderr) == ("False\n", "")
@@ -214,7 +213,7 @@ def test_a_load_that_begins_early_is_not_repeated(model: Path, word: str, path: 
     code = (
         "from fitter import early\n"
         "from fitter.llama import process\n"
-        f"process.prestart(lambda wait: early._load({path.format(model=model)!r}, wait)).wake({word!r})\n"
+        f"process.prestart(lambda wait: early.load({path.format(model=model)!r}, wait)).wake({word!r})\n"
         "from fitter.llama.client import Worker\n"
         "from fitter.llama.types import Params\n"
         "from fitter.machine.gpu import parse_gpus\n"
@@ -236,7 +235,7 @@ def test_a_load_that_begins_early_has_the_parameters_of_any_other() -> None:
         "from fitter.llama.devices import registry\n"
         "from fitter.llama.parameters import apply\n"
         "from fitter.llama.types import Params\n"
-        f"ours, pointers, _ = ahead._params({DEVICE!r}, False)\n"
+        f"ours, pointers, _ = ahead.params_of({DEVICE!r}, False)\n"
         "llama = library.libraries().llama_cpp\n"
         "other = llama.llama_model_default_params()\n"
         "known = registry(virtual=True)\n"
@@ -360,13 +359,13 @@ def test_files_of_the_parent_do_not_reach_a_worker() -> None:
     os.set_inheritable(writer, True)
     with Worker() as worker:
         worker.devices()
-        assert worker._child is not None
+        assert worker.pid is not None
         os.close(writer)
         assert os.read(reader, 1) == b""
     os.close(reader)
 
 
 def test_a_missing_declarations_module_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_DECLARATIONS", "fitter.llama._nowhere")
+    monkeypatch.setattr(library, "DECLARATIONS", "fitter.llama.nowhere")
     with pytest.raises(LibraryError, match=r"_declarations.py is missing .* reinstall llama-fitter"):
-        library._declarations()
+        library.declarations()

@@ -17,8 +17,8 @@ from fitter.errors import ModelError
 from fitter.machine import bandwidth
 from fitter.planning.plan import Search
 from fitter.planning.request import Progress
-from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tools import shapes
+from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 FITS: dict[str, tuple[str, dict[str, Any]]] = {
     "large MoE, three unequal": ("qwen3-30b-a3b", {"gpus": ["8GiB", "6GiB", "4GiB"]}),

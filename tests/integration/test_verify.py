@@ -21,8 +21,8 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params
 from fitter.planning.request import Progress
 from fitter.planning.verified import Verification
-from tests.servers import Proxy, RpcServer
-from tests.tiny import TINY_DENSE, write_tiny
+from tools.servers import Proxy, RpcServer
+from tools.tiny import TINY_DENSE, write_tiny
 
 MIB = 2**20
 

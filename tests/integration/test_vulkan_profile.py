@@ -11,9 +11,9 @@ import pytest
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine.gpu import VULKAN_DRIVERS, parse_gpus
-from tests import vulkan_reference
-from tests.vulkan_reference import Load
 from tools import shapes
+from tools.vulkan import loads as vulkan_reference
+from tools.vulkan.loads import Load
 
 SAMPLE = 6
 """One row of so many is compared in the quick test."""

@@ -22,7 +22,7 @@ from fitter.errors import LibraryError, LlamaCppError, ModelError, TimeLimitErro
 from fitter.llama import process
 from fitter.llama.client import Worker
 from fitter.llama.types import Array, Params, VirtualDevice
-from tests.cuda_reference import write_model
+from tools.cuda_reference import write_model
 
 CARD = VirtualDevice("CUDA0", "Card", "cuda", 890, 24 * 2**30, 24 * 2**30)
 
@@ -79,30 +79,33 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "import os, ctypes; from fitter.llama.worker import Session; "
         "Session.host = lambda self: exec(os.environ['SABOTAGE']); "
     )
-    start, _, rest = process._BOOT.partition("from fitter.llama.worker")
-    monkeypatch.setattr(process, "_BOOT", start + prelude + "from fitter.llama.worker" + rest)
+    start, _, rest = process.BOOT.partition("from fitter.llama.worker")
+    monkeypatch.setattr(process, "BOOT", start + prelude + "from fitter.llama.worker" + rest)
     yield
 
 
 # --- answers
 
 
-def test_another_context_of_the_same_model_loads_nothing(worker: Worker, model: Path) -> None:
+def test_another_context_of_the_same_model_loads_nothing(model: Path) -> None:
     lines: list[str] = []
-    worker._on_log = lines.append
-    worker.measure(model, Params(n_ctx=512))
-    loaded = [line for line in lines if "n_layer" in line]
-    assert loaded
-    lines.clear()
-    larger = worker.measure(model, Params(n_ctx=1024))
-    assert larger.n_ctx == 1024
-    assert not [line for line in lines if "n_layer" in line]
-    worker.measure(model, Params(n_ctx=1024, n_gpu_layers=3))
-    assert [line for line in lines if "n_layer" in line]
-    assert worker.dummy_loads == 2
-    worker.measure(model, Params(n_ctx=1024, n_gpu_layers=99))
-    worker.measure(model, Params(n_ctx=1024, n_gpu_layers=-1))
-    assert worker.dummy_loads == 3, "all layers are all layers, however that is said"
+
+    def loaded() -> list[str]:
+        return [line for line in lines if "n_layer" in line]
+
+    with Worker([CARD], on_log=lines.append) as worker:
+        worker.measure(model, Params(n_ctx=512))
+        assert loaded()
+        lines.clear()
+        larger = worker.measure(model, Params(n_ctx=1024))
+        assert larger.n_ctx == 1024
+        assert not loaded()
+        worker.measure(model, Params(n_ctx=1024, n_gpu_layers=3))
+        assert loaded()
+        assert worker.dummy_loads == 2
+        worker.measure(model, Params(n_ctx=1024, n_gpu_layers=99))
+        worker.measure(model, Params(n_ctx=1024, n_gpu_layers=-1))
+        assert worker.dummy_loads == 3, "all layers are all layers, however that is said"
 
 
 def test_a_file_that_changes_is_loaded_again(worker: Worker, tmp_path: Path) -> None:
@@ -302,11 +305,11 @@ def test_a_deadline_ends_what_is_asked(sabotage: None, monkeypatch: pytest.Monke
         assert 0.9 < time.monotonic() - started < 8
         worker.deadline = None
         monkeypatch.delenv("SABOTAGE")
-        child = worker.devices() and worker._child
+        pid = worker.devices() and worker.pid
         worker.deadline = started + 1
         with pytest.raises(TimeLimitError, match="while listing the devices: "):
             worker.devices()
-        assert worker._child is child, "what was not asked for is no reason to begin anew"
+        assert worker.pid == pid, "what was not asked for is no reason to begin anew"
 
 
 def test_a_start_after_the_deadline_is_of_use_later() -> None:
@@ -333,8 +336,8 @@ def test_an_interrupt_ends_the_worker(sabotage: None, monkeypatch: pytest.Monkey
 
 def test_an_interrupt_of_the_whole_group_is_the_parents_affair(worker: Worker) -> None:
     worker.devices()
-    assert worker._child is not None
-    os.kill(worker._child._process.pid, signal.SIGINT)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGINT)
     assert worker.devices()
 
 
@@ -345,13 +348,13 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path, busy: bool) -> None:
         "import sys, threading, time\n"
         f"sys.path[:] = {[entry for entry in sys.path if entry]!r}\n"
         "from fitter.llama import client, process\n"
-        "start, _, rest = process._BOOT.partition('from fitter.llama.worker')\n"
-        "process._BOOT = start + 'import ctypes; from fitter.llama.worker import Session; '"
+        "start, _, rest = process.BOOT.partition('from fitter.llama.worker')\n"
+        "process.BOOT = start + 'import ctypes; from fitter.llama.worker import Session; '"
         " + 'Session.host = lambda self: ctypes.CDLL(None).sleep(600); from fitter.llama.worker' + rest\n"
         "worker = client.Worker()\n"
         "worker.devices()\n"
         f"if {busy}: threading.Thread(target=worker.host, daemon=True).start(); time.sleep(0.5)\n"
-        "print(worker._child._process.pid, flush=True)\n"
+        "print(worker.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from examples.tiny_moe import main, write
-from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
 from tools import shapes
+from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 DUMMY_LOAD = """
 import json, sys

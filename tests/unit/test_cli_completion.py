@@ -42,10 +42,10 @@ def test_bash_completes(words: str, index: int, expected: list[str]) -> None:
 
 
 def test_every_command_is_there() -> None:
-    from fitter.cli.group import _COMMANDS
+    from fitter.cli.group import COMMANDS
 
     lines = ask("bash_complete", "fitter ", "1").stdout.splitlines()
-    assert [line.removeprefix("plain,") for line in lines[:-1]] == list(_COMMANDS)
+    assert [line.removeprefix("plain,") for line in lines[:-1]] == list(COMMANDS)
 
 
 def test_zsh_and_fish_get_the_help_as_well() -> None:

@@ -8,7 +8,6 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from plans import GIB, MIB, make_plan
 
 from fitter import api
 from fitter.cli import main
@@ -16,6 +15,7 @@ from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.planning.plan import Plan, Problem
 from fitter.planning.request import Progress
+from tests.unit.plans import GIB, MIB, make_plan
 
 Install = Callable[[Plan | BaseException], None]
 PROBLEM = Problem("host", 244 * MIB, "the host is 244 MiB short: free host memory")

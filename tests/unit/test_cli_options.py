@@ -9,11 +9,11 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from plans import GIB, MIB, make_plan
 
 from fitter import api
 from fitter.cli import main
 from fitter.llama.types import DeviceInfo, Params
+from tests.unit.plans import GIB, MIB, make_plan
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from plans import make_plan
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama import devices, planned
@@ -16,6 +15,7 @@ from fitter.loading import load_once
 from fitter.output.keywords import llama_kwargs
 from fitter.parameters import PARAMETERS
 from fitter.planning.plan import Problem
+from tests.unit.plans import make_plan
 
 REAL = make_plan(Params(n_ctx=512, n_gpu_layers=3), virtual=False)
 OVERRIDES = (TensorBuftOverride("exps", "CPU"),)

@@ -125,7 +125,7 @@ def test_caches_are_counted_once(tmp_path: Path, caches: list[tuple[str, str]], 
             (directory / "level").write_text(f"{level}\n")
             (directory / "size").write_text(f"{size if level == '3' else '32K'}\n")
             (directory / "shared_cpu_list").write_text(f"{shared}\n")
-    assert bandwidth._cache_bytes(tmp_path) == total
+    assert bandwidth.cache_bytes(tmp_path) == total
 
 
 # --- what is kept
@@ -182,7 +182,7 @@ def test_another_machine_is_measured_on_its_own(cache: Path, monkeypatch: pytest
     assert host_speed(measure).bandwidth == 60e9, "both are kept"
 
 
-KEY = bandwidth._key(HOST)
+KEY = bandwidth.key_of(HOST)
 BROKEN = {
     "empty": "",
     "no JSON": "{",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plans import make_plan
 
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Params, TensorBuftOverride
@@ -20,6 +19,7 @@ from fitter.output.arguments import (
     unsafe_arguments,
 )
 from fitter.values import plain_pattern
+from tests.unit.plans import make_plan
 
 SPILL = TensorBuftOverride("^blk.(1|2|3).ffn_(up|gate)_exps.weight$", "CPU")
 USERS_OWN = TensorBuftOverride(r"blk\.\d+\.ffn_.*_exps", "CPU")

@@ -7,7 +7,6 @@ import json
 import math
 
 import pytest
-from plans import make_plan, make_price
 
 from fitter.output import table
 from fitter.output.explanation import default_speeds, explain_lines, explanation, far_lines
@@ -17,6 +16,7 @@ from fitter.planning.cost import Part
 from fitter.planning.explain import Bound, Choice, Reason
 from fitter.planning.plan import Plan, Problem
 from fitter.planning.pricing import SpeedSource
+from tests.unit.plans import make_plan, make_price
 
 PRICE = make_price(prompt=1000, generation=10)
 PARTS = (

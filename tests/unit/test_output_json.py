@@ -2,12 +2,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from types import MappingProxyType
 
-from plans import GIB, MIB, make_plan, make_price
-
-from fitter.llama.types import Array, DeviceInfo, Params, Row, TensorBuftOverride, VirtualDevice
+from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.catalogue import CatalogueGpu, Sources
 from fitter.output.arguments import arguments
 from fitter.output.json import (
@@ -18,9 +14,9 @@ from fitter.output.json import (
     inspection_to_dict,
     to_dict,
 )
-from fitter.planning.calibration import Calibration, Comparison, DeviceCalibration, Difference
-from fitter.planning.inspection import Inspection, LayerSize, RoleSize
-from fitter.planning.plan import ModelSummary, Problem
+from fitter.planning.plan import Problem
+from tests.unit.answers import CALIBRATION, INSPECTION
+from tests.unit.plans import GIB, MIB, make_plan, make_price
 
 USED = (2048 + 256 + 100) * MIB
 
@@ -194,29 +190,6 @@ def test_catalogue() -> None:
     }
 
 
-CARD = DeviceInfo("CUDA0", "Card", "gpu", "CUDA", 8 * GIB, 7 * GIB, buffer_type="CUDA0")
-CALIBRATION = Calibration(
-    devices=(
-        DeviceCalibration(CARD, VirtualDevice("CUDA0", "Card", "cuda", 890, 8 * GIB, 7 * GIB), 400 * MIB, 600 * MIB),
-        DeviceCalibration(replace(CARD, name="RPC0", backend="RPC"), None, None, None),
-    ),
-    comparisons=(
-        Comparison(
-            ("CUDA0",),
-            "twin",
-            96,
-            (
-                Difference("dense", "defaults", "CUDA0 compute", 5, 3),
-                Difference("dense", "defaults", "CUDA_Host model", 5, 7),
-                Difference("dense", "long", "load", "loads", "no memory"),
-            ),
-        ),
-        Comparison(("CUDA0",), "real load", 1, ()),
-    ),
-    stored=Path("kept.json"),
-)
-
-
 def test_calibration() -> None:
     document = calibration_to_dict(CALIBRATION)
     assert (document["schema"], document["exact"], document["stored"]) == (1, False, "kept.json")
@@ -245,19 +218,6 @@ def test_calibration() -> None:
     assert second == {"devices": ["CUDA0"], "between": "real load", "loads": 1, "differences": []}
     exact = calibration_to_dict(replace(CALIBRATION, comparisons=CALIBRATION.comparisons[1:], stored=None))
     assert (exact["exact"], exact["stored"]) == (True, None)
-
-
-INSPECTION = Inspection(
-    model=ModelSummary("m.gguf", "M", "llama", 3 * MIB),
-    metadata=MappingProxyType({"general.name": "M", "a.list": Array("i32", 2, (1, 2)), "tokens": Array("str", 9)}),
-    roles=(RoleSize("attention", 2, 2 * MIB), RoleSize("output", 1, MIB)),
-    layers=(
-        LayerSize(None, (RoleSize("output", 1, MIB),), 0),
-        LayerSize(0, (RoleSize("attention", 2, 2 * MIB),), 5 * MIB),
-    ),
-    n_ctx=4096,
-    rows=(Row("CPU", None, True, 3 * MIB, 5 * MIB, 7 * MIB),),
-)
 
 
 def test_inspection() -> None:

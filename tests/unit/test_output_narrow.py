@@ -7,9 +7,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from plans import MIB, make_plan
-from test_output_json import CALIBRATION, INSPECTION
-from test_output_table import Terminal
 
 from fitter.llama.types import DeviceInfo
 from fitter.output import table
@@ -17,6 +14,8 @@ from fitter.output.narrow import short_name
 from fitter.planning.plan import Plan
 from fitter.regression import report
 from fitter.regression.compare import Move
+from tests.unit.answers import CALIBRATION, INSPECTION, Terminal
+from tests.unit.plans import MIB, make_plan
 
 CARDS = ("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4090", "AMD Radeon RX 7900 XTX (RADV NAVI31)")
 HOST = DeviceInfo("CPU", "AMD EPYC 7763 64-Core Processor", "cpu", "CPU", 2**35, 2**34)
@@ -120,7 +119,7 @@ def test_the_cards_are_said_below_the_table(monkeypatch: pytest.MonkeyPatch) -> 
         ),
         pytest.param(table.calibration_table(CALIBRATION), id="calibration"),
         pytest.param(table.inspection_table(INSPECTION), id="inspection"),
-        pytest.param(report._moves_table(MOVES), id="moves"),
+        pytest.param(report.moves_table(MOVES), id="moves"),
     ],
 )
 def test_no_line_is_longer_and_no_number_is_cut(what: object, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +130,7 @@ def test_no_line_is_longer_and_no_number_is_cut(what: object, width: int, monkey
 
 def test_what_a_move_means_is_never_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     for width in (40, 50, 60, 80, 120):
-        words = " ".join(shown(report._moves_table(MOVES), width, monkeypatch)).split()
+        words = " ".join(shown(report.moves_table(MOVES), width, monkeypatch)).split()
         assert " ".join(words).endswith("beyond max_growth of 1 %")
 
 

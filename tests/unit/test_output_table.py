@@ -3,22 +3,17 @@ from __future__ import annotations
 import io
 
 import pytest
-from plans import GIB, MIB, make_plan, make_price
-from test_output_json import CALIBRATION, INSPECTION
 
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.catalogue import CatalogueGpu, Sources
 from fitter.output import table
-from fitter.output.progress import _Step, progress
+from fitter.output.progress import Step, progress
 from fitter.output.units import speed
 from fitter.planning.plan import Plan, Problem
 from fitter.planning.pricing import SpeedSource
 from fitter.planning.request import Progress
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.unit.answers import CALIBRATION, INSPECTION, Terminal
+from tests.unit.plans import GIB, MIB, make_plan, make_price
 
 
 def rendered(plan: Plan, *, verbose: bool = False) -> str:
@@ -243,7 +238,7 @@ def test_progress_on_a_terminal_is_a_line_that_goes_away(monkeypatch: pytest.Mon
 def test_progress_counts_the_seconds_of_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.9, 75.0])
     monkeypatch.setattr("fitter.output.progress.time.monotonic", lambda: next(clock))
-    step = _Step("[3 dummy loads] loading")
+    step = Step("[3 dummy loads] loading")
     assert [str(step.__rich__()), str(step.__rich__())] == ["[3 dummy loads] loading", "[3 dummy loads] loading (75 s)"]
 
 

@@ -12,7 +12,6 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from plans import make_plan
 
 from fitter import api
 from fitter.cli import fit as fit_module
@@ -32,7 +31,8 @@ from fitter.parameters import CONTEXT, PARAMETERS, Parameter
 from fitter.planning.constraints import context_of_a_sequence, params_of
 from fitter.regression import marks
 from fitter.regression.cases import make_cases
-from fitter.regression.lockfile import _without_nothing
+from fitter.regression.lockfile import without_nothing
+from tests.unit.plans import make_plan
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ def test_in_json_both_ways(invention: Invention, tmp_path: Path) -> None:
 def test_between_processes_and_in_a_lock(invention: Invention) -> None:
     params = plan_with(invention).params
     assert wire.decode(Params, wire.encode(params)) == params
-    assert wire.decode(Params, _without_nothing(wire.encode(params))) == params
-    assert "more" not in _without_nothing(wire.encode(Params()))
+    assert wire.decode(Params, without_nothing(wire.encode(params))) == params
+    assert "more" not in without_nothing(wire.encode(Params()))
 
 
 def test_in_arguments_and_formats(invention: Invention) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plans import make_plan, make_price
 
 from fitter.errors import UsageError
 from fitter.llama.types import Lora, Params, Row, TensorBuftOverride
@@ -16,6 +15,7 @@ from fitter.output.json import dumps, to_dict
 from fitter.output.plan_file import read_plan
 from fitter.planning.explain import Bound, Choice, Reason
 from fitter.planning.plan import Problem, SharedUse, resolved
+from tests.unit.plans import make_plan, make_price
 
 EVERYTHING = Params(
     n_ctx=8192,

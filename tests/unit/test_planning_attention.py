@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from synthetic import SyntheticModel, limits, request
 
 from fitter.llama.types import Breakdown, Params
 from fitter.planning import attention
@@ -16,6 +15,7 @@ from fitter.planning.objective import GAIN
 from fitter.planning.placement import Placement
 from fitter.planning.request import Request
 from fitter.planning.trial import Trial
+from tests.unit.synthetic import SyntheticModel, limits, request
 
 DEVICES = limits(1000, 2000)
 REQUEST = request(SyntheticModel(), DEVICES)

@@ -246,7 +246,7 @@ def test_it_is_the_price_where_all_is_on_one_device(
     card: DeviceSpeed, layer: list[tuple[int, float, bool]], workload: Workload, state: int
 ) -> None:
     pieces, units = model([layer] * 20, state=state)
-    work = pieces._work(tuple(pieces.layer(index, 0) for index in range(21)), None)
+    work = pieces.work(tuple(pieces.layer(index, 0) for index in range(21)), None)
     expected = price(work, [card], DESKTOP, workload).seconds
     assert lower_bound(pieces, units, [64 * GIB], None, [card], DESKTOP, workload) == pytest.approx(expected, rel=1e-9)
     # of two, the slower one is of no use
@@ -258,7 +258,7 @@ def test_it_is_the_price_where_all_is_on_one_device(
 
 def test_it_is_the_price_on_the_host_alone() -> None:
     pieces, units = model([LAYER] * 20)
-    work = pieces._work(tuple(pieces.layer(index, HOST) for index in range(21)), None)
+    work = pieces.work(tuple(pieces.layer(index, HOST) for index in range(21)), None)
     expected = price(work, [], DESKTOP, Workload()).seconds
     assert lower_bound(pieces, units, [], None, [], DESKTOP, Workload()) == pytest.approx(expected, rel=1e-9)
 
@@ -289,7 +289,7 @@ def test_the_host_gets_what_it_is_least_bad_at() -> None:
     for count in (0, 3, 10):
         budget = 10 * 8 * MIB + 300 * MIB + 10 * 900 * MIB - count * 800 * MIB
         layers = [pieces.layer(index, 0, (apart[index],) if index < count else ()) for index in range(10)]
-        work = pieces._work((*layers, pieces.layer(10, 0)), None)
+        work = pieces.work((*layers, pieces.layer(10, 0)), None)
         estimate = price(work, [FAST], DESKTOP, workload)
         # what it leaves out: waits of the host, and two splits for each of those layers
         costs = default()

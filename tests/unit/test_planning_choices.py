@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import SyntheticModel, limits, request
 
 from fitter.llama.types import Breakdown, Params
 from fitter.planning import choices
 from fitter.planning.memory import HOST, Item
 from fitter.planning.placement import Placement
 from fitter.planning.trial import Trial
+from tests.unit.synthetic import SyntheticModel, limits, request
 
 DEVICES = limits(1000, 2000)
 REQUEST = request(SyntheticModel(), DEVICES)

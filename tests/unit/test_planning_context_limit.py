@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.types import Breakdown, Layout, LayoutEntry, Params, TensorBuftOverride
@@ -15,6 +14,7 @@ from fitter.planning.context_limit import Excess, limited, usable, wider, within
 from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan
 from fitter.planning.request import DeviceLimit, Request
+from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 MODEL = SyntheticModel(n_ctx_train=1 << 20)
 SUMMARY = ModelSummary("model.gguf", "model", "llama", 0)
@@ -210,7 +210,7 @@ GROWTH: dict[str, Callable[[int], int]] = {
 @pytest.mark.parametrize("most", [1, 600 * MIB, 1111 * MIB])
 def test_the_widest_context_is_exact_however_caches_grow(size: Callable[[int], int], step: int, most: int) -> None:
     top = 1 << 20
-    found = context_limit._widest(size, step, top, size(top) if size(top) > most else most + 1, most)
+    found = context_limit.widest(size, step, top, size(top) if size(top) > most else most + 1, most)
     right = max((n for n in range(step, top, step) if size(n) <= most), default=0)
     assert found == right
 
@@ -228,7 +228,7 @@ def test_what_cannot_fit_is_not_asked_about() -> None:
 def test_the_plan_is_the_one_that_all_contexts_give(machine: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     model, devices = SyntheticModel(n_ctx_train=1 << 22), limits(*machine)
     plan = fitted(request(model, devices), SyntheticLlama(model, devices))
-    monkeypatch.setattr(context_limit, "_EXPENSIVE", 1 << 40)
+    monkeypatch.setattr(context_limit, "EXPENSIVE", 1 << 40)
     other = fitted(request(model, devices), SyntheticLlama(model, devices))
     assert (plan.params.n_ctx, plan.fits) == (other.params.n_ctx, other.fits)
 

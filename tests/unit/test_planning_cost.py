@@ -148,7 +148,7 @@ def test_a_cache_on_the_host_costs_more_than_weights_there() -> None:
     """An order of magnitude more per byte, whether the device has it copied or the CPU attends to it."""
     at = cost.setting(work(layer(0)), (FAST,), DESKTOP, Workload(0, 2, 100_000))
     for placed in (layer(0, cache=HOST), layer(HOST)):
-        seen = cost._attention(placed, at).generation / (ATTENTION.kv_bytes * 100_001)
+        seen = cost.attention_seconds(placed, at).generation / (ATTENTION.kv_bytes * 100_001)
         read = cost.tensor_seconds(Weights(HOST, GB, 2e9), at).generation / GB
         assert 5 < seen / read < 60
 
@@ -174,7 +174,7 @@ def test_a_window_ends_what_attention_costs() -> None:
 def test_a_quantized_cache_is_read_for_every_query_head() -> None:
     def reading(attention: Attention) -> float:
         at = cost.setting(work(layer(0)), (FAST,), DESKTOP, Workload(0, 2, 8192))
-        return cost._attention(layer(0, attention=attention), at).generation
+        return cost.attention_seconds(layer(0, attention=attention), at).generation
 
     half = replace(ATTENTION, kv_bytes=ATTENTION.kv_bytes / 2, quantized=True)
     assert reading(half) == pytest.approx(reading(replace(half, sharing=1)) * 4)
@@ -365,7 +365,7 @@ def test_full_offload() -> None:
 
 def test_placements() -> None:
     rows, _ = speed_rows.placements()
-    tables = cost._data()
+    tables = fit_cost.stored()
     found = fit_cost.generation(rows, cost.default(), fit_cost.fit_hosts(tables, rows))
     complete = [fit_cost.error(is_priced, was) for row, is_priced, was in found if row.complete]
     assert len(complete) >= 200

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import CARD, REMOTE_CARD, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
@@ -15,6 +14,7 @@ from fitter.planning.explain import Choice
 from fitter.planning.known import Callbacks, Known
 from fitter.planning.remotes import worth_their_network
 from fitter.planning.shared import remembered
+from tests.unit.synthetic import CARD, REMOTE_CARD, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
 NARROW = replace(CARD, pcie=1e9)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 from fitter.beginning import Suggestions, placement_of
 from fitter.errors import LlamaCppCrashError, LlamaCppError, TimeLimitError
@@ -14,6 +13,7 @@ from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan
 from fitter.planning.request import DeviceLimit, Progress, Request
+from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)

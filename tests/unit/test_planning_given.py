@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import SyntheticModel, limits, priced, request
 
 from fitter.llama.types import Params
 from fitter.planning import given
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
+from tests.unit.synthetic import SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
 TWO = limits(3000, 1000)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Params
 from fitter.planning.known import Callbacks, CutShort, Known
 from fitter.planning.memory import Unit
 from fitter.planning.placement import Placement
+from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
 TWO = limits(3000, 1000)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 from fitter.errors import LlamaCppCrashError, UsageError
 from fitter.llama.types import Breakdown, Params
@@ -21,6 +20,7 @@ from fitter.planning.plan import ModelSummary, Plan
 from fitter.planning.pricing import Price
 from fitter.planning.request import LEVERS, DeviceLimit, Request
 from fitter.planning.trial import Trial
+from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)

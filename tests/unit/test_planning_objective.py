@@ -8,7 +8,6 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import limits
 
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.objective import (
@@ -26,6 +25,7 @@ from fitter.planning.objective import (
 from fitter.planning.placement import Placement
 from fitter.planning.request import Request
 from fitter.planning.trial import Trial
+from tests.unit.synthetic import limits
 
 
 class _Wanting:

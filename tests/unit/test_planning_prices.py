@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import CARD, REMOTE_CARD, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
@@ -13,6 +12,7 @@ from fitter.planning import cost
 from fitter.planning.memory import HOST, Unit, units_of
 from fitter.planning.placement import Placement
 from fitter.planning.prices import PriceList
+from tests.unit.synthetic import CARD, REMOTE_CARD, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
 TWO = limits(3000, 3000)

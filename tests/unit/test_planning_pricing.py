@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import limits
-from test_planning_work import MODEL, PLACEMENTS, facts, said
 
 from fitter.errors import UsageError
 from fitter.llama.types import LAYOUT_DEVICE, Breakdown, Layout, LayoutEntry, Params, SplitMode
@@ -25,6 +23,8 @@ from fitter.planning.placement import Placement
 from fitter.planning.pricing import Price, Speeds, bound_of, price_params, price_placement
 from fitter.planning.request import MIB, HostLimit, Request
 from fitter.values import check_timeout
+from tests.unit.placements import MODEL, PLACEMENTS, facts, said
+from tests.unit.synthetic import limits
 
 N_CTX = 8192
 CARD = DeviceSpeed(1e12, 1.6e14, 32e9, "cuda", "8.9", "catalogue: a card", True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import CARD, MIB, REMOTE_CARD, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 from fitter.llama.types import Params
 from fitter.machine.speed import DeviceSpeed
@@ -16,6 +15,17 @@ from fitter.planning.prices import PriceList
 from fitter.planning.proposals import Situation, fastest, nearer, partial, whole, with_caches, without_caches
 from fitter.planning.request import Request
 from fitter.planning.room import Room
+from tests.unit.synthetic import (
+    CARD,
+    MIB,
+    REMOTE_CARD,
+    SLOW_CARD,
+    SyntheticLlama,
+    SyntheticModel,
+    limits,
+    priced,
+    request,
+)
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import MIB, limits
 
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.memory import Unit
@@ -13,6 +12,7 @@ from fitter.planning.placement import Placement
 from fitter.planning.request import SHARED_ROW
 from fitter.planning.room import Buffers, Room, off_by, room_left_by
 from fitter.planning.trial import Trial
+from tests.unit.synthetic import MIB, limits
 
 DEVICES = limits(100, 80)
 UNITS = (Unit(0, 10 * MIB, 5 * MIB), Unit(1, 10 * MIB, 5 * MIB), Unit(2, 20 * MIB, 0))

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 from fitter.errors import LlamaCppCrashError, TimeLimitError
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
@@ -18,6 +17,7 @@ from fitter.planning.request import DeviceLimit
 from fitter.planning.search import search
 from fitter.planning.trial import Trial
 from fitter.values import parse_overrides
+from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(ffn=(30 * MIB, 30 * MIB, 40 * MIB), experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)

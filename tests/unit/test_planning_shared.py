@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Params, Row
@@ -27,6 +26,7 @@ from fitter.planning.shared import (
     reservation,
 )
 from fitter.planning.trial import missing_of
+from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)

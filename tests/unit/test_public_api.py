@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 import typing_extensions
-from plans import MIB, make_plan
 
 import fitter
 from fitter import api
 from fitter.planning.plan import FileStamp, Problem
+from tests.unit.plans import MIB, make_plan
 
 PROBLEM = Problem("host", 244 * MIB, "the host is 244 MiB short")
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plans import GIB, MIB, make_plan
 
 from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row
@@ -12,6 +11,7 @@ from fitter.output.json import verification_to_dict
 from fitter.planning.plan import Plan, Problem, SharedUse
 from fitter.planning.verification import compare, verify
 from fitter.planning.verified import MemoryUse, Verification
+from tests.unit.plans import GIB, MIB, make_plan
 
 PLAN = make_plan(Params(n_ctx=4096, devices=("CUDA0",)), devices=["CUDA0"], virtual=False)
 USED = (2048 + 256 + 100) * MIB

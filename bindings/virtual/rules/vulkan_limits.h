@@ -1,5 +1,5 @@
 // What Vulkan drivers allow, as far as ggml-vulkan lets it decide. On its own, so that the real ggml-vulkan can be shown
-// the same on another device (tests/vulkan/driver.cpp).
+// the same on another device (tools/vulkan/driver.cpp).
 
 #pragma once
 
@@ -83,7 +83,7 @@ inline constexpr limits anv = {
     /* .bufferDeviceAddress             = */ true,
 };
 
-// Mesa's software device, as vulkaninfo shows it with Mesa 22.3.6: what tests/vulkan compares with.
+// Mesa's software device, as vulkaninfo shows it with Mesa 22.3.6: what tools/vulkan compares with.
 inline constexpr limits lavapipe = {
     /* .minStorageBufferOffsetAlignment = */ 16,
     /* .minMemoryMapAlignment           = */ 64,

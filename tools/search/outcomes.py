@@ -15,8 +15,8 @@ from fitter.llama.client import Worker
 from fitter.llama.types import VirtualDevice
 from fitter.planning.objective import GAIN, loss
 from fitter.planning.request import DEFAULT_HOST_MARGIN, DEFAULT_MARGIN
-from tests.search.machines import MIB, Machine
 from tools import shapes, upstream
+from tools.search.machines import MIB, Machine
 
 SAME = GAIN
 """The share of an estimated time that counts as none: less is within what an estimate tells."""

@@ -21,8 +21,8 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Header, ModelInfo, Params, TensorBuftOverride
 from fitter.planning.verification import compare
 from fitter.planning.verified import VerifiedDifference
-from tests.architectures.compare import with_context
-from tests.servers import RpcServer
+from tools.architectures.compare import with_context
+from tools.servers import RpcServer
 
 N_CTX = 2048
 """Of every sequence, and what each model is told that it was trained with: its own 256 tokens are no micro batch."""
@@ -119,7 +119,7 @@ def longer(worker: Worker, path: Path, directory: Path) -> Path:
 
 def main(arguments: Sequence[str]) -> int:
     """Compare; the exit status is 0 if all is as it must be, 2 where there is nothing to compare."""
-    parser = argparse.ArgumentParser(prog="tests.architectures.real", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="tools.architectures.real", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", type=Path, required=True, help="GGUF files, such as test-llama-archs -o writes")
     parser.add_argument("--only", default="", metavar="TEXT", help="only what has TEXT in its name")
     options = parser.parse_args(arguments)

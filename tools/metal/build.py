@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.oracle import build as oracle
+from tools.oracle import build as oracle
 
 HERE = Path(__file__).resolve().parent
 NAME = "libggml-metal.so"

@@ -1,7 +1,7 @@
 """Rows of tests/data/cuda, measured on the CUDA cards of this machine.
 
     make calibrate CMAKE_ARGS="-DGGML_CUDA=on"
-    python -m tests.calibrate [--limit N] [--output FILE]
+    python -m tools.calibrate [--limit N] [--output FILE]
 
 Every load of the stored tables that these cards can make is made on them, without allocating, and on their virtual
 twins. The rows go to a file that is named after the cards: add it to the repository. The exit status is 4 where a
@@ -24,9 +24,9 @@ from fitter.errors import EXIT_FAILURE, EXIT_REGRESSION, EXIT_USAGE, LlamaCppErr
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, DeviceInfo, Params
 from fitter.planning.calibration import twin_of
-from tests import cuda_reference
+from tools import cuda_reference
 
-DATA = Path(__file__).parent / "data" / "cuda"
+DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "cuda"
 MEASURED = ("result", "splits")
 COLUMNS = (
     *("model", "placement", "n_devices", "compute_capability", "n_ctx", "type_k", "type_v", "flash_attn", "n_ubatch"),
@@ -119,7 +119,7 @@ def run(
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, compare, write."""
-    parser = argparse.ArgumentParser(prog="python -m tests.calibrate", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.calibrate", description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=int, help="every so-many-th row only, this many in all")
     parser.add_argument("--output", type=Path, help="file to write (default: in tests/data/cuda)")
     options = parser.parse_args(arguments)

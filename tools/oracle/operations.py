@@ -10,8 +10,8 @@ from pathlib import Path
 import llama_cpp
 
 from fitter.llama.types import VirtualDevice, describe
-from tests.cuda_reference import card
-from tests.oracle.draw import ARCHITECTURES
+from tools.cuda_reference import card
+from tools.oracle.draw import ARCHITECTURES
 
 HERE = Path(__file__).resolve().parent
 ANSWERS = HERE.parent / "data" / "cuda" / "operations.txt"

@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from tests.architectures.compare import (
+from tools import shapes
+from tools.architectures.compare import (
     Checked,
     check,
     kept_workers,
@@ -26,7 +27,6 @@ from tests.architectures.compare import (
     machines_for_size,
     with_context,
 )
-from tools import shapes
 
 N_CTX = 2048
 """A second copy of each tiny model has eight times that, and a machine for it: their own leaves nothing to fit."""
@@ -34,7 +34,7 @@ N_CTX = 2048
 
 def main(arguments: Sequence[str]) -> int:
     """Run the comparison; the exit status is 0 if every plan is equal, 2 where there is nothing to compare."""
-    parser = argparse.ArgumentParser(prog="tests.architectures.check", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="tools.architectures.check", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", type=Path, help="a directory of GGUF files, such as test-llama-archs -o writes")
     parser.add_argument(
         "--shapes", action="store_true", help="the shapes of tools/shapes.py, on tools/cases.py's machines"

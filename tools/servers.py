@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 
-from tests import rpc_servers
+from tools import rpc_servers
 
 _SECONDS = 30.0
 

@@ -1,4 +1,4 @@
-"""Loads whose bytes on CUDA and ROCm devices are known (see data/cuda/README.md and data/rocm/README.md)."""
+"""Loads whose bytes on CUDA and ROCm devices are known (tests/data/cuda/README.md, tests/data/rocm/README.md)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.catalogue import capability
-from tests.environment import with_variables
 from tools import shapes
+from tools.environment import with_variables
 
-DATA = Path(__file__).parent / "data" / "cuda"
+DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "cuda"
 TABLES = {
     "published": DATA / "published.csv.gz",
     "drawn": DATA / "drawn.csv.gz",

@@ -1,4 +1,4 @@
-"""``python -m tests.oracle``: build the oracle, make what is in tests/data/cuda anew, compare the profile with it.
+"""``python -m tools.oracle``: build the oracle, make what is in tests/data/cuda anew, compare the profile with it.
 
 With ``--rocm`` the oracle is the one for AMD's cards, and what it answers is in tests/data/rocm.
 
@@ -14,20 +14,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fitter.llama.library import backend_path
-from tests import cuda_reference
-from tests.oracle import build as build_cuda
-from tests.oracle import build_hip, operations
-from tests.oracle.build import MissingError
-from tests.oracle.draw import ARCHITECTURES, CAPABILITIES, draw
-from tests.oracle.measure import Row, fill
-from tests.oracle.upstream_fit import ROCM_SETS, SETS, compare
-from tools import shapes
+from tools import cuda_reference, shapes
+from tools.oracle import build as build_cuda
+from tools.oracle import build_hip, operations
+from tools.oracle.build import MissingError
+from tools.oracle.draw import ARCHITECTURES, CAPABILITIES, draw
+from tools.oracle.measure import Row, fill
+from tools.oracle.upstream_fit import ROCM_SETS, SETS, compare
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.oracle", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.oracle", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--source", type=Path, required=True, help="the llama.cpp source tree")
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "oracle", help="where to build")
     parser.add_argument("--jobs", type=int, default=2)

@@ -1,4 +1,4 @@
-"""``python -m tests.metal.check``: compare the metal profile with ggml-metal's own C++ on a GPU that is not there.
+"""``python -m tools.metal.check``: compare the metal profile with ggml-metal's own C++ on a GPU that is not there.
 
 The exit status is 1 if anything differs."""
 
@@ -13,16 +13,16 @@ from pathlib import Path
 
 from fitter.llama.library import backend_path
 from fitter.llama.types import VirtualDevice, describe
-from tests.metal import loads
-from tests.metal.build import build
-from tests.oracle import operations
-from tests.oracle.build import MissingError
+from tools.metal import loads
+from tools.metal.build import build
+from tools.oracle import operations
+from tools.oracle.build import MissingError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.metal.check", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.metal.check", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--source", type=Path, required=True, help="the llama.cpp source tree")
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "metal", help="where to build")
     parser.add_argument("--count", type=int, default=400, help="loads to draw (400)")

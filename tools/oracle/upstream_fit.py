@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fitter.llama.types import VirtualDevice, describe
 from fitter.machine.catalogue import capability
-from tests.cuda_reference import write_model
 from tools import shapes
+from tools.cuda_reference import write_model
 from tools.upstream import environment, fit_command
 
 MIB = 2**20

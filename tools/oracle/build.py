@@ -57,7 +57,7 @@ class _Compiler:
             raise MissingError(f"{source} is no llama.cpp source tree")
         self._directory = directory
         self._cudafe = cudafe
-        self._defines = _defines(source)
+        self._defines = defines(source)
         ggml = source / "ggml"
         self._includes = [f"-I{path}" for path in (ggml / "include", ggml / "src", HERE / "include", include)]
         if (include / "cccl").is_dir():
@@ -96,7 +96,7 @@ class _Compiler:
         return out
 
 
-def _defines(source: Path) -> list[str]:
+def defines(source: Path) -> list[str]:
     """The options of a default build."""
     instances = source / "ggml" / "src" / "ggml-cuda" / "template-instances"
     prefix = "fattn-vec-instance-"

@@ -1,4 +1,4 @@
-"""Loads whose bytes on the real ggml-vulkan are known (see data/vulkan/README.md)."""
+"""Loads whose bytes on the real ggml-vulkan are known (see tests/data/vulkan/README.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from tools import shapes
 
-TABLE = Path(__file__).parent / "data" / "vulkan" / "bytes.csv.gz"
+TABLE = Path(__file__).resolve().parents[2] / "tests" / "data" / "vulkan" / "bytes.csv.gz"
 COLUMNS = ("model", "driver", "n_devices", "environment", "params", "result")
 DRIVERS = ("radv", "nvidia", "anv", "lavapipe")
 MEMORY = 2_000_000 * 2**20

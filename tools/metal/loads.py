@@ -1,4 +1,4 @@
-"""Loads that ggml-metal's own C++ has answered (see data/metal/README.md), and new ones to compare the profile on."""
+"""Loads that ggml-metal's own C++ has answered (tests/data/metal/README.md), and new ones to compare the profile on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice, describe
-from tests.environment import with_variables
-from tests.vulkan_reference import MODELS, answer, draw_params, params_of, params_text, write_table
 from tools import shapes
+from tools.environment import with_variables
+from tools.vulkan.loads import MODELS, answer, draw_params, params_of, params_text, write_table
 
-TABLE = Path(__file__).resolve().parents[1] / "data" / "metal" / "bytes.csv.gz"
+TABLE = Path(__file__).resolve().parents[2] / "tests" / "data" / "metal" / "bytes.csv.gz"
 COLUMNS = ("model", "n_devices", "environment", "params", "result")
 MEMORY = 2_000_000 * 2**20
 ENVIRONMENTS = (

@@ -1,7 +1,7 @@
 """Build the oracle for AMD's cards: ggml-cuda's host code as HIP compiles it, on a HIP runtime without a GPU.
 
 Needs clang++ (16 or later) and HIP's headers (Debian: clang-16, libamdhip64-dev); no GPU, no driver, no ROCm. What old
-headers lack, and hipBLAS, is declared in ``tests/oracle/hip``. Device code is checked by clang and left out.
+headers lack, and hipBLAS, is declared in ``tools/oracle/hip``. Device code is checked by clang and left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.oracle.build import HERE, ROOT, SOURCES, MissingError, _defines, compile_traps, run
+from tools.oracle.build import HERE, ROOT, SOURCES, MissingError, compile_traps, defines, run
 
 NAME = "libggml-hip.so"
 
@@ -38,7 +38,7 @@ def build(source: Path, directory: Path, ggml_base: Path, jobs: int = 2) -> Path
         common.append(f"-isystem{headers}")
     # The options of ggml/src/ggml-hip that are on by default.
     hip = ["-DGGML_USE_HIP", "-DGGML_HIP_NO_VMM", "-DGGML_HIP_GRAPHS"]
-    options = [*(define for define in _defines(source) if define != "-DGGML_CUDA_USE_GRAPHS"), *hip]
+    options = [*(define for define in defines(source) if define != "-DGGML_CUDA_USE_GRAPHS"), *hip]
 
     def compile_one(name: str) -> Path:
         out = directory / f"{name}.o"

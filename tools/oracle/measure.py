@@ -10,8 +10,8 @@ from pathlib import Path
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import describe
-from tests.cuda_reference import Load, cheapest_order, load_of, result_of, splits_of, write_model
-from tests.environment import with_variables
+from tools.cuda_reference import Load, cheapest_order, load_of, result_of, splits_of, write_model
+from tools.environment import with_variables
 
 Row = dict[str, str]
 

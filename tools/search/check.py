@@ -1,6 +1,6 @@
 """Hold the search to its promises on random machines: make test-search.
 
-    python -m tests.search.check [--machines 1000] [--first 0] [--jobs 2] [--upstream 4] [--output build/search.json]
+    python -m tools.search.check [--machines 1000] [--first 0] [--jobs 2] [--upstream 4] [--output build/search.json]
 
 No card added, no memory freed and no limit raised makes a plan worse; equal cards with other names get the same plan; a
 plan that leaves a device idle could not use it for a layer; no plan is worse than upstream's own that keeps the margins
@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fitter.llama.client import Worker
-from tests.search.machines import Machine, better, draw, renamed
-from tests.search.outcomes import Asking, Outcome, worse
+from tools.search.machines import Machine, better, draw, renamed
+from tools.search.outcomes import Asking, Outcome, worse
 
 TWICE = 2.0
 

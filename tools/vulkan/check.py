@@ -20,9 +20,8 @@ from pathlib import Path
 
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride
-from tests import vulkan_reference
-from tests.vulkan_reference import Load
 from tools import shapes
+from tools.vulkan.loads import TABLE, Load, answer, corners, draw, store
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = ROOT / "build" / "vulkan" / "bin"
@@ -33,7 +32,7 @@ Answers = list[str]
 
 def main(arguments: Sequence[str]) -> int:
     """Run the comparison; the exit status is 0 if every answer is equal."""
-    parser = argparse.ArgumentParser(prog="tests.vulkan.check", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="tools.vulkan.check", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=512, help="loads to draw (512)")
     parser.add_argument("--seed", type=int, default=1, help="what they are drawn with (1)")
     parser.add_argument("--models", type=Path, help="a directory of GGUF files to compare as well")
@@ -47,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
     if missing or options.needs:
         return 1 if missing else 0
 
-    drawn = vulkan_reference.draw(options.count, options.seed)
-    loads = sorted([*drawn, *vulkan_reference.corners()], key=lambda load: load.session)
+    drawn = draw(options.count, options.seed)
+    loads = sorted([*drawn, *corners()], key=lambda load: load.session)
     with tempfile.TemporaryDirectory(prefix="fitter-vulkan-") as directory:
 
         def model(load: Load) -> Path:
@@ -56,8 +55,8 @@ def main(arguments: Sequence[str]) -> int:
 
         real = _real(loads, model)
         if options.write:
-            vulkan_reference.store(zip(loads, real, strict=True))
-            print(f"wrote {vulkan_reference.TABLE.relative_to(ROOT)}")
+            store(zip(loads, real, strict=True))
+            print(f"wrote {TABLE.relative_to(ROOT)}")
         different = _compare("loads", loads, real, _virtual(loads, model))
     if options.models is not None:
         files = {path.stem: path for path in sorted(options.models.glob("*.gguf"))}
@@ -110,7 +109,7 @@ def _real(loads: Sequence[Load], model: Callable[[Load], Path]) -> Answers:
             found = [(device.backend, device.virtual) for device in worker.devices() if device.type != "cpu"]
             if found != [("Vulkan", False)] * first.n_devices:
                 raise SystemExit(f"{LIBRARIES} has {found} instead of {first.n_devices} Vulkan devices")
-            answers += [vulkan_reference.answer(worker, model(load), load.params) for load in group]
+            answers += [answer(worker, model(load), load.params) for load in group]
     return answers
 
 
@@ -118,7 +117,7 @@ def _virtual(loads: Sequence[Load], model: Callable[[Load], Path]) -> Answers:
     answers: Answers = []
     for first, group in _sessions(loads):
         with _environment(first, {}), Worker(first.devices) as worker:
-            answers += [vulkan_reference.answer(worker, model(load), load.params) for load in group]
+            answers += [answer(worker, model(load), load.params) for load in group]
     return answers
 
 
