@@ -19,9 +19,9 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Lora, Params, Row, Skeleton, VirtualDevice
 from tests import rpc_servers
 from tests.tiny import TINY_DENSE, TINY_MOE, write_tiny
-from tests.tiny_lora import write_lora
-from tests.tiny_projector import TinyProjector, write_projector
 from tools import upstream
+from tools.tiny_lora import write_lora
+from tools.tiny_projector import TinyProjector, write_projector
 
 GIB = 2**30
 CARDS = tuple(VirtualDevice(f"CUDA{i}", "Card", "cuda", 890, 24 * GIB, 24 * GIB) for i in range(2))

@@ -19,10 +19,10 @@ from fitter.machine.gpu import parse_gpus
 from fitter.output.formats.python import fit_kwargs
 from tests.drafting import upstream as drafting
 from tests.tiny import TINY_DENSE, write_tiny
-from tests.tiny_lora import write_lora
-from tests.tiny_projector import TinyProjector, write_projector
 from tools import shapes, upstream
 from tools.shapes import F32, Q4_K, Shape, Tensor
+from tools.tiny_lora import write_lora
+from tools.tiny_projector import TinyProjector, write_projector
 
 GPUS = ("1GiB", "1GiB")
 MIB = 1024 * 1024
