@@ -1,0 +1,117 @@
+"""Every page of the documentation, and README.md: each command and each line of Python prints what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tools.docs.examples import difference, run_page
+from tools.docs.pages import ROOT, Kind, blocks, commands, pages, same
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the model files are, written once for all workers of a test run."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if base.name.startswith("popen-") else base) / "docs-models"
+
+
+WITH_EXAMPLES = [
+    page for page in pages() if any(block.kind is not Kind.NOT_RUN for block in blocks((ROOT / page).read_text()))
+]
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=str)
+def test_a_page_says_what_is_printed(page: Path, kept: Path) -> None:
+    said = difference(ROOT / page, run_page(ROOT / page, kept))
+    assert not said, (
+        f"{page} is not what is printed: look, then 'python -m tools.docs.examples --update {page}'\n{said}"
+    )
+
+
+# --- the runner
+
+
+def outcome(tmp_path: Path, text: str) -> tuple[str, str]:
+    """What becomes of a page with ``text``, and what is said about it."""
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    result = run_page(page, tmp_path / "kept")
+    return result.text, difference(page, result)
+
+
+RIGHT = {
+    "a command": "```console\n$ echo a\na\n```\n",
+    "a command on two lines": "```console\n$ echo a \\\n> b\na b\n```\n",
+    "no output": "```console\n$ true\n```\n",
+    "stderr": "```console\n$ echo a >&2\na\n```\n",
+    "a terminal of 100 columns": "```console\n$ [ -t 1 ] && tput cols\n100\n```\n",
+    "one bash for all": "```console\n$ a=1; cd ..\n```\n\n```console\n$ echo $a $PWD\n1 ~\n```\n",
+    "a status": "```console\n$ (exit 3)\n$ echo $?\n3\n```\n",
+    "seconds": "```console\n$ echo 1.25 s\n0.3 s\n```\n",
+    "figures of this machine": "<!-- figures of this machine -->\n```console\n$ echo 12  MiB\n1234 MiB\n```\n",
+    "not run": "<!-- not run: no such program -->\n```console\n$ what-is-this\n```\n",
+    "a diagram": "```mermaid\ngraph LR\n```\n",
+    "a file": '```toml title="a/b.toml"\nc = 1\n```\n\n```console\n$ cat a/b.toml\nc = 1\n```\n',
+    "Python": "```python\na = 1\nprint(a)\n#> 1\n```\n\n```python\nprint(a + 1)\n#> 2\n```\n",
+    "Python and bash": "```console\n$ echo 1 >a\n```\n\n```python\nprint(open('a').read().strip())\n#> 1\n```\n",
+    "indented": '=== "bash"\n\n    ```console\n    $ echo a\n    a\n    ```\n',
+    "a block in a block": "<!-- not run: Markdown -->\n````md\n```console\n$ what-is-this\n```\n````\n",
+}
+
+
+@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT.keys())
+def test_what_is_right(text: str, tmp_path: Path) -> None:
+    assert outcome(tmp_path, text) == (text, "")
+
+
+WRONG = {
+    "another output": ("```console\n$ echo a\nb\n```\n", r"-b\n\+a\n"),
+    "output that is missing": ("```console\n$ echo a\n```\n", r"\+a\n"),
+    "output that is not there": ("```console\n$ true\nb\n```\n", r"-b\n"),
+    "another number": ("```console\n$ echo 12 MiB\n13 MiB\n```\n", r"-13 MiB\n\+12 MiB"),
+    "seconds with another unit": ("```console\n$ echo 1 s\n1 ms\n```\n", r"\+1 s"),
+    "another word beside figures": (
+        "<!-- figures of this machine -->\n```console\n$ echo 1 MiB\n1 GiB\n```\n",
+        r"\+1 MiB",
+    ),
+    "a command that fails": ("```console\n$ false\n$ true\n```\n", r"line 2: `false` fails, and no `\$ echo \$\?`"),
+    "a last command that fails": ("```console\n$ false\n```\n", r"line 2: `false` fails"),
+    "a comment that says nothing": ("<!-- not run: -->\n```sh\nls\n```\n", "a block of kind 'sh' cannot be run"),
+    "a block of another kind": ("\n```sh\nls\n```\n", "line 2: a block of kind 'sh' cannot be run"),
+    "a block of no kind": ("```\nls\n```\n", "a block of kind '' cannot be run"),
+    "output without a command": ("```console\na\n```\n", r"begins with '\$ COMMAND'"),
+    "Python prints another thing": ("```python\nprint(1)\n#> 2\n```\n", r"-#> 2\n\+#> 1\n"),
+    "Python that fails": ("```python\nprint(nothing)\n```\n", "NameError: name 'nothing' is not defined"),
+    "Python that is none": ("```python\nprint(\n```\n", "SyntaxError"),
+    "Python that ends the process": ("```python\nimport os\n\nos._exit(1)\n```\n", "the process ended"),
+    "a command that ends the shell": ("```console\n$ exit\n```\n", "ended the shell"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_wrong_is_said(text: str, said: str, tmp_path: Path) -> None:
+    assert re.search(said, outcome(tmp_path, text)[1])
+
+
+def test_what_is_printed_is_written(tmp_path: Path) -> None:
+    text = (
+        "- one:\n\n    ```console\n    $ echo a\n    b\n    $ echo 2 s\n    1 s\n    ```\n\n```python\nprint(1)\n```\n"
+    )
+    new, _ = outcome(tmp_path, text)
+    # Seconds stay: they would differ every time.
+    assert new == text.replace("    b\n", "    a\n").replace("print(1)\n", "print(1)\n#> 1\n")
+
+
+def test_models_are_there_and_ports_are_free_ones(tmp_path: Path) -> None:
+    text = "```console\n$ ls *.gguf\ndraft.gguf\n$ echo 50052\n50052\n$ [ 50052 = 5005''2 ] || echo free\nfree\n```\n"
+    assert outcome(tmp_path, text) == (text, "")
+
+
+def test_no_two_blocks_are_taken_for_one() -> None:
+    (first, second) = blocks("```console\n$ a\n> b\nc\n$ d\n```\n```python\ne\n```\n")
+    assert [(each.text, each.output) for each in commands(first)] == [("a\nb", "c"), ("d", "")]
+    assert (second.kind, second.text) == (Kind.PYTHON, "e")
+    assert not same("1.5 s 2 GB/s", "1.5 s 3 GB/s", is_own=False)
