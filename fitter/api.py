@@ -165,6 +165,10 @@ def measure(
 ) -> Breakdown:
     """Memory that llama.cpp would take with exactly these parameters: one dummy load, rows per buffer type in bytes.
 
+    Each row has both figures for its compute buffer. ``compute`` is the dummy load's, which llama-fit-params and a plan
+    say too. ``reserved`` is what llama.cpp reserves, and prints, when it loads the model for real: more or less, on any
+    device and on the host. ``.real`` has all rows as of a real load.
+
     ``parameters`` are those of ``fit`` that llama.cpp has too, none of them fitted, each with llama.cpp's own default
     (``n_ctx`` 0, the model's own; ``n_gpu_layers`` -1, all), and ``load_mtp``, ``n_rs_seq`` and ``n_outputs_max``. A
     ``worker`` that is given is used and stays open, for many measurements in a row; it is told of ``gpus`` and ``rpc``
@@ -173,7 +177,7 @@ def measure(
     Raises what ``fit`` raises.
     """
     with one_load(Ask.of_a_load(parameters), os.fsdecode(model), worker, on_log) as load:
-        return load.worker.measure(str(load.model.path), load.params)
+        return load.worker.measure(str(load.model.path), load.params, reserve=True)
 
 
 @door_with_worker(Estimating)
