@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
@@ -296,7 +297,7 @@ def calibrate(
         measured = []
         for info in chosen:
             loads = calibration.load_each(real, start, info, small, report)
-            comparisons.append(calibration.compare_loads(real.measure, loads, info))
+            comparisons.append(calibration.compare_loads(partial(real.measure, reserve=True), loads, info))
             measured.append(calibration.device_calibration(info, twins[info.name], loads))
     records = calibration.records(measured)
     stored = calibrated.store(records) if store and records else None
