@@ -137,8 +137,12 @@ class Row:
     """The memory of one buffer type, in bytes. ``device``: ``None`` if the buffer type belongs to no device.
 
     ``is_host``: it is host memory, as is every buffer type that belongs to none of the model's devices; that includes
-    ``CPU_REPACK``, which upstream's total leaves out. ``compute``: llama.cpp's own figure. ``reserved``: what its
-    scheduler reserves for a real load, if that was measured too.
+    ``CPU_REPACK``, which upstream's total leaves out.
+
+    ``compute``: llama.cpp's own figure for the load that was measured. That of a dummy load (llama-fit-params prints it
+    too) is of the graph for the largest batch alone, and ignores to which device single nodes were assigned.
+    ``reserved``: what llama.cpp reserves there for all graphs when it loads the model for real, more or less than
+    ``compute``; ``None`` if that was not measured, or if the load was a real one.
     """
 
     buffer_type: str
@@ -156,7 +160,7 @@ class Row:
 
     @property
     def real(self) -> Row:
-        """The row for a real load, as far as that is known."""
+        """The row for a real load: with ``reserved`` as its ``compute``, if that is known."""
         return self if self.reserved is None else replace(self, compute=self.reserved, reserved=None)
 
 
@@ -184,7 +188,7 @@ class Breakdown:
 
     @property
     def real(self) -> Breakdown:
-        """The breakdown of a real load, as far as that is known."""
+        """The breakdown of a real load: every row's ``real``, which are the figures that a load prints."""
         return replace(self, rows=tuple(row.real for row in self.rows))
 
     @property
