@@ -110,7 +110,7 @@ def load(model: str, word: Callable[[], str]) -> Then | None:
     from fitter.llama.ahead import Ahead
 
     try:
-        library.load_only_bindings()
+        library.load_cells()
         library.prepare()
         description = word()
         is_held = description.startswith(_HELD)

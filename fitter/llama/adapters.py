@@ -20,7 +20,7 @@ _ADAPTER_PREFIX = re.compile(r"^(\w+: )*(failed to apply lora adapter: )?(\w+: )
 
 
 class Adapters:
-    """LoRA adapters, loaded for a model (llama_cpp's pointer). ``rows``: the bytes of each, by buffer type.
+    """LoRA adapters, loaded for a model (its address). ``rows``: the bytes of each, by buffer type.
 
     Nothing is allocated for them unless ``really`` is true. Raises ``ModelError`` for an adapter of another model. Call
     ``free`` before the model is freed.
@@ -29,7 +29,7 @@ class Adapters:
     def __init__(self, library: native.Library, lora: Sequence[Lora], model: Any, really: bool) -> None:
         self.key = self.key_of(lora)
         self.rows: tuple[tuple[Row, ...], ...] = ()
-        self._llama = library.llama_cpp
+        self._llama = library.llama
         self._pointers: list[Any] = []
         try:
             for adapter in lora:
@@ -46,7 +46,7 @@ class Adapters:
     def apply(self, lora: Sequence[Lora], context: Any) -> None:
         """Make ``context`` compute with the adapters, at the scales in ``lora``."""
         n = len(self._pointers)
-        pointers = (self._llama.llama_adapter_lora_p_ctypes * n)(*self._pointers)
+        pointers = (ctypes.c_void_p * n)(*self._pointers)
         scales = (ctypes.c_float * n)(*(adapter.scale for adapter in lora))
         self._llama.llama_set_adapters_lora(context, pointers, n, scales)
 

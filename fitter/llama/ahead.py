@@ -11,6 +11,7 @@ import threading
 
 from fitter.errors import LibraryError
 from fitter.llama import library as native
+from fitter.llama.functions import LLAMA_LOAD_MODE_NONE, LLAMA_SPLIT_MODE_LAYER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _NOTHING = b"^$"
 
 
 class OverrideStruct(ctypes.Structure):
-    """llama.cpp's ``llama_model_tensor_buft_override``, which llama-cpp-python does not define."""
+    """llama.cpp's ``llama_model_tensor_buft_override``."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
@@ -62,7 +63,7 @@ class Ahead:
             self._library.fitter.fitter_hold_free(self._hold)
             self._hold = None
         if self._model and self.identity != identity(self.path):
-            self._library.llama_cpp.llama_model_free(self._model)
+            self._library.llama.llama_model_free(self._model)
             self._model = None
         return self._model
 
@@ -85,7 +86,7 @@ class Ahead:
     def _load(self, model_params: Any) -> None:
         if self._hold is not None:
             self._library.fitter.fitter_hold_use(self._hold)
-        self._model = self._library.llama_cpp.llama_model_load_from_file(os.fsencode(self.path), model_params)
+        self._model = self._library.llama.llama_model_load_from_file(os.fsencode(self.path), model_params)
 
 
 def params_of(description: str, is_held: bool) -> tuple[Any, list[object], Any]:
@@ -101,14 +102,13 @@ def params_of(description: str, is_held: bool) -> tuple[Any, list[object], Any]:
     # llama.cpp checks at the start whether there are any, and reads them only when it places tensors
     overrides = (OverrideStruct * (MAX_HELD_OVERRIDES + 1))()
     overrides[0].pattern = _NOTHING
-    llama = library.llama_cpp
-    params = llama.llama_model_default_params()
+    params = library.llama.llama_model_default_params()
     params.devices = ctypes.cast(pointers, ctypes.c_void_p)
     params.n_gpu_layers = -1
-    params.split_mode = llama.LLAMA_SPLIT_MODE_LAYER
+    params.split_mode = LLAMA_SPLIT_MODE_LAYER
     params.main_gpu = 0
     params.no_alloc = True
-    params.load_mode = llama.LLAMA_LOAD_MODE_NONE
+    params.load_mode = LLAMA_LOAD_MODE_NONE
     if is_held:
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
     return params, [pointers, overrides], overrides

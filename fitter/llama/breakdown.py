@@ -15,8 +15,8 @@ MAX_ROWS = 1024
 def breakdown_of(context: Any) -> Breakdown:
     """The memory of a context, from a dummy load or a real one.
 
-    ``context`` is ``llama_cpp``'s pointer to it, such as ``llama._ctx.ctx`` of a ``Llama``. Raises ``LlamaCppError`` if
-    llama.cpp does not report its memory.
+    ``context`` is its address, or ``llama_cpp``'s pointer to it, such as ``llama._ctx.ctx`` of a ``Llama``. Raises
+    ``LlamaCppError`` if llama.cpp does not report its memory.
     """
     library = native.libraries()
     pointer = library.pointer(context)
@@ -25,11 +25,11 @@ def breakdown_of(context: Any) -> Breakdown:
     count = library.fitter.fitter_breakdown(pointer, rows, MAX_ROWS)
     if not 0 <= count <= MAX_ROWS:
         raise LlamaCppError(f"llama.cpp does not report the memory of a context: {library.last_error()}")
-    llama_cpp = library.llama_cpp
+    llama = library.llama
     return Breakdown(
         rows=rows_of(library, rows[0:count]),
-        devices=_model_devices(library, llama_cpp.llama_get_model(context)),
-        n_ctx=int(llama_cpp.llama_n_ctx(context)),
+        devices=_model_devices(library, llama.llama_get_model(context)),
+        n_ctx=int(llama.llama_n_ctx(context)),
     )
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fitter.llama import library as native
+from fitter.llama.functions import ProgressCallback
 from fitter.llama.log import LogLine, log_lines
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class LoadProgress:
     def __init__(self) -> None:
         self.is_cancelled = False
         self.last = time.monotonic()
-        self.callback = native.libraries().llama_cpp.llama_progress_callback(self._tell)
+        self.callback = ProgressCallback(self._tell)
 
     def step(self) -> None:
         """Record that the call has made progress."""

@@ -11,19 +11,19 @@ import functools
 import importlib
 import importlib.util
 import os
-import sys
 import threading
-import types
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import fitter.llama
 from fitter.errors import LibraryError, UsageError
+from fitter.llama.functions import Functions
 
 LLAMA_CPP_PYTHON_VERSION = "0.3.36"
-"""The version of llama-cpp-python whose parameter structs fitter knows."""
+"""The version of llama-cpp-python whose llama.cpp fitter is compiled for."""
 
+_LIBLLAMA = "libllama.so"
 _LIBFITTER = "libfitter.so"
 _BACKEND = "libggml-fitter.so"
 _CUDART = "libfitter-cudart.so"
@@ -33,9 +33,9 @@ DECLARATIONS = "fitter.llama._declarations"
 
 # Named tuples, since an early load waits for these imports and dataclasses would double them.
 class Library(NamedTuple):
-    """The loaded libraries: the ``llama_cpp`` module, cffi's ``ffi``, and libfitter's functions."""
+    """The loaded libraries: llama.cpp's functions, cffi's ``ffi``, and libfitter's functions."""
 
-    llama_cpp: Any
+    llama: Functions
     ffi: Any
     fitter: Any
 
@@ -142,12 +142,12 @@ def libraries() -> Library:
 
 @functools.cache
 def _libraries() -> Library:
-    llama_cpp = _import_llama_cpp()
-    _make_global(llama_cpp)
+    llama = _load_llama()
+    _make_global(llama)
     ffi = declarations()
-    library = Library(llama_cpp, ffi, _open(ffi, _LIBFITTER))
+    library = Library(llama, ffi, _open(ffi, _LIBFITTER))
     check_versions(_loaded_versions(library), built_versions(library))
-    llama_cpp.llama_backend_init()
+    llama.llama_backend_init()
     return library
 
 
@@ -200,29 +200,14 @@ def cells() -> Any:
 
 
 @functools.cache
-def load_only_bindings() -> None:
-    """Make this process import llama-cpp-python's bindings without numpy, jinja2 and the rest that ``Llama`` needs.
+def load_cells() -> None:
+    """Have the cells of a KV cache take next to no memory in this process's dummy loads.
 
-    The package ``llama_cpp`` stays empty in this process except for its version, so this is only for a worker. There,
-    the cells of a KV cache in a dummy load take next to no memory.
+    Only for a worker, before libllama is loaded, which then uses the allocator of this library.
     """
     global _cells
     with contextlib.suppress(LibraryError, OSError):
-        # before libllama, so that libllama uses its allocator
         _cells = ctypes.CDLL(str(_find(_CELLS)), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or spec.submodule_search_locations is None:
-        # The error is raised when it is loaded.
-        return
-    bare = types.ModuleType("llama_cpp")
-    bare.__path__ = list(spec.submodule_search_locations)
-    version = bare.__dict__["__version__"] = _version_in(bare.__path__)
-    sys.modules["llama_cpp"] = bare
-    if version == LLAMA_CPP_PYTHON_VERSION and "typing_extensions" not in sys.modules:
-        # It imports much for one name, which typing has too.
-        extensions = types.ModuleType("typing_extensions")
-        extensions.__dict__["TypeAlias"] = TypeAlias
-        sys.modules["typing_extensions"] = extensions
 
 
 def _version_in(package: Iterable[str]) -> str:
@@ -235,27 +220,27 @@ def _version_in(package: Iterable[str]) -> str:
     return "unknown"
 
 
-def _import_llama_cpp() -> Any:
-    try:
-        package = importlib.import_module("llama_cpp")
-        llama_cpp = importlib.import_module("llama_cpp.llama_cpp")
-    except ModuleNotFoundError as error:
-        if error.name not in ("llama_cpp", "llama_cpp.llama_cpp"):
-            raise LibraryError(f"llama-cpp-python cannot be imported: {error}") from error
+def _load_llama() -> Functions:
+    """The libllama that llama-cpp-python loads, without importing llama-cpp-python."""
+    package = importlib.util.find_spec("llama_cpp")
+    places = package.submodule_search_locations if package is not None else None
+    if not places:
         raise LibraryError(
             f"llama-cpp-python is not installed: pip install llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
-        ) from error
-    except (ImportError, OSError, RuntimeError) as error:
-        path = os.environ.get("LLAMA_CPP_LIB_PATH")
-        where = f" from LLAMA_CPP_LIB_PATH={path}" if path else ""
-        raise LibraryError(f"libllama cannot be loaded{where}: {_one_line(error)}") from error
-    version = getattr(package, "__version__", "unknown")
+        )
+    version = _version_in(places)
     if version != LLAMA_CPP_PYTHON_VERSION:
         raise LibraryError(
             f"fitter needs llama-cpp-python {LLAMA_CPP_PYTHON_VERSION}, but {version} is installed: "
             f"pip install llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
         )
-    return llama_cpp
+    given = os.environ.get("LLAMA_CPP_LIB_PATH")
+    names = [os.path.join(given or os.path.join(place, "lib"), _LIBLLAMA) for place in places]
+    try:
+        return Functions(next(filter(os.path.exists, names), names[0]))
+    except OSError as error:
+        where = f" from LLAMA_CPP_LIB_PATH={given}" if given else ""
+        raise LibraryError(f"libllama cannot be loaded{where}: {_one_line(error)}") from error
 
 
 class _DlInfo(ctypes.Structure):
@@ -267,7 +252,7 @@ class _DlInfo(ctypes.Structure):
     ]
 
 
-def _make_global(llama_cpp: Any) -> None:
+def _make_global(llama: Functions) -> None:
     """Make the symbols of libllama and of its ggml visible to libraries that are opened later.
 
     Wheels contain several copies of ggml under different names. The linker tells which file a symbol of libllama's own
@@ -275,7 +260,7 @@ def _make_global(llama_cpp: Any) -> None:
     """
     for symbol in ("llama_backend_init", "ggml_backend_dev_count", "ggml_backend_buft_name"):
         try:
-            ctypes.CDLL(_file_of(llama_cpp, symbol), mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_NOW)
+            ctypes.CDLL(_file_of(llama, symbol), mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_NOW)
         except (AttributeError, OSError) as error:
             raise LibraryError(
                 f"libllama is not a llama.cpp that fitter can use ({_one_line(error)}): install "
@@ -283,11 +268,11 @@ def _make_global(llama_cpp: Any) -> None:
             ) from error
 
 
-def _file_of(llama_cpp: Any, symbol: str) -> str:
+def _file_of(llama: Functions, symbol: str) -> str:
     dladdr = ctypes.CDLL(None).dladdr
     dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_DlInfo)]
     info = _DlInfo()
-    function = getattr(llama_cpp._lib, symbol)
+    function = getattr(llama.library, symbol)
     if not dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(info)) or not info.dli_fname:
         raise LibraryError(f"the dynamic linker cannot tell which file {symbol} of libllama is in")
     return os.fsdecode(info.dli_fname)
@@ -295,7 +280,7 @@ def _file_of(llama_cpp: Any, symbol: str) -> str:
 
 def directory() -> Path:
     """The directory of libllama. Raises ``LibraryError``."""
-    return Path(_file_of(libraries().llama_cpp, "llama_backend_init")).parent
+    return Path(_file_of(libraries().llama, "llama_backend_init")).parent
 
 
 def declarations() -> Any:
@@ -322,14 +307,8 @@ def _open(ffi: Any, name: str) -> Any:
 
 
 def _loaded_versions(library: Library) -> Versions:
-    native = library.llama_cpp._lib
-    try:
-        native.llama_version.restype = ctypes.c_char_p
-        llama = native.llama_version() or b"unknown"
-    except AttributeError:
-        llama = b"unknown"
     return Versions(
-        llama.decode(),
+        (library.llama.llama_version() or b"unknown").decode(),
         library.text(library.fitter.fitter_loaded_ggml_version()) or "unknown",
         library.text(library.fitter.fitter_loaded_ggml_commit()) or "",
     )

@@ -15,6 +15,7 @@ from fitter.llama.ahead import MAX_HELD_OVERRIDES, Ahead
 from fitter.llama.allocations import untouched
 from fitter.llama.breakdown import breakdown_of, model_info_of
 from fitter.llama.devices import Device, Registry, every_device, register_virtual, registry
+from fitter.llama.functions import LLAMA_LOAD_MODE_NONE
 from fitter.llama.headers import Headers
 from fitter.llama.log import captured_log, failure, flash_attn_from, n_splits_from
 from fitter.llama.parameters import apply, apply_context, is_placed_alone, model_key, overrides_of
@@ -173,7 +174,7 @@ class Loader:
     def _drop_held(self) -> None:
         held, self._held = self._held, None
         if held is not None and (model := held.take()):
-            self._library.llama_cpp.llama_model_free(model)
+            self._library.llama.llama_model_free(model)
 
     def _model(self, role: str, path: str | Skeleton, params: Params, devices: Registry) -> _Dummy:
         self._place_held(role, path, params)
@@ -204,11 +205,11 @@ def _load_dummy(
 
     ``name`` is the file's name for error messages.
     """
-    llama = library.llama_cpp
+    llama = library.llama
     model_params = llama.llama_model_default_params()
     pointers = apply(params, model_params, llama.llama_context_default_params(), devices)
     model_params.no_alloc = True
-    model_params.load_mode = llama.LLAMA_LOAD_MODE_NONE
+    model_params.load_mode = LLAMA_LOAD_MODE_NONE
     model = llama.llama_model_load_from_file(os.fsencode(file), model_params)
     if not model:
         raise failure(name, "llama.cpp cannot load the model")
@@ -232,7 +233,7 @@ class _Dummy:
         self.name = name
         self._pointers = pointers
         self._library = library
-        self._llama = library.llama_cpp
+        self._llama = library.llama
         self._adapters: Adapters | None = None
         info = model_info_of(library, self.model)
         self._all_layers = info.n_layer + info.n_layer_nextn + 1

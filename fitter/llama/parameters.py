@@ -21,7 +21,7 @@ _PLACED = ("n_gpu_layers", *_POINTERS)
 
 
 def apply(params: Params, model_params: Any, context_params: Any, devices: Registry | None = None) -> list[object]:
-    """Write ``params`` into llama-cpp-python's two parameter structs.
+    """Write ``params`` into llama.cpp's two parameter structs, of ours or of llama-cpp-python's.
 
     Names of devices and buffer types are looked up in ``devices``, by default the real ones of this process. With that
     default, ``params.devices`` of ``None`` leaves the choice to llama.cpp. Fields that ``Params`` lacks are unchanged.
@@ -37,7 +37,7 @@ def apply(params: Params, model_params: Any, context_params: Any, devices: Regis
 
 
 def _apply_model(params: Params, out: Any, available: Registry, leave_default: bool, pointed_to: list[object]) -> None:
-    llama_cpp = native.libraries().llama_cpp
+    llama = native.libraries().llama
     selected = available.default if params.devices is None else select(params.devices, available)
     _check_count(params, selected)
     if params.devices is not None or not leave_default:
@@ -50,7 +50,7 @@ def _apply_model(params: Params, out: Any, available: Registry, leave_default: b
             setattr(out, each.field, each.kind.native(str(each.key), params.of_parameter(each)))
 
     if params.tensor_split is not None:
-        limit = int(llama_cpp.llama_max_devices())
+        limit = int(llama.llama_max_devices())
         if len(params.tensor_split) > limit:
             raise UsageError(f"tensor_split has {len(params.tensor_split)} values; llama.cpp takes at most {limit}")
         split = (ctypes.c_float * limit)(*params.tensor_split)

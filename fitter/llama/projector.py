@@ -138,7 +138,7 @@ def _libraries() -> native.Library:
     except OSError as error:
         raise LibraryError(f"libmtmd cannot be loaded ({' '.join(str(error).split())}): {_FIX}") from error
     for symbol in ("llama_backend_init", "ggml_backend_dev_count"):
-        if _address(mtmd, symbol) != _address(library.llama_cpp._lib, symbol):
+        if _address(mtmd, symbol) != _address(library.llama.library, symbol):
             raise LibraryError(f"{path} belongs to another libllama than the loaded one: {_FIX}")
     if not library.fitter.fitter_projector_library(library.ffi.cast("void *", mtmd._handle)):
         raise LibraryError(

@@ -14,6 +14,7 @@ from fitter.llama import library as native
 from fitter.llama.adapters import Adapters
 from fitter.llama.breakdown import breakdown_of
 from fitter.llama.devices import Device, Registry
+from fitter.llama.functions import LLAMA_LOAD_MODE_NONE, Batch
 from fitter.llama.log import failure
 from fitter.llama.parameters import apply
 from fitter.llama.types import Breakdown, MeasuredSpeed, Params
@@ -31,11 +32,11 @@ class RealLoad:
     """
 
     def __init__(self, path: str, params: Params, devices: Registry) -> None:
-        self._llama = native.libraries().llama_cpp
+        self._llama = native.libraries().llama
         model_params = self._llama.llama_model_default_params()
         context_params = self._llama.llama_context_default_params()
         self._keep = apply(params, model_params, context_params, devices)
-        model_params.load_mode = self._llama.LLAMA_LOAD_MODE_NONE
+        model_params.load_mode = LLAMA_LOAD_MODE_NONE
         self._context: Any = None
         self._adapters: Adapters | None = None
         self._model = self._llama.llama_model_load_from_file(os.fsencode(path), model_params)
@@ -96,21 +97,21 @@ class RealLoad:
     def _refuses(self, tokens: tuple[int, int]) -> bool:
         """Whether llama.cpp fails to compute a batch (tokens per sequence, sequences); an encoder runs first."""
         llama = self._llama
-        batch, _pointers = _batch(llama, *tokens)
+        batch, _pointers = _batch(*tokens)
         if llama.llama_model_has_encoder(self._model) and llama.llama_encode(self._context, batch):
             return True
         return bool(llama.llama_model_has_decoder(self._model) and llama.llama_decode(self._context, batch))
 
 
-def _batch(llama: Any, n_tokens: int, n_seqs: int) -> tuple[Any, list[object]]:
+def _batch(n_tokens: int, n_seqs: int) -> tuple[Batch, list[object]]:
     """A batch of ``n_tokens`` tokens of each sequence, and the memory that it points to."""
     count = n_tokens * n_seqs
-    tokens = (llama.llama_token * count)(*[0] * count)
-    sequences = [(llama.llama_seq_id * 1)(i) for i in range(n_seqs)]
+    tokens = (ctypes.c_int32 * count)(*[0] * count)
+    sequences = [ctypes.pointer(ctypes.c_int32(i)) for i in range(n_seqs)]
     counts = (ctypes.c_int32 * count)(*[1] * count)
-    own = (ctypes.POINTER(llama.llama_seq_id) * count)(*(sequences[i // n_tokens] for i in range(count)))
+    own = (ctypes.POINTER(ctypes.c_int32) * count)(*(sequences[i // n_tokens] for i in range(count)))
     # without positions llama.cpp continues; without logits it computes those of the last token
-    return llama.llama_batch(count, tokens, None, None, counts, own, None), [tokens, sequences, counts, own]
+    return Batch(count, tokens, None, None, counts, own, None), [tokens, sequences, counts, own]
 
 
 def device_speed(device: Device, memory: int, seconds: float) -> MeasuredSpeed:

@@ -224,7 +224,7 @@ def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session]
     session = Session()
     threading.Thread(target=_read_requests, args=(request_fd, parent, requests.put, session._end), daemon=True).start()
 
-    native.load_only_bindings()
+    native.load_cells()
     with contextlib.suppress(FitterError):
         # Every request will fail with the same error, and report it.
         native.prepare()

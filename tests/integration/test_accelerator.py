@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from fitter.llama.client import Worker
-from fitter.llama.types import Breakdown, Params, VirtualDevice
 from tests.environment import with_variables
 from tests.servers import RpcServer
 from tests.tiny import TINY_DENSE, write_tiny
+
+from fitter.llama.client import Worker
+from fitter.llama.types import Breakdown, Params, VirtualDevice
 from tools import shapes
 
 ROOT = Path(__file__).parents[2]
