@@ -67,7 +67,7 @@ llama-cpp-python: $(STAMPS)/venv
 $(STAMPS)/fitter: pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor/llama.cpp/fetch.py $(shell find bindings -type f) | llama-cpp-python
 	@echo "installing fitter, editable"
 	@$(PIP) install -q 'scikit-build-core>=0.10' 'cffi>=1.16'
-	@$(PIP) install -q --no-build-isolation -e '.[test]'
+	@$(PIP) install -q --no-build-isolation -e '.[test,docs]'
 	@touch $@
 
 .PHONY: install
@@ -102,6 +102,13 @@ lint: install ## ruff and mypy --strict
 .PHONY: test
 test: install tools lint ## everything but the slow tests: 13 minutes of testing on two cores, and some ten to set up
 	@$(PY) -m pytest -m "not slow" -n $(JOBS) $(PYTEST_ARGS)
+
+# The generated pages of docs/reference are committed; `python -m tools.docs.reference` writes them anew.
+.PHONY: docs
+docs: install ## the documentation site, in build/site: seconds
+	@$(PY) -m tools.docs.reference --check
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+	@echo "the documentation is in build/site/index.html"
 
 .PHONY: test-slow
 test-slow: install tools ## the slow tests

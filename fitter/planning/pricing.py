@@ -53,17 +53,17 @@ class Price:
 
     @property
     def prompt_tokens_per_second(self) -> float:
-        """Speed of prompt processing."""
+        """Speed of prompt processing, in tokens per second."""
         return self.estimate.prompt_tokens_per_second
 
     @property
     def generation_tokens_per_second(self) -> float:
-        """Speed of generation."""
+        """Speed of generation, in tokens per second."""
         return self.estimate.generation_tokens_per_second
 
     @property
     def seconds(self) -> float:
-        """The whole request."""
+        """Seconds of the whole request."""
         return self.estimate.seconds
 
     @property

@@ -53,7 +53,6 @@ RIGHT = {
     "seconds": "```console\n$ echo 1.25 s\n0.3 s\n```\n",
     "figures of this machine": "<!-- figures of this machine -->\n```console\n$ echo 12  MiB\n1234 MiB\n```\n",
     "not run": "<!-- not run: no such program -->\n```console\n$ what-is-this\n```\n",
-    "a diagram": "```mermaid\ngraph LR\n```\n",
     "a file": '```toml title="a/b.toml"\nc = 1\n```\n\n```console\n$ cat a/b.toml\nc = 1\n```\n',
     "Python": "```python\na = 1\nprint(a)\n#> 1\n```\n\n```python\nprint(a + 1)\n#> 2\n```\n",
     "Python and bash": "```console\n$ echo 1 >a\n```\n\n```python\nprint(open('a').read().strip())\n#> 1\n```\n",

@@ -36,7 +36,7 @@ def _is_property(function: ast.FunctionDef) -> bool:
     return bool(names & {"property", "cached_property"}) and not function.name.startswith("_")
 
 
-def annotations(kind: type) -> dict[str, Any]:
+def hints_of(kind: type) -> dict[str, Any]:
     """The type of every field and property of ``kind``."""
     found = dict(get_type_hints(kind))
     for name in documented(kind):
@@ -55,4 +55,4 @@ def default(kind: type, name: str) -> str | None:
         return None
     if each.default is not MISSING:
         return repr(each.default)
-    return None if each.default_factory is MISSING else f"{each.default_factory.__name__}()"
+    return None if each.default_factory is MISSING else f"{getattr(each.default_factory, '__name__', '')}()"

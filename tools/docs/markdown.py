@@ -6,15 +6,15 @@ import inspect
 import re
 from collections.abc import Iterable, Sequence
 
-_OPTION = re.compile(r"(?<![\w`-])(--?[a-zA-Z][\w-]*)(?![\w`])")
+_CODE = re.compile(r"(`+[^`]+`+|(?<![\w`-])--?[a-zA-Z][\w-]*(?![\w`]))")
 _SPECIAL = re.compile(r"([\\*_<>\[\]|`])")
 _ROLE = re.compile(r":(?:class|func|meth):`~?([^`]+)`")
 
 
 def plain(text: str) -> str:
-    """Text without markup, such as a help, as Markdown: what looks like an option is code."""
-    parts = _OPTION.split(" ".join(text.split()))
-    return "".join(f"`{part}`" if i % 2 else _SPECIAL.sub(r"\\\1", part) for i, part in enumerate(parts))
+    """Text without markup, such as a help, as Markdown: what looks like an option, or is in backticks, is code."""
+    parts = _CODE.split(" ".join(text.split()))
+    return "".join(f"`{part.strip('`')}`" if i % 2 else _SPECIAL.sub(r"\\\1", part) for i, part in enumerate(parts))
 
 
 def paragraphs(docstring: str | None) -> list[str]:

@@ -85,4 +85,4 @@ def place(names: tuple[str, ...], kept: Path, folder: Path) -> None:
 
 def _sources() -> tuple[str, ...]:
     functions = (WRITERS["small.gguf"], write_real, write_shape, write_lora, write_projector)
-    return tuple(function.__code__.co_filename for function in functions)  # type: ignore[attr-defined]
+    return tuple(function.__code__.co_filename for function in functions)

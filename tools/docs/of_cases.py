@@ -9,7 +9,7 @@ from fitter.regression import MARKER, marks, pytest_plugin
 from fitter.regression.cases import Budget, Case
 from tools.docs.attributes import documented
 from tools.docs.markdown import code, codes, fenced, page, plain, sentence, table
-from tools.docs.of_options import values
+from tools.docs.of_options import default_of, meaning_of
 
 _EXAMPLE = """\
 [defaults]
@@ -46,17 +46,13 @@ def toml_type(kind: Kind) -> str:
     return "string"
 
 
-def _meaning(text: str) -> str:
-    return plain(text.replace(" Repeatable.", ""))
-
-
 def _settings() -> list[tuple[str, str, str, str]]:
     return [
         (
             f"[`{key}`](options.md#{each.long})",
             toml_type(each.kind),
-            plain(each.default_text[len("[default: ") : -1]),
-            " ".join(filter(None, (_meaning(each.help), values(each.kind)))),
+            default_of(each),
+            meaning_of(each),
         )
         for key, each in of_a_case().items()
     ]
@@ -95,7 +91,7 @@ def toml_page() -> str:
 def pytest_page() -> str:
     """The marker, the fixtures and the options of the pytest plugin."""
     case = documented(Case)
-    limits = [(code(name), plain(text.replace("`", ""))) for name, text in marks.LIMITS.items()]
+    limits = [(code(name), plain(text)) for name, text in marks.LIMITS.items()]
     changes = [(code(name), sentence(case[name])) for name in marks.CHANGES]
     settings = [(cells[0], cells[3]) for cells in _settings() if cells[0] != "[`gpu`](options.md#gpu)"]
     options = [
@@ -114,12 +110,12 @@ def pytest_page() -> str:
     head = ("keyword", "meaning")
     return page(
         "pytest",
-        "The plugin comes with fitter: nothing has to be switched on. A test with the marker fails before its body runs "
-        "if a marker does. It is shown as `MEMORY` if memory is the reason.",
+        "The plugin comes with fitter: nothing has to be switched on. A test with the marker fails before its body "
+        "runs if a marker does. It is shown as `MEMORY` if memory is the reason.",
         f"## `@pytest.mark.{MARKER}(…)` {{ #{MARKER} }}",
         f"Without any of the limits, what the test takes is compared with `fitter.lock`; `pytest --fitter-update` "
-        f"records it there. With {codes(marks.CHANGES)} that comparison allows for some change. Several markers are all "
-        "checked.",
+        f"records it there. With {codes(marks.CHANGES)} that comparison allows for some change. Several "
+        "markers are all checked.",
         "### The model and the machine",
         table(
             head,

@@ -64,7 +64,7 @@ def _entry(kind: type[Exception]) -> str:
     status = getattr(kind, "exit_code", None)
     parts = [f"## `{kind.__name__}` {{ #{kind.__name__.lower()} }}"]
     parent = kind.__mro__[1].__name__
-    facts = f"A `{parent}`." + (f" Exit status `{status}`." if status is not None else "")
+    facts = f"Base: `{parent}`." + (f" Exit status `{status}`." if status is not None else "")
     own = [name for name in inspect.signature(kind).parameters if name != "message"] if status is not None else []
     if own and "__init__" in vars(kind):
         facts += f" Attributes: {', '.join(map(code, own))}."

@@ -34,8 +34,8 @@ def gpus_page() -> str:
     return page(
         "GPUs",
         f"The {len(known)} GPUs that `--gpu` and `gpus=` know by name. `fitter devices --catalogue` lists them too, "
-        "with `--json` for programs. Upper case, spaces and the maker's name do not matter: `RTX 4090`, `NVIDIA GeForce RTX "
-        "4090` and `rtx-4090` are the same card.",
+        "with `--json` for programs. Upper case, spaces and the maker's name do not matter: `RTX 4090`, "
+        "`NVIDIA GeForce RTX 4090` and `rtx-4090` are the same card.",
         "- *MiB*: the card's memory, as its driver's tool reports it. *usable*: what the driver leaves of it. *free*: "
         "what llama.cpp finds free on an idle card, which is what a plan has.\n"
         "- *GB/s*: bandwidth of its memory, 10⁹ bytes per second. *TFLOPS*: dense fp16 with accumulation in fp32, 10¹² "
@@ -108,7 +108,9 @@ def _refusal(each: Parameter, name: str) -> str:
 
 def _plan(each: Parameter) -> Plan:
     """A plan for two devices in which ``each`` has not its default."""
-    value, values, shared = _value(each.kind, each.default), {}, ()
+    value = _value(each.kind, each.default)
+    values: dict[str, object] = {}
+    shared: tuple[SharedUse, ...] = ()
     if each.section == SHARED and each.name != "lora":
         shared = (SharedUse("draft", "draft.gguf", (), (each.option, each.kind.word(value))),)
     elif each.name == "lora":

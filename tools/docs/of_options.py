@@ -67,7 +67,11 @@ def _section(option: click.Option) -> str:
 
 def _help(option: click.Option) -> str:
     """The help without the default, which has a place of its own."""
-    return re.sub(r" ?\[default: .*?\]", "", (option.help or "").split("\b")[0].strip())
+    return _without_default((option.help or "").split("\b")[0])
+
+
+def _without_default(text: str) -> str:
+    return re.sub(r" ?\[default: .*?\]", "", text.strip())
 
 
 def _default(entry: Entry) -> str:
@@ -90,15 +94,34 @@ def values(kind: Kind) -> str:
     return f"A whole number, {kind.range}."
 
 
+def default_of(each: Parameter) -> str:
+    """What happens if a parameter is not given, as it is said outside of the command line."""
+    if isinstance(each.kind, kinds.Flag):
+        return code(each.default)
+    text = each.default_text[len("[default: ") : -1]
+    if isinstance(each.kind, kinds.Size) and each.kind.in_mib:
+        text = re.sub(r"^\d+", lambda number: f"{number[0]} MiB", text)
+    return plain(text)
+
+
+def meaning_of(each: Parameter) -> str:
+    """What a parameter means, and which values it may have, as Markdown."""
+    text, more = each.help, values(each.kind)
+    if each.name == "allow":
+        # A page of their own has what each of them means.
+        text, more = text.partition(f" {next(iter(parameters.LEVERS))}: ")[0], "All [levers](levers.md)."
+    return " ".join(filter(None, (plain(text.replace(" Repeatable.", "")), more)))
+
+
 def _entry(entry: Entry) -> str:
     shown = [*entry.names[:-1], f"{entry.names[-1]} {entry.metavar}".strip()]
     each = entry.parameter
     lines = []
     for text, of in entry.helps.items():
         where = f" ({codes(of)})" if len(entry.helps) > 1 else ""
-        lines.append(plain(text) + where)
-    if each is not None and (range_ := values(each.kind)):
-        lines[0] += f" {range_}"
+        is_the_tables = each is not None and text == _without_default(each.help)
+        more = "" if each is None or not each.kind.is_repeated else " May be given several times."
+        lines.append((meaning_of(each) + more if each is not None and is_the_tables else plain(text)) + where)
     facts = {"default": plain(_default(entry)), "commands": codes(next(iter(entry.helps.values())))}
     if len(entry.helps) > 1:
         del facts["commands"]
@@ -141,8 +164,8 @@ def commands_page() -> str:
         usage = command.get_usage(context).removeprefix("Usage: ")
         sections: dict[str, list[str]] = {}
         for option in _options(command):
-            link = links[(*option.opts, *option.secondary_opts)]
-            sections.setdefault(_section(option).partition(" (")[0], []).append(link)
+            names = (*option.opts, *option.secondary_opts)
+            sections.setdefault(_section(option).partition(" (")[0], []).append(links[names])
         rows = [(section, ", ".join(found)) for section, found in sections.items()]
         text = [plain(part) for part in re.split(r"\n\s*\n", (command.help or "").strip())]
         epilog = [fenced(command.epilog, "the end of --help")] if command.epilog else []
