@@ -31,13 +31,18 @@ def test_a_page_is_what_would_be_written_now(name: str) -> None:
     )
 
 
-def test_nothing_else_is_there(tmp_path: Path) -> None:
-    assert reference.stale() == []
+def test_nothing_else_is_there() -> None:
+    assert {path.name for path in reference.REFERENCE.iterdir()} == set(reference.PAGES)
+
+
+def test_what_is_stale_is_named_and_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "PAGES", {"a.md": lambda: "a", "b.md": lambda: "b", "c.md": lambda: "c"})
     reference.write(tmp_path)
-    (tmp_path / "options.md").write_text("another text")
+    assert reference.stale(tmp_path) == []
+    (tmp_path / "a.md").write_text("another text")
+    (tmp_path / "b.md").unlink()
     (tmp_path / "old.md").touch()
-    (tmp_path / "json.md").unlink()
-    assert reference.stale(tmp_path) == ["options.md", "json.md", "old.md"]
+    assert reference.stale(tmp_path) == ["a.md", "b.md", "old.md"]
     reference.write(tmp_path)
     assert reference.stale(tmp_path) == []
 
@@ -72,7 +77,8 @@ def test_every_option_of_every_command_is_there_with_a_meaning() -> None:
 
 @pytest.mark.parametrize("each", [each for each in PARAMETERS.values() if each.options], ids=lambda each: each.name)
 def test_every_parameter_is_there_by_all_its_names(each: Parameter) -> None:
-    [text] = (text for names, text in sections("options.md", 3).items() if f"`{each.options[0].split('/')[0]}" in names)
+    name = each.options[0].partition("/")[0]
+    [text] = (text for heading, text in sections("options.md", 3).items() if re.search(rf"`{name}[` ]", heading))
     facts = re.findall(r"`([^`]+)`", text)
     assert each.name in facts
     for name in (each.env, each.case and of_a_case() and each.case):
@@ -102,10 +108,9 @@ def test_every_public_name_is_there() -> None:
 def test_every_keyword_of_a_function_is_there(name: str) -> None:
     page = sections("python.md", 2)
     [text] = (text for heading, text in page.items() if heading.startswith(f"`fitter.{name}("))
-    for group in re.findall(r"\(#(\w+keywords)\)", text):
-        text += next(
-            part for part in re.split(r"^## ", PAGES["python.md"], flags=re.MULTILINE) if f"#{group}" in part[:99]
-        )
+    parts = re.split(r"^## .* \{ #(\w+) \}$", PAGES["python.md"], flags=re.MULTILINE)[1:]
+    by_anchor = dict(zip(parts[::2], parts[1::2], strict=True))
+    text += "".join(by_anchor[group] for group in re.findall(r"\(#(\w+keywords)\)", text))
     listed = {cell.strip("[").split("`")[1] for cell in re.findall(r"^\| (\[?`\w+`)", text, re.MULTILINE)}
     assert listed == set(inspect.signature(getattr(fitter, name)).parameters)
 
@@ -144,13 +149,9 @@ def test_gpus_levers_and_formats() -> None:
 
 
 def test_every_call_that_takes_the_table_is_known() -> None:
-    takers = {
-        name
-        for name in of_python.names()[0]
-        if set(inspect.signature(getattr(fitter, name)).parameters)
-        >= {each.name for each in taken_by(parameters.LoadKeywords)}
-    }
-    assert takers == set(of_python.KEYWORDS)
+    of_a_load = {each.name for each in taken_by(parameters.LoadKeywords)}
+    signatures = {name: inspect.signature(getattr(fitter, name)) for name in of_python.names()[0]}
+    assert {name for name, found in signatures.items() if of_a_load <= set(found.parameters)} == set(of_python.KEYWORDS)
 
 
 def test_all_of_it_is_in_the_site() -> None:
