@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 _CODE = re.compile(r"(`+[^`]+`+|(?<![\w`-])--?[a-zA-Z][\w-]*(?![\w`]))")
 _SPECIAL = re.compile(r"([\\*_<>\[\]|`])")
+_NUMBER = re.compile(r"-?[\d.,]+")
 _ROLE = re.compile(r":(?:class|func|meth):`~?([^`]+)`")
 
 
@@ -40,11 +41,18 @@ def codes(words: Iterable[object], between: str = ", ") -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table. A column that is empty in all rows is left out."""
-    body = [[cell.replace("|", r"\|").replace("\n", " ") for cell in row] for row in rows]
+    """A table. A column that is empty in all rows is left out; one of numbers is aligned to the right."""
+    body = [[_cell(cell) for cell in row] for row in rows]
     kept = [i for i in range(len(head)) if any(row[i] for row in body)]
-    lines = [[head[i] for i in kept], ["---"] * len(kept), *([row[i] for i in kept] for row in body)]
+    rules = ["---:" if all(_NUMBER.fullmatch(row[i]) for row in body if row[i]) else "---" for i in kept]
+    lines = [[head[i] for i in kept], rules, *([row[i] for i in kept] for row in body)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """``text`` for a cell: a vertical line ends it, but not in code, where a backslash would be shown."""
+    parts = text.replace("\n", " ").split("`")
+    return "`".join(part if i % 2 else re.sub(r"\\?\|", r"\|", part) for i, part in enumerate(parts))
 
 
 def heading(level: int, text: str, anchor: str = "") -> str:

@@ -174,7 +174,6 @@ def _explanation() -> Schema:
     )
 
 
-@functools.cache
 def plan() -> Schema:
     """The document of ``fitter --json`` and ``Plan.to_dict``."""
     uses = ("model", "context", "compute", "shared", "used", "left")

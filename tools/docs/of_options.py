@@ -122,17 +122,20 @@ def _entry(entry: Entry) -> str:
         is_the_tables = each is not None and text == _without_default(each.help)
         more = "" if each is None or not each.kind.is_repeated else " May be given several times."
         lines.append((meaning_of(each) + more if each is not None and is_the_tables else plain(text)) + where)
-    facts = {"default": plain(_default(entry)), "commands": codes(next(iter(entry.helps.values())))}
-    if len(entry.helps) > 1:
-        del facts["commands"]
+    default = plain(_default(entry))
+    facts = {"default": f"**{default}**" if default else ""}
+    if len(entry.helps) == 1:
+        facts["commands"] = codes(next(iter(entry.helps.values())))
     if each is not None:
+        is_in_json = each.struct and each.key and each.is_planned
         facts |= {
             "Python": code(each.name),
             "`fitter.toml`, marker": code(each.case or ""),
-            "JSON": code(f"params.{each.key}") if each.struct and each.key and each.is_planned else "",
+            "JSON": code(f"params.{each.key}") if is_in_json else "",
             "llama.cpp's variable": code(each.env or ""),
         }
-    return "\n\n".join([heading(3, codes(shown), entry.anchor), *lines, table(list(facts), [list(facts.values())])])
+    shown_facts = " · ".join(f"*{name}* {value}" for name, value in facts.items() if value)
+    return "\n\n".join([heading(3, codes(shown), entry.anchor), *lines, f"{shown_facts}\n{{ .facts }}"])
 
 
 def options_page() -> str:
