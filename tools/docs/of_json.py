@@ -374,6 +374,18 @@ def keys(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
         yield from keys(schema["items"], f"{path.rstrip('.')}[].")
 
 
+def printed(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
+    """The keys of ``keys`` that a document has."""
+    if isinstance(value, dict):
+        for name, inner in schema.get("properties", {}).items():
+            if name in value:
+                yield f"{path}{name}"
+                yield from printed(inner, value[name], f"{path}{name}.")
+    elif isinstance(value, list):
+        for each in value:
+            yield from printed(schema.get("items", {}), each, f"{path.rstrip('.')}[].")
+
+
 def _type_text(schema: Schema) -> str:
     if "const" in schema:
         return code(json.dumps(schema["const"]))
