@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import fitter
 from fitter import errors, parameters
-from fitter.cli import _BROKEN_PIPE, _INTERRUPTED, llama_options
+from fitter.cli import cli, llama_options
+from fitter.cli.group import DOCUMENTATION
 from fitter.machine import catalogue
 from fitter.output.formats import FORMATS
 from fitter.parameters import LEVERS, PARAMETERS, Parameter, of_a_case, taken_by
@@ -20,6 +23,11 @@ from fitter.regression import marks, pytest_plugin
 from tools.docs import of_errors, of_options, of_python, reference
 from tools.docs.attributes import documented
 from tools.docs.pages import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PAGES = {name: (reference.REFERENCE / name).read_text(encoding="utf-8") for name in reference.PAGES}
 
@@ -129,7 +137,7 @@ def test_the_tree_of_errors_and_every_exit_status() -> None:
     classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
     assert set(sections("errors.md", 2)) == {f"`{each.__name__}`" for each in classes}
     statuses = {number for name, number in vars(errors).items() if name.startswith("EXIT_")}
-    assert set(of_errors.of_every_command()) == {*statuses, _INTERRUPTED, _BROKEN_PIPE}
+    assert set(of_errors.of_every_command()) == {*statuses, 128 + 2, 128 + 13}
     assert {str(status) for status in of_errors.of_every_command()} <= cells("exit-statuses.md")
 
 
@@ -158,3 +166,11 @@ def test_all_of_it_is_in_the_site() -> None:
     assert {f"reference/{name}" for name in reference.PAGES if name.endswith(".md")} <= set(
         re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     )
+
+
+def test_the_help_ends_with_where_all_of_it_is() -> None:
+    last = CliRunner().invoke(cli, ["--help"]).output.strip().splitlines()[-1]
+    assert last == f"Documentation: {DOCUMENTATION}"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["urls"]["Documentation"] == DOCUMENTATION
+    assert f"\nsite_url: {DOCUMENTATION}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
