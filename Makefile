@@ -107,7 +107,7 @@ test: install tools lint ## everything but the slow tests: 13 minutes of testing
 .PHONY: docs
 docs: install ## the documentation site, in build/site: seconds
 	@$(PY) -m tools.docs.reference --check
-	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "the documentation is in build/site/index.html"
 
 .PHONY: test-slow

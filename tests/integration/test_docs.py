@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,20 @@ def test_a_page_says_what_is_printed(page: Path, kept: Path) -> None:
     assert not said, (
         f"{page} is not what is printed: look, then 'python -m tools.docs.examples --update {page}'\n{said}"
     )
+
+
+def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path)
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    home = (tmp_path / "index.html").read_text(encoding="utf-8")
+    fetched = re.findall(
+        r'<(?:script|img|iframe)[^>]* src="([^"]+)"|<link[^>]* rel="stylesheet"[^>]* href="([^"]+)"', home
+    )
+    assert fetched and not [one for pair in fetched for one in pair if "//" in one]
+    # The copy button takes the commands, not what they print.
+    assert re.search(r'<div data-copy="fitter [^"]*" class="language-console highlight">', home)
 
 
 # --- the runner
