@@ -300,6 +300,8 @@ def _environment(home: Path) -> dict[str, str]:
         "TERM": "dumb",
         "NO_COLOR": "1",
         "PAGER": "cat",
+        # pytest's word on an editable installation, which nobody who reads has
+        "PYTEST_ADDOPTS": "-W ignore::pytest.PytestAssertRewriteWarning",
         "COLUMNS": str(COLUMNS),
         "LINES": "50",
     }
