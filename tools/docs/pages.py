@@ -114,7 +114,7 @@ def commands(block: Block) -> list[Command]:
 
 _SECONDS = re.compile(r"\d[\d,]*(?:\.\d+)?(?= ?(?:s|ms|seconds|milliseconds)\b)")
 _KEY_SECONDS = re.compile(r"""(seconds(?:["']: |=))\d+(?:\.\d+)?(?:e-?\d+)?""")
-_FIGURE = re.compile(r"\d[\d,]*(?:\.\d+)?")
+_FIGURE = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def same(written: str, printed: str, *, is_own: bool) -> bool:
