@@ -1,4 +1,4 @@
-"""What other people's CI uses: the GitHub Action, the pre-commit hooks, and the snippets for them in the README."""
+"""What other people's CI uses: the GitHub Action, the pre-commit hooks, and the guide's snippets for them."""
 
 from __future__ import annotations
 
@@ -281,14 +281,15 @@ def test_a_commit_that_takes_more_is_refused(runner: Runner, tmp_path: Path) -> 
     assert "n_ctx 4096 → 8192" in failed.stdout
 
 
-# --- the README
+# --- the guide
 
 
 def snippets(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    guide = (ROOT / "docs" / "guides" / "ci-systems.md").read_text()
+    return re.findall(rf"^```{language}[^\n]*\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
 
 
-def test_the_snippets_of_the_readme(tmp_path: Path) -> None:
+def test_the_snippets_of_the_guide(tmp_path: Path) -> None:
     seen = set()
     for index, text in enumerate(snippets("yaml")):
         path = tmp_path / f"{index}.yaml"

@@ -198,8 +198,8 @@ def test_verbose_says_why(models: dict[str, Path]) -> None:
     assert done.returncode == 0, done.stderr
     plan = fitter.fit(path, gpus=["6GiB"], n_ctx=32768, host_bandwidth=HOST)
     lines = plan.explain().splitlines()
-    assert re.match(r"prompt: [\d.]+ m?s for \w.* \d+ %", lines[0])
-    assert re.match(r"generation: [\d.]+ s for \w+: \w+ \d+ %, ", lines[1])
+    assert re.match(r"prompt: [\d.]+ m?s \(\w.* \d+ %\)$", lines[0])
+    assert re.match(r"generation: [\d.]+ s \(\w+: \w+ \d+ %, .*\)$", lines[1])
     assert lines[-1].startswith("speed of CUDA0: default: as ")
     said = " ".join(done.stderr.split())
     assert all(line in said for line in lines)

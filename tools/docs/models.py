@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,8 +74,8 @@ def place(names: tuple[str, ...], kept: Path, folder: Path) -> None:
     for name in names:
         path = kept / name
         if not path.exists() or path.stat().st_mtime < newest:
-            # Several processes may write it at once.
-            partial = kept / f".{os.getpid()}.{name}"
+            # Several processes and threads may write it at once.
+            partial = kept / f".{os.getpid()}.{threading.get_ident()}.{name}"
             WRITERS[name](partial)
             partial.replace(path)
         try:
