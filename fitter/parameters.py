@@ -381,7 +381,7 @@ class LoadKeywords(TypedDict, total=False):
             ("-sm", "--split-mode"),
             "LLAMA_ARG_SPLIT_MODE",
             PLACEMENT,
-            "none: use one device; layer: split the layers over all devices.",
+            "none: use one device; layer: split the layers over all devices. row and tensor cannot be fitted.",
             is_keyword_of_llama=True,
         ),
     ]
@@ -409,6 +409,7 @@ class LoadKeywords(TypedDict, total=False):
             "LLAMA_ARG_TENSOR_SPLIT",
             PLACEMENT,
             "Share of the layers that each device takes, such as 3,1.",
+            unset="chosen by the fit",
             is_keyword_of_llama=True,
         ),
     ]

@@ -13,22 +13,14 @@ import pytest
 from tools.docs.examples import difference, run_page
 from tools.docs.pages import ROOT, Kind, blocks, commands, pages, same
 
-
-@pytest.fixture(scope="session")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the model files are, written once for all workers of a test run."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if base.name.startswith("popen-") else base) / "docs-models"
-
-
 WITH_EXAMPLES = [
     page for page in pages() if any(block.kind is not Kind.NOT_RUN for block in blocks((ROOT / page).read_text()))
 ]
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=str)
-def test_a_page_says_what_is_printed(page: Path, kept: Path) -> None:
-    said = difference(ROOT / page, run_page(ROOT / page, kept))
+def test_a_page_says_what_is_printed(page: Path) -> None:
+    said = difference(ROOT / page, run_page(ROOT / page))
     assert not said, (
         f"{page} is not what is printed: look, then 'python -m tools.docs.examples --update {page}'\n{said}"
     )
@@ -55,7 +47,7 @@ def outcome(tmp_path: Path, text: str) -> tuple[str, str]:
     """What becomes of a page with ``text``, and what is said about it."""
     page = tmp_path / "page.md"
     page.write_text(text)
-    result = run_page(page, tmp_path / "kept")
+    result = run_page(page)
     return result.text, difference(page, result)
 
 

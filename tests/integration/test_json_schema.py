@@ -42,7 +42,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("models")
     names = {model for model, _ in PLANS.values()} | {"draft.gguf", "adapter.gguf", "mmproj.gguf", "small.gguf"}
-    models.place(tuple(sorted(names)), found / "kept", found)
+    models.place(tuple(sorted(names)), found)
     return found
 
 

@@ -50,9 +50,6 @@ COLUMNS = 100
 SECONDS = 120
 """The longest that a command or a Python block may take."""
 
-KEPT = ROOT / "build" / "docs" / "models"
-"""Where model files are kept for the next time."""
-
 _PORTS = ("50052", "50053", "50054", "50055", "50056", "50057", "50058", "50059", "8080", "8081")
 _MARK = "\036"
 _BASH = f"""\
@@ -250,12 +247,12 @@ class _Page:
             found.lines[block.first, block.last] = _indented("\n".join(lines), block.indent)
 
 
-def run_page(page: Path, kept: Path = KEPT) -> Outcome:
-    """Run ``page`` with model files that are kept in ``kept``."""
+def run_page(page: Path) -> Outcome:
+    """Run ``page`` in a fresh folder."""
     text = page.read_text(encoding="utf-8")
     found = _Found()
     with _home() as home:
-        models.place(models.named_in(text), kept, home / "models")
+        models.place(models.named_in(text), home / "models")
         run = _Page(home, text)
         with run.terminal, run.snippets:
             for block in blocks(text):

@@ -45,8 +45,24 @@ def gpus_page() -> str:
         "## Other GPUs",
         *paragraphs(gpu.parse_gpus.__doc__)[1:4],
         f"Drivers of Vulkan: {', '.join(f'{code(name)} ({text})' for name, text in gpu.VULKAN_DRIVERS.items())}.",
+        _profiles(),
         *parts,
         "## Sources\n\n" + listed,
+    )
+
+
+def _profiles() -> str:
+    """The profiles, and what their devices are called."""
+    specs = {"cuda": "cuda:8.9:24GiB", "rocm": "rocm:gfx1100:24GiB", "vulkan": "vulkan:24GiB", "metal": "metal:64GiB"}
+    rows = [(code(name), code(specs[name]), code(gpu.parse_gpus([specs[name]])[0].name)) for name in gpu.PROFILES]
+    return "\n\n".join(
+        [
+            "## Profiles { #profiles }",
+            "A profile says how a virtual device behaves: how tensors are sized and aligned, which operations it "
+            "supports and takes over from the host. [What was checked](../explanation/what-was-checked.md) says "
+            "against what each was compared.",
+            table(("profile", "such as", "its devices are called"), rows),
+        ]
     )
 
 

@@ -14,7 +14,13 @@ from fitter.kinds import Kind
 from fitter.parameters import Parameter
 from tools.docs.markdown import code, codes, fenced, heading, page, plain, table
 
-GLOBAL = "Every command"
+_MORE = {
+    "--gpu": "The [GPUs](gpus.md) that have a name.",
+    "--json": "[What is in it](json.md).",
+    "--format": "[What each is](formats.md).",
+    "--file": "[Its keys](fitter-toml.md).",
+}
+"""What an option's help has no room for."""
 
 
 @dataclass
@@ -75,6 +81,8 @@ def _without_default(text: str) -> str:
 
 
 def _default(entry: Entry) -> str:
+    if entry.parameter is not None and entry.parameter.default is False and not entry.parameter.unset:
+        return "off"
     if entry.parameter is not None:
         return entry.parameter.default_text[len("[default: ") : -1]
     for command in commands().values():
@@ -120,8 +128,9 @@ def _entry(entry: Entry) -> str:
     for text, of in entry.helps.items():
         where = f" ({codes(of)})" if len(entry.helps) > 1 else ""
         is_the_tables = each is not None and text == _without_default(each.help)
-        more = "" if each is None or not each.kind.is_repeated else " May be given several times."
-        lines.append((meaning_of(each) + more if each is not None and is_the_tables else plain(text)) + where)
+        more = " May be given several times." if text.endswith(" Repeatable.") else ""
+        meaning = meaning_of(each) if each is not None and is_the_tables else plain(text.removesuffix(" Repeatable."))
+        lines.append(meaning + more + where)
     default = plain(_default(entry))
     facts = {"default": f"**{default}**" if default else ""}
     if len(entry.helps) == 1:
@@ -134,8 +143,10 @@ def _entry(entry: Entry) -> str:
             "JSON": code(f"params.{each.key}") if is_in_json else "",
             "llama.cpp's variable": code(each.env or ""),
         }
-    shown_facts = " · ".join(f"*{name}* {value}" for name, value in facts.items() if value)
-    return "\n\n".join([heading(3, codes(shown), entry.anchor), *lines, f"{shown_facts}\n{{ .facts }}"])
+    if more := next((_MORE[name] for name in entry.names if name in _MORE), ""):
+        lines[0] += f" {more}"
+    said = " · ".join(f"*{name}* {value}" for name, value in facts.items() if value)
+    return "\n\n".join([heading(3, codes(shown), entry.anchor), *lines, *([f"{said}\n{{ .facts }}"] if said else [])])
 
 
 def options_page() -> str:
@@ -163,7 +174,9 @@ def commands_page() -> str:
     links = {entry.names: f"[`{entry.names[0]}`](options.md#{entry.anchor})" for entry in entries().values()}
     parts = []
     for name, command in commands().items():
-        context = click.Context(command, info_name=f"fitter {name}")
+        # With the settings of the whole: a command keeps the help option of the first context that it sees.
+        above = click.Context(cli, info_name="fitter", **cli.context_settings)
+        context = click.Context(command, above, info_name=name)
         usage = command.get_usage(context).removeprefix("Usage: ")
         sections: dict[str, list[str]] = {}
         for option in _options(command):
@@ -184,6 +197,7 @@ def commands_page() -> str:
             )
         )
     intro = (
+        "`MODEL` is a GGUF file, or the first one of a split model. "
         "`fitter MODEL` is short for `fitter fit MODEL`. Every command has `--help`. What a command answers goes to "
         "stdout; tables of `fit`, progress, warnings and errors go to stderr. [Options](options.md) has each option "
         "one by one, [exit statuses](exit-statuses.md) what a command's status says."
