@@ -192,6 +192,11 @@ class Breakdown:
         return replace(self, rows=tuple(row.real for row in self.rows))
 
     @property
+    def most(self) -> Breakdown:
+        """The breakdown with the larger of both compute figures in every row."""
+        return replace(self, rows=tuple(max(row, row.real, key=lambda each: each.compute) for row in self.rows))
+
+    @property
     def host(self) -> Row:
         """The sum of all rows in host memory, of every host buffer type."""
         return _sum("Host", None, True, [row for row in self.rows if row.is_host])

@@ -235,7 +235,7 @@ def compare_twins(
 
 
 def compare_loads(measure: Measure, loads: Iterable[MeasuredLoad], info: DeviceInfo) -> Comparison:
-    """What real ``loads`` on the device took against what dummy loads say of real ones; ``measure`` reserves as those do."""
+    """What real ``loads`` on the device took against what dummy loads that reserve (``measure``) say of them."""
     count, differences = 0, []
     for load in loads:
         dummy = _numbers(measure, load.model.path, replace(LOAD_PARAMS, devices=(info.name,)), [info])

@@ -1,8 +1,6 @@
-"""What real GPUs printed is what is measured without them, but for the values that are said to differ, and by how much."""
+"""What real GPUs printed is what is measured without them, but for the values that are said to differ."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
