@@ -174,6 +174,7 @@ class _Fit:
             if not room:
                 break
             self.room = {name: max(size, self.room.get(name, 0)) for name, size in room.items()}
+            self._say(f"searching again: loaded for real, it would take {_mib_up(max(room.values()))} MiB more")
             try:
                 found = self._found()
             except TimeLimitError:
