@@ -101,8 +101,8 @@ class Plan:
     is ``plan.fits``, ``str(plan)`` the table that the command shows. A plan that was read from a file has what the file
     says, and defaults for the rest.
 
-    ``breakdown`` holds the rows per buffer type; ``problems`` is empty exactly when the plan fits. It fits if its margins
-    are kept with ``compute`` and with ``reserved`` of each row, the figures of a dummy and of a real load.
+    ``breakdown`` holds the rows per buffer type; ``problems`` is empty exactly when the plan fits: if its margins are
+    kept with ``compute`` of each row and with ``reserved``, the figures of a dummy load and of a real one.
     ``n_layer`` counts the repeating layers that llama.cpp can offload (without the output layer), 0 where that is not
     known; ``virtual`` says whether the devices are described ones. ``estimate`` is what the plan takes in time,
     ``None`` where it does not fit. ``choices`` says what was chosen over what, ``bound`` what
