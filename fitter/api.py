@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +166,10 @@ def measure(
 ) -> Breakdown:
     """Memory that llama.cpp would take with exactly these parameters: one dummy load, rows per buffer type in bytes.
 
+    Each row has both figures for its compute buffer. ``compute`` is the dummy load's, which llama-fit-params and a plan
+    say too. ``reserved`` is what llama.cpp reserves, and prints, when it loads the model for real: more or less, on any
+    device and on the host. ``.real`` has all rows as of a real load.
+
     ``parameters`` are those of ``fit`` that llama.cpp has too, none of them fitted, each with llama.cpp's own default
     (``n_ctx`` 0, the model's own; ``n_gpu_layers`` -1, all), and ``load_mtp``, ``n_rs_seq`` and ``n_outputs_max``. A
     ``worker`` that is given is used and stays open, for many measurements in a row; it is told of ``gpus`` and ``rpc``
@@ -173,7 +178,7 @@ def measure(
     Raises what ``fit`` raises.
     """
     with one_load(Ask.of_a_load(parameters), os.fsdecode(model), worker, on_log) as load:
-        return load.worker.measure(str(load.model.path), load.params)
+        return load.worker.measure(str(load.model.path), load.params, reserve=True)
 
 
 @door_with_worker(Estimating)
@@ -292,7 +297,7 @@ def calibrate(
         measured = []
         for info in chosen:
             loads = calibration.load_each(real, start, info, small, report)
-            comparisons.append(calibration.compare_loads(real.measure, loads, info))
+            comparisons.append(calibration.compare_loads(partial(real.measure, reserve=True), loads, info))
             measured.append(calibration.device_calibration(info, twins[info.name], loads))
     records = calibration.records(measured)
     stored = calibrated.store(records) if store and records else None

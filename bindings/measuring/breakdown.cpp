@@ -114,21 +114,27 @@ bool is_larger_alone(const llama_model * model) {
     return std::strcmp(architecture, "kimi-linear") == 0 || std::strcmp(architecture, "minimax-01") == 0;
 }
 
-// What the scheduler has reserved, where it has.
-void replace_compute(const llama_context * ctx, llama_memory_breakdown & breakdown) {
+// What the scheduler has reserved, where it has. Until then llama.cpp counts a buffer once for every backend that shares it,
+// as it does for the CPU's where BLAS is a backend too (always on a Mac, unless a GPU has a host buffer type).
+void correct_compute(const llama_context * ctx, llama_memory_breakdown & breakdown) {
+    struct use {
+        size_t size       = 0;
+        size_t n_backends = 0;
+    };
     auto * sched = ctx->get_sched();
-    std::map<ggml_backend_buffer_type_t, size_t> sizes;
-    size_t                                       total = 0;
+    std::map<ggml_backend_buffer_type_t, use> uses;
+    size_t                                    total = 0;
     for (int i = 0; sched != nullptr && i < ggml_backend_sched_get_n_backends(sched); i++) {
         auto *       backend = ggml_backend_sched_get_backend(sched, i);
         const size_t size    = ggml_backend_sched_get_buffer_size(sched, backend);
-        sizes[ggml_backend_sched_get_buffer_type(sched, backend)] += size;
+        auto &       each    = uses[ggml_backend_sched_get_buffer_type(sched, backend)];
+        each.size += size;
+        each.n_backends++;
         total += size;
     }
-    if (total > 0) {
-        for (const auto & [buffer_type, size] : sizes) {
-            breakdown[buffer_type].compute = size;
-        }
+    for (const auto & [buffer_type, each] : uses) {
+        auto & compute = breakdown[buffer_type].compute;
+        compute        = total > 0 ? each.size : compute / each.n_backends;
     }
 }
 
@@ -163,7 +169,7 @@ int32_t fitter_breakdown(const void * context, fitter_row_t * rows, int32_t n) {
         };
         std::vector<ranked> all;
         auto breakdown = llama_get_memory_breakdown(ctx);
-        replace_compute(ctx, breakdown);
+        correct_compute(ctx, breakdown);
         for (const auto & [buffer_type, memory] : breakdown) {
             ggml_backend_dev_t device = ggml_backend_buft_get_device(buffer_type);
             const int32_t      rank   = device_rank(model, buffer_type);

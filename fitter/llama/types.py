@@ -148,9 +148,14 @@ class Row:
     context: int
     """Bytes of KV cache and recurrent state."""
     compute: int
-    """Bytes of compute buffers, by llama.cpp's own figure of a dummy load."""
+    """Bytes of compute buffers, by llama.cpp's own figure for the load that was measured. That of a dummy load, which
+    llama-fit-params prints too, is of the graph for the largest batch alone, and ignores to which device single nodes
+    were assigned.
+    """
     reserved: int | None = field(default=None, compare=False)
-    """Bytes of compute buffers that its scheduler reserves in a real load; ``None`` where that was not measured."""
+    """Bytes of compute buffers that llama.cpp reserves for all graphs when it loads the model for real, more or less than
+    ``compute``; ``None`` if that was not measured, or if the load was a real one.
+    """
 
     @property
     def used(self) -> int:
@@ -159,7 +164,7 @@ class Row:
 
     @property
     def real(self) -> Row:
-        """The row for a real load, as far as that is known."""
+        """The row for a real load: with ``reserved`` as its ``compute``, if that is known."""
         return self if self.reserved is None else replace(self, compute=self.reserved, reserved=None)
 
 
@@ -187,8 +192,13 @@ class Breakdown:
 
     @property
     def real(self) -> Breakdown:
-        """The breakdown of a real load, as far as that is known."""
+        """The breakdown of a real load: every row's ``real``, which are the figures that a load prints."""
         return replace(self, rows=tuple(row.real for row in self.rows))
+
+    @property
+    def most(self) -> Breakdown:
+        """The breakdown with the larger of both compute figures in every row."""
+        return replace(self, rows=tuple(max(row, row.real, key=lambda each: each.compute) for row in self.rows))
 
     @property
     def host(self) -> Row:

@@ -61,13 +61,14 @@ class CatalogueGpu:
 class Default:
     """What is assumed if nothing better is known.
 
-    ``free_fraction``: the free share of a card's memory. ``profile``, ``compute_capability``: of a GPU that is given
-    only by its size. ``integrated``: the card whose speed a GPU without memory of its own gets. ``host_bandwidth``:
-    bytes per second of a host that was not measured. ``remote_link``, bytes per second, and ``remote_round_trip``,
-    seconds: of a network that was not measured.
+    ``free_fraction``: the free share of a card's memory, ``free_fraction_rocm`` that of AMD's cards with memory of
+    their own. ``profile``, ``compute_capability``: of a GPU that is given only by its size. ``integrated``: the card
+    whose speed a GPU without memory of its own gets. ``host_bandwidth``: bytes per second of a host that was not
+    measured. ``remote_link``, bytes per second, and ``remote_round_trip``, seconds: of a network that was not measured.
     """
 
     free_fraction: float
+    free_fraction_rocm: float
     profile: str
     compute_capability: int
     integrated: str
@@ -103,6 +104,7 @@ def default() -> Default:
     data = _parsed(_part("default"))["default"]
     return Default(
         data["free_fraction"],
+        data["free_fraction_rocm"],
         data["profile"],
         capability(data["compute_capability"]),
         data["integrated"],
@@ -166,13 +168,15 @@ def _gpu(key: str, entry: dict[str, Any], data: dict[str, Any]) -> CatalogueGpu:
     bandwidth, compute, pcie = (entry.get(name) for name in ("bandwidth", "compute", "pcie"))
     assert total is not None
     size = total["mib"] * MIB
-    share = default().free_fraction
+    is_amd = entry["profile"] == "rocm" and not entry.get("unified", False)
+    share = default().free_fraction_rocm if is_amd else default().free_fraction
+    cards = "cards of AMD's" if is_amd else "cards"
     source = data["source"]
     sources = Sources(
         _source(architecture, source),
         total=source[total["source"]],
         usable=_source(usable, source),
-        free=_source(free, source) or f"estimated: {share:.0%} of the total, the smallest share among known cards",
+        free=_source(free, source) or f"estimated: {share:.0%} of the total, as the smallest share among known {cards}",
         bandwidth=_source(bandwidth, source),
         compute=_source(compute, source),
         pcie=_source(pcie, source),

@@ -247,7 +247,7 @@ def compare_twins(
 
 
 def compare_loads(measure: Measure, loads: Iterable[MeasuredLoad], info: DeviceInfo) -> Comparison:
-    """What real ``loads`` on the device took against what dummy loads say of them."""
+    """What real ``loads`` on the device took against what dummy loads that reserve (``measure``) say of them."""
     count, differences = 0, []
     for load in loads:
         dummy = _numbers(measure, load.model.path, replace(LOAD_PARAMS, devices=(info.name,)), [info])
@@ -264,7 +264,7 @@ def _numbers(measure: Measure, path: Path, params: Params, devices: Sequence[Dev
         breakdown = measure(path, params)
     except LlamaCppError as error:
         return {"load": str(error).removeprefix(f"{path}: ")}
-    return numbers_of(breakdown, devices)
+    return numbers_of(breakdown.real, devices)
 
 
 def numbers_of(breakdown: Breakdown, devices: Sequence[DeviceInfo]) -> dict[str, int | str]:

@@ -115,7 +115,9 @@ class Plan:
     search: Search
     """What finding it took."""
     problems: tuple[Problem, ...]
-    """Why it does not fit; empty exactly when it fits."""
+    """Why it does not fit; empty exactly when it fits: when its margins are kept with ``compute`` of each row and with
+    ``reserved``, the figures of a dummy load and of a real one.
+    """
     n_layer: int = 0
     """Repeating layers that llama.cpp can offload, without the output layer; 0 where that is not known."""
     virtual: bool = False

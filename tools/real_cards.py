@@ -1,0 +1,204 @@
+"""What real GPUs printed, beside what fitter measures without them: ``python -m tools.real_cards [--write]``.
+
+The loads and their printed values are in ``tests/data/real_cards``, with what is known to differ and why. It prints the
+table; ``--write`` also puts it into ``docs/explanation/real-cards.md``. The exit status is 1 if a value differs that is
+not said to, or one that is said to does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import gzip
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Decimal
+from pathlib import Path
+from typing import Any
+
+import fitter
+from fitter.llama.client import Worker
+from fitter.llama.types import Breakdown
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "tests" / "data" / "real_cards"
+PAGE = ROOT / "docs" / "explanation" / "real-cards.md"
+BEGIN, END = "<!-- python -m tools.real_cards --write -->\n", "<!-- end -->"
+
+_MIB = Decimal(1024 * 1024)
+_SPLITS = "graph splits"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number that a log has: ``quantity`` is a buffer type and ``model``, ``context`` or ``compute``, in MiB.
+
+    Or it is ``graph splits``, of a prompt and of generation. ``logged`` is as printed, whole where the log rounds down.
+    ``difference`` is what is expected of ours less that, empty where it is the same number, and ``explanation`` why.
+    """
+
+    quantity: str
+    logged: str
+    difference: str
+    explanation: str
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load that a log shows; see ``loads.toml`` for the meaning of each field."""
+
+    name: str
+    source: str
+    build: str
+    cards: str
+    gpus: tuple[str, ...]
+    model: str
+    header: str
+    file_bytes: int
+    is_real: bool
+    parameters: Mapping[str, Any]
+    environment: Mapping[str, str]
+    values: tuple[Value, ...]
+    date: str = ""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A value beside what fitter measures: ``ours`` as the log would print it, ``difference`` as in ``Value``."""
+
+    value: Value
+    ours: str
+    difference: str
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it differs just as it is said to, or is the same where nothing is said."""
+        return self.difference == self.value.difference
+
+
+def loads() -> tuple[Load, ...]:
+    """Every load with its values."""
+    with (DATA / "values.csv").open(newline="", encoding="utf-8") as file:
+        rows = [(row.pop("load"), Value(**row)) for row in csv.DictReader(file)]
+    entries: list[dict[str, Any]] = tomllib.loads((DATA / "loads.toml").read_text(encoding="utf-8"))["load"]
+    return tuple(
+        Load(
+            values=tuple(value for name, value in rows if name == entry["name"]),
+            gpus=tuple(entry.pop("gpus")),
+            environment=entry.pop("environment", {}),
+            **entry,
+        )
+        for entry in entries
+    )
+
+
+def write_model(load: Load, directory: Path) -> Path:
+    """A sparse GGUF file with the header of the model and its size; a file already there is kept."""
+    path = directory / f"{load.header}.gguf"
+    if not path.exists():
+        path.write_bytes(gzip.decompress((DATA / f"{load.header}.head.gz").read_bytes()))
+        os.truncate(path, load.file_bytes)
+    return path
+
+
+def measured(every: Sequence[Load], directory: Path) -> Iterator[tuple[Load, Breakdown]]:
+    """What ``fitter.measure`` says of each load; models are written to ``directory``."""
+    for environment in {tuple(load.environment.items()): load.environment for load in every}.values():
+        # a process begins with the first question, in the environment of that moment
+        with _environment(environment), Worker() as worker:
+            for load in (load for load in every if load.environment == environment):
+                path = write_model(load, directory)
+                yield load, fitter.measure(path, gpus=load.gpus, worker=worker, **load.parameters)
+
+
+def compare(load: Load, breakdown: Breakdown) -> tuple[Compared, ...]:
+    """Every value of ``load`` beside the same one of ``breakdown``."""
+    return tuple(_compared(value, breakdown, load.is_real) for value in load.values)
+
+
+def _compared(value: Value, breakdown: Breakdown, is_real: bool) -> Compared:
+    if value.quantity == _SPLITS:
+        ours = "/".join(map(str, breakdown.n_splits or ()))
+        return Compared(value, ours, "" if ours == value.logged else ours)
+    buffer_type, kind = value.quantity.rsplit(" ", 1)
+    rows = (breakdown.real if is_real else breakdown).rows
+    size = sum(getattr(row, kind) for row in rows if row.buffer_type == buffer_type)
+    logged = Decimal(value.logged)
+    is_exact = "." in value.logged
+    ours = Decimal(f"{size / _MIB:.2f}") if is_exact else (size / _MIB).to_integral_value(ROUND_FLOOR)
+    return Compared(value, str(ours), f"{ours - logged:+}" if ours != logged else "")
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """This process's environment with ``variables`` and no others of ggml's."""
+    before = dict(os.environ)
+    for name in [name for name in before if name.startswith("GGML_")]:
+        del os.environ[name]
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def table(found: Sequence[tuple[Load, Sequence[Compared]]]) -> str:
+    """All of it in Markdown: a table of the loads, and one of the values that differ."""
+    lines = ["| model | context | cards, as the log names them | llama.cpp | printed by | equal |", "| --- " * 6 + "|"]
+    for load, values in found:
+        equal = sum(not each.difference for each in values)
+        context = f"{load.parameters['n_ctx']:,}"
+        by = "a load" if load.is_real else "a dummy load"
+        build = load.build.split()[0] if load.build != "not said" else f"not said, {load.date}"
+        lines.append(f"| {load.model} | {context} | {load.cards} | {build} | {by} | {equal} of {len(values)} |")
+    every = [each for _, values in found for each in values]
+    lines.append(f"| | | | | **all** | **{sum(not each.difference for each in every)} of {len(every)}** |")
+    lines += ["", "| value that differs | log, MiB | here, MiB | why |", "| --- " * 4 + "|"]
+    for load, values in found:
+        for each in values:
+            if each.difference:
+                why = each.value.explanation if each.is_expected else "not known"
+                where = f"{load.model}, {load.cards}: {each.value.quantity}"
+                lines.append(f"| {where} | {each.value.logged} | {each.ours} ({each.difference}) | {why} |")
+    return "\n".join(lines) + "\n"
+
+
+def page_with(table: str, text: str) -> str:
+    """The page ``text`` with ``table`` in its place."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, print and compare."""
+    parser = argparse.ArgumentParser(prog="tools.real_cards", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put the table into the page as well")
+    given = parser.parse_args(arguments)
+    every = loads()
+    with tempfile.TemporaryDirectory() as directory:
+        answers = {load.name: compare(load, breakdown) for load, breakdown in measured(every, Path(directory))}
+    found = [(load, answers[load.name]) for load in every]
+    text = table(found)
+    print(text, end="")
+    if given.write:
+        PAGE.write_text(page_with(text, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    wrong = [(load, each) for load, values in found for each in values if not each.is_expected]
+    for load, each in wrong:
+        numbers = f"{each.ours} here, {each.value.logged} in the log"
+        print(f"{load.name}: {each.value.quantity} is {numbers}: expected {each.value.difference or 'no difference'}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
