@@ -207,6 +207,33 @@ def test_a_reach_into_privates_is_found(text: str) -> None:
     assert not list(privates("self._own; llm._ctx; a.__class__"))
 
 
+def unsaid(text: str) -> Iterator[int]:
+    """Lines of ``pytest.raises`` that any error of the class satisfies, whatever it says."""
+    for node in ast.walk(ast.parse(text)):
+        for item in node.items if isinstance(node, ast.With) else ():
+            call = item.context_expr
+            if not isinstance(call, ast.Call) or ast.unparse(call.func) != "pytest.raises" or item.optional_vars:
+                continue
+            name = ast.unparse(call.args[0])
+            if name.endswith("Error") and name not in NOTHING_TO_SAY and "match" not in {k.arg for k in call.keywords}:
+                yield call.lineno
+
+
+NOTHING_TO_SAY = ("ProcessLookupError", "KeyError")
+"""A process that is gone; and what a test itself raises."""
+
+
+def test_an_expected_error_is_known_by_what_it_says() -> None:
+    found = {module: list(unsaid(text)) for module, text in sources("tests").items()}
+    assert {module: lines for module, lines in found.items() if lines} == {}
+
+
+def test_an_error_of_any_words_is_found() -> None:
+    assert list(unsaid("with pytest.raises(UsageError):\n    ask()")) == [1]
+    assert list(unsaid("with a, pytest.raises(LlamaCppError, match='x'):\n    ask()")) == []
+    assert list(unsaid("with pytest.raises(UsageError) as caught:\n    ask()")) == []
+
+
 UP = {
     "at the top of the file": "from fitter.api import fit",
     "inside a function": "def late():\n    from fitter import api",
