@@ -155,11 +155,11 @@ def test_the_action_fails_where_it_takes_more(runner: Runner) -> None:
 
 
 INPUTS: dict[str, tuple[dict[str, str], int, str]] = {
-    "another file": ({"file": "missing.toml"}, 2, "missing.toml"),
+    "another file": ({"file": "missing.toml"}, 2, "missing.toml does not exist: "),
     "selection": ({"select": "not chat"}, 2, "selects no case"),
     "selection with blanks": ({"select": "chat and not ( x or y )"}, 0, ""),
     "arguments": ({"arguments": "--jobs 1  --lock fitter.lock"}, 0, ""),
-    "wrong arguments": ({"arguments": "--nonsense"}, 2, "--nonsense"),
+    "wrong arguments": ({"arguments": "--nonsense"}, 2, "No such option '--nonsense'"),
     "what a shell would run": ({"select": "$(touch ran)", "arguments": "; touch ran", "file": "`touch ran`"}, 2, ""),
 }
 
