@@ -30,16 +30,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], upstream.UpstreamPlan]:
+def theirs(models: Path) -> Callable[[Case], upstream.UpstreamPlan]:
     """What upstream chooses, asked once, with models that have no tokenizer.
 
     Reading it takes most of each of upstream's dozens of loads, and changes no byte on a device.
     """
-    directory = tmp_path_factory.mktemp("bare")
 
     @functools.cache
     def ask(case: Case) -> upstream.UpstreamPlan:
-        found = upstream.fit(shapes.write(case.shape, directory, vocab=False), parse_gpus(case.gpus), case.options)
+        found = upstream.fit(
+            shapes.write(case.shape, models / "bare", vocab=False), parse_gpus(case.gpus), case.options
+        )
         assert found is not None, "upstream found nothing at all"
         return found
 
@@ -88,7 +89,8 @@ def test_upstream_measures_what_fitter_says_and_is_no_faster(
         ), device["name"]
 
     other = theirs(case)
-    price = fitter.estimate(model, gpus=gpus, **other.keywords)
+    bare = shapes.write(case.shape, models / "bare", vocab=False)
+    price = fitter.estimate(bare, gpus=gpus, **other.keywords)
     if is_over(case, price.breakdown, plan):
         return
     assert plan["params"]["n_ctx"] >= other.n_ctx
