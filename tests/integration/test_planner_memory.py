@@ -223,7 +223,7 @@ def test_the_time_limit_of_a_whole_fit(directory: Path) -> None:
         fitter.fit(model, gpus=["16GiB"], time_limit=0.001)
     assert "\n" not in str(caught.value) and caught.value.exit_code == 3
     with Worker() as worker:
-        with pytest.raises(TimeLimitError):
+        with pytest.raises(TimeLimitError, match=r"^no plan was found within the time limit"):
             fitter.fit(model, gpus=["16GiB"], time_limit=0.001, worker=worker)
         # a worker that is given is as it was before
         plan = fitter.fit(model, gpus=["16GiB"], worker=worker)

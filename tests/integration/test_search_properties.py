@@ -14,8 +14,8 @@ from tools.search.check import check
 from tools.search.machines import MIB, Card, Machine, better, draw, renamed
 from tools.search.outcomes import Asking, Outcome, worse
 
-NUMBERS = (5, 9, 16, 21, 33, 47, 50, 54, 64, 75, 376, 392, 440)
-"""Of the random machines: one to fifteen cards, one to 256 slots, experts and none."""
+NUMBERS = (5, 9, 16, 21, 33, 47, pytest.param(50, marks=pytest.mark.slow), 54, 64, 75, 376, 392, 440)
+"""Of the random machines: one to fifteen cards, one to 256 slots, experts and none. 50 takes as long as the others."""
 
 
 @pytest.fixture(scope="module")

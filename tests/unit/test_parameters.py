@@ -241,13 +241,16 @@ ODD = (
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-@pytest.mark.parametrize("value", ODD, ids=[f"{number}-{type(value).__name__}" for number, value in enumerate(ODD)])
-def test_any_value_is_kept_or_refused(name: str, value: Any) -> None:
-    each = PARAMETERS[name]
-    try:
-        found = each.check(value)
-    except UsageError as error:
-        assert name in str(error) or "CUDA0" in str(error) or each.name.replace("_", " ") in str(error)
-        assert len(str(error)) < 500
-    else:
-        assert each.check(found) == found or found != found
+def test_any_value_is_kept_or_refused(name: str) -> None:
+    each, refused = PARAMETERS[name], 0
+    for number, value in enumerate(ODD):
+        what = f"{number}, a {type(value).__name__}"
+        try:
+            found = each.check(value)
+        except UsageError as error:
+            refused += 1
+            assert any(word in str(error) for word in (name, name.replace("_", " "), "CUDA0")), (what, error)
+            assert len(str(error)) < 500, what
+        else:
+            assert each.check(found) == found or found != found, what
+    assert refused > len(ODD) / 3, "no parameter takes most of them"
