@@ -6,6 +6,7 @@ taken as they are (`run 'fitter.planning.packing.*'`, `results`, `show NAME`), a
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +49,31 @@ class Selected:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         kept = [item for item in items if item.nodeid in self.tests]
         items[:] = sorted(kept, key=lambda item: self.seconds.get(item.nodeid, 0.0))
+
+
+def seen_by_types() -> dict[str, Any]:
+    """mutmut's own function of this purpose in a hundredth of its time: the mutants that the type checker finds."""
+    from mutmut.configuration import config
+    from mutmut.mutation.file_mutation import FailedTypeCheckMutant, MutatedMethodLocation, group_by_path
+    from mutmut.type_checking import run_type_checker
+    from mutmut.utils.file_utils import change_cwd
+    from mutmut.utils.format_utils import get_mutant_name
+
+    with change_cwd(MUTANTS):
+        errors = group_by_path(run_type_checker(config().type_check_command))
+    found = {}
+    for path, those in errors.items():
+        at = {
+            line: MutatedMethodLocation(path, node.name, node.lineno, node.end_lineno or node.lineno)
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.FunctionDef) and "__mutmut_" in node.name
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        for error in those:
+            place = at[error.line_number]
+            name = get_mutant_name(path.relative_to(MUTANTS.absolute()), place.function_name)
+            found[name] = FailedTypeCheckMutant(place, name, error)
+    return found
 
 
 def select_by_plugin() -> None:
@@ -93,10 +120,11 @@ def main() -> None:
     # The type checker is the one beside this Python, too.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     # Not as a program of its own: it would be imported a second time, by what it writes.
-    from mutmut.__main__ import cli
+    import mutmut.__main__ as program
 
+    program.filter_mutants_with_type_checker = seen_by_types
     select_by_plugin()
-    cli()
+    program.cli()
 
 
 if __name__ == "__main__":
