@@ -1,7 +1,8 @@
 """Small changes to the code, one after another, that a unit test should notice: `make test-mutations`.
 
-mutmut makes the changes and runs the tests; what it may change and which tests it runs is in pyproject.toml. Its own commands are
-taken as they are (`run 'fitter.planning.packing.*'`, `results`, `show NAME`), and `table` counts what was found in each file.
+mutmut makes the changes and runs the tests; what it may change and which tests it runs is in pyproject.toml. Its own
+commands are taken as they are (`run 'fitter.planning.packing.*'`, `results`, `show NAME`), and `table` counts what was
+found in each file.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def seen_by_types() -> dict[str, Any]:
 
 
 def select_by_plugin() -> None:
-    """Have mutmut name files to pytest, and not each test: there are thousands, and what is in brackets may be anything."""
+    """Have mutmut name files to pytest, not each test: there are thousands, and what is in brackets may be anything."""
     from mutmut.runners.harness import PytestRunner
     from mutmut.state import state
     from mutmut.utils.file_utils import change_cwd

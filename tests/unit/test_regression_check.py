@@ -225,7 +225,7 @@ def test_budgets_need_no_lock(file: Path, machine: Machine) -> None:
     budgeted(file, "a", "b")
     machine.memory["b"] = replace(SNAPSHOT, n_ctx=8191)
     assert statuses(check(file, expression="not free")) == {"a": "same", "b": "failed"}
-    with pytest.raises(UsageError, match="fitter.lock does not exist: run 'fitter lock' to make it"):
+    with pytest.raises(UsageError, match=r"fitter\.lock does not exist: run 'fitter lock' to make it"):
         check(file)
     write_lock(file.with_name("fitter.lock"), Lock({TEST: OTHER}))
     assert statuses(check(file, expression="not free")) == {"a": "same", "b": "failed"}, "tests' memory is no case's"
