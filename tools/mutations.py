@@ -94,6 +94,17 @@ def select_by_plugin() -> None:
     PytestRunner.run_tests = run_tests
 
 
+def forget_unnoticed() -> None:
+    """Have mutants that no test noticed tried again: there may be a test by now, and mutmut keeps what it once found."""
+    for path in MUTANTS.rglob("*.meta"):
+        stored = json.loads(path.read_text())
+        found = stored["exit_code_by_key"]
+        stored["exit_code_by_key"] = {
+            name: None if UNNOTICED.get(status) in ("survived", "no test") else status for name, status in found.items()
+        }
+        path.write_text(json.dumps(stored, indent=4))
+
+
 def table() -> str:
     """A line for each file: how many mutants there are, and how many of them no test notices."""
     rows = [f"| file | mutants | {' | '.join(KINDS)} |", f"| --- | {' | '.join(['--:'] * (len(KINDS) + 1))} |"]
@@ -117,6 +128,8 @@ def main() -> None:
     if sys.argv[1:] == ["table"]:
         print(table())
         return
+    if sys.argv[1:2] == ["run"]:
+        forget_unnoticed()
     use_the_copy()
     # The type checker is the one beside this Python, too.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
