@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from fitter.errors import AnswerError, ModelError
 from fitter.regression import report
 from fitter.regression.cases import Case
 from fitter.regression.check import CaseResult
-from fitter.regression.compare import compare
+from fitter.regression.compare import Cause, Move, compare
 from fitter.regression.lockfile import Snapshot
+from fitter.regression.plans import PlanDiff
 from tests.unit.snapshots import GIB, SNAPSHOT, with_memory
 
 
@@ -147,3 +149,35 @@ def test_markdown() -> None:
         "",
         "- **grown**: fitter 0.1.0 → 0.2.0",
     ]
+
+
+DIFF = PlanDiff(
+    (Move("CUDA0", 5 * GIB, 6 * GIB, "bytes", "context +1.0 GiB"),), (Cause("params", "n_ubatch", "512", "64"),)
+)
+
+
+def printed(diff: PlanDiff) -> list[str]:
+    stream = io.StringIO()
+    report.print_diff(stream, diff)
+    return stream.getvalue().splitlines()
+
+
+def test_two_plans() -> None:
+    assert printed(PlanDiff((), ())) == ["the plans are the same"]
+    assert printed(DIFF) == [
+        "  what         A        B            change",
+        "  CUDA0  5.0 GiB  6.0 GiB  +1.0 GiB (+20 %)  context +1.0 GiB",
+        "  params: n_ubatch 512 → 64",
+    ]
+    assert printed(replace(DIFF, moves=())) == ["  params: n_ubatch 512 → 64"]
+    assert len(printed(replace(DIFF, changes=()))) == 2
+
+
+def test_two_plans_as_json() -> None:
+    assert report.diff_to_dict(PlanDiff((), ())) == {"schema": 1, "equal": True, "moves": [], "changes": []}
+    assert report.diff_to_dict(DIFF) == {
+        "schema": 1,
+        "equal": False,
+        "moves": [report.move_to_dict(DIFF.moves[0])],
+        "changes": [{"kind": "params", "what": "n_ubatch", "before": "512", "after": "64"}],
+    }
