@@ -112,6 +112,19 @@ def test_a_pattern_makes_a_case_for_each_model(tmp_path: Path) -> None:
     assert "b" in cases_of(tmp_path, '[cases.b]\nmodel = "q/[a].gguf"'), "a file of that name is no pattern"
 
 
+def test_a_pattern_may_be_a_path_from_the_root(tmp_path: Path) -> None:
+    models, cases = tmp_path / "models", tmp_path / "cases"
+    for name in ("a.gguf", "deep/b.gguf"):
+        (models / name).parent.mkdir(parents=True, exist_ok=True)
+        (models / name).touch()
+    cases.mkdir()
+    found = cases_of(cases, f'[cases.z]\nmodel = "{models}/**/*.gguf"')
+    assert {name: case.model for name, case in found.items()} == {
+        "z/a": models / "a.gguf",
+        "z/deep/b": models / "deep/b.gguf",
+    }
+
+
 CASE = '[cases.a]\nmodel = "a.gguf"\n'
 
 WRONG = {
