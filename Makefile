@@ -18,6 +18,7 @@ PYTEST_ARGS ?=
 CHECK_ARGS ?=
 ORACLE_ARGS ?=
 BENCH_ARGS ?=
+MUTATION_ARGS ?= run
 
 PY := $(VENV)/bin/python
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip
@@ -175,6 +176,13 @@ test-real: architectures tools ## dummy and real loads of a model of every archi
 test-search: install tools ## the search on 1,000 random machines: no card added, no byte freed makes a plan worse; two hours on two cores
 	@$(PY) -m tools.search.check --jobs $(JOBS) $(CHECK_ARGS)
 
+# MUTATION_ARGS="run 'fitter.planning.packing.*'" changes one file; "results" lists what no test noticed, "show NAME" a change.
+.PHONY: test-mutations
+test-mutations: install ## small changes to planning/, regression/ and parameters.py, each of which a unit test should notice: two hours
+	@$(PY) -c 'import mutmut' 2>/dev/null || $(PIP) install -q --no-build-isolation -e '.[mutations]'
+	@nice -n 19 $(PY) -m tools.mutations $(MUTATION_ARGS)
+	@$(PY) -m tools.mutations table
+
 # BENCH_ARGS="--only kimi-k2 --runs 1" measures less; --from build/benchmark.json writes the tables again.
 .PHONY: bench
 bench: install tools ## fitter and upstream's llama-fit-params side by side: benchmarks/RESULTS.md, 20 minutes on two cores
@@ -187,7 +195,7 @@ bench-placements: install tools ## plans of fitter and of llama-fit-params price
 
 .PHONY: clean
 clean: ## remove what was built; .venv and the llama.cpp source stay
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis fitter/llama/*.so fitter/llama/_declarations.py $(STAMPS)/fitter
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis mutants fitter/llama/*.so fitter/llama/_declarations.py $(STAMPS)/fitter
 
 .PHONY: distclean
 distclean: clean ## remove those as well

@@ -191,8 +191,7 @@ def _models(text: str, directory: Path, where: str) -> list[tuple[str, Path]]:
     if not glob.has_magic(given) or os.path.exists(whole):
         return [("", Path(whole))]
     # The name of the directory itself may look like a pattern.
-    root = None if os.path.isabs(given) else directory
-    found = [Path(match) for match in glob.glob(given, root_dir=root, recursive=True)]
+    found = [Path(match) for match in glob.glob(given, root_dir=directory, recursive=True)]
     if not found:
         raise UsageError(f"{where}: no file matches '{text}': write it relative to the directory of fitter.toml")
     firsts = [match for match in found if (split_name(match) or ("", 1, 1))[1] == 1]

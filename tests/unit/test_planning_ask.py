@@ -137,7 +137,8 @@ EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("words", "expected"), EXACT.values(), ids=EXACT)
 def test_exactly_one_load(words: dict[str, Any], expected: dict[str, Any]) -> None:
     assert words.keys() <= {each.name for each in taken_by(Estimating)}
-    assert Ask.of_a_load(checked(words)).load == Params(**expected)
+    ask = Ask.of_a_load(checked(words))
+    assert (ask.load, ask.given) == (Params(**expected), frozenset(words))
 
 
 MACHINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

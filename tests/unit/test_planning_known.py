@@ -11,6 +11,7 @@ from fitter.llama.types import Breakdown, Params
 from fitter.planning.known import Callbacks, CutShort, Known
 from fitter.planning.memory import Unit
 from fitter.planning.placement import Placement
+from fitter.planning.request import DeviceLimit
 from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
@@ -89,6 +90,23 @@ def test_other_devices_know_the_sizes_and_not_the_buffers() -> None:
     assert cache(other.units(4096)) and llama.records == 1
     assert found.buffers.knows_any and not other.buffers.knows_any
     assert other.with_buffers_of(found).buffers.knows_any
+
+
+@pytest.mark.parametrize(
+    ("devices", "first"),
+    [
+        pytest.param(TWO, 0, id="the-same"),
+        pytest.param(TWO[::-1], 0, id="another-one-is-first"),
+        pytest.param(TWO[:1], 0, id="one-of-them"),
+        pytest.param((), None, id="none"),
+    ],
+)
+def test_what_the_first_device_has_goes_with_its_place(devices: tuple[DeviceLimit, ...], first: int | None) -> None:
+    found, _ = known()
+    taken = found.trial(Placement(0, (9, 0)), 4096).breakdown.on("CUDA0").compute
+    room = found.on(devices).with_buffers_of(found).room(4096, True)
+    expected = [device.target - (taken if d == first else 0) for d, device in enumerate(devices)]
+    assert list(room.with_caches) == expected
 
 
 def test_room_is_what_a_measured_buffer_leaves() -> None:

@@ -157,3 +157,23 @@ def test_tensors_come_nearer_than_a_slow_remote_device(round_trip: float, host_m
     far = pack(at.units, at.room.with_caches, spread=True, counts=(4, 5))
     assert far is not None and {place for _, place in far.moved} == {1}
     assert {place for _, place in nearer(at, far).moved} == {target}
+
+
+def test_what_the_host_has_of_layers_and_tensors_is_all_counted() -> None:
+    remote = replace(REMOTE_CARD, round_trip=5e-2, pcie=1e12)
+    at = situation(600, 8000, model=replace(MOE, cache=CACHES.cache), speeds=(CARD, remote))
+    far = pack(at.units, at.room.with_caches, spread=True, counts=(2, 5))
+    assert far is not None and far.first == 2 and {place for _, place in far.moved} == {1}
+    on_host = sum(unit.weights + unit.cache for unit in at.units[:2]) + sum(item.bytes for item, _ in far.moved)
+    for free, target in ((on_host, HOST), (on_host - 1, 1)):
+        host = replace(at.request.host, free=at.request.host.margin + free)
+        found = nearer(replace(at, request=replace(at.request, host=host)), far)
+        assert {place for _, place in found.moved} == {target}
+
+
+def test_a_split_of_the_users_may_leave_a_single_layer() -> None:
+    at = situation(250, 10, fixed=SPLIT, params=Params(tensor_split=(1.0, 0.0)))
+    found = partial(at, False)
+    assert found is not None and found.counts == (2, 0)
+    found = partial(replace(at, room=Room((100 * MIB, 0), (100 * MIB, 0))), False)
+    assert found is not None and found.counts == (1, 0), "the output alone"

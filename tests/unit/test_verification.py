@@ -118,6 +118,13 @@ def test_what_shares_the_memory_is_neither_loaded_nor_needed() -> None:
     assert found.holds and found.shared == plan.shared
 
 
+def test_what_shares_the_host_is_not_needed_there_either() -> None:
+    plan = replace(PLAN, host=replace(PLAN.host, shared=GIB))
+    assert run(Loader(), plan=plan, host=HOST_USED).holds
+    (problem,) = run(Loader(), plan=plan, host=HOST_USED - 1).problems
+    assert (problem.device, problem.missing) == ("host", 1)
+
+
 @pytest.mark.parametrize(
     ("here", "message"),
     [
