@@ -153,8 +153,8 @@ class Row:
     were assigned.
     """
     reserved: int | None = field(default=None, compare=False)
-    """Bytes of compute buffers that llama.cpp reserves for all graphs when it loads the model for real, more or less than
-    ``compute``; ``None`` if that was not measured, or if the load was a real one.
+    """Bytes of compute buffers that llama.cpp reserves for all graphs when it loads the model for real, more or less
+    than ``compute``; ``None`` if that was not measured, or if the load was a real one.
     """
 
     @property

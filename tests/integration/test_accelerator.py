@@ -12,10 +12,10 @@ import pytest
 
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, VirtualDevice
-from tests.environment import with_variables
-from tests.servers import RpcServer
-from tests.tiny import TINY_DENSE, write_tiny
 from tools import shapes
+from tools.environment import with_variables
+from tools.servers import RpcServer
+from tools.tiny import TINY_DENSE, write_tiny
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30

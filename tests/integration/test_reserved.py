@@ -12,8 +12,8 @@ import pytest
 import fitter
 from fitter.llama.client import Worker
 from fitter.planning.ask import Ask
-from tests.servers import RpcServer
-from tests.tiny import TINY_DENSE, write_tiny
+from tools.servers import RpcServer
+from tools.tiny import TINY_DENSE, write_tiny
 
 MIB = 2**20
 _PRINTED = re.compile(r"sched_reserve: +(\S+) compute buffer size = +([0-9.]+) MiB")

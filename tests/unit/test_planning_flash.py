@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 from fitter.errors import FitterError, LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Params
 from fitter.planning.explain import Choice
 from fitter.planning.search import search
 from fitter.planning.trial import Trial
+from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()
 EXPERTS = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))

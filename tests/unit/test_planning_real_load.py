@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
-from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan
 from fitter.planning.real_load import room_for, with_room
 from fitter.planning.request import DeviceLimit, Request
+from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 MODEL = SyntheticModel()
 SUMMARY = ModelSummary("model.gguf", "model", "llama", 0)

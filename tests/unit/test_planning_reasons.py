@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 from fitter.llama.types import Params
 from fitter.planning.explain import Bound, Reason
 from fitter.planning.pricing import bound_of, reasons_of
+from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel(cache=65536)
 DEVICES = limits(700, 60)
