@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plans(folder: Path) -> Mapping[str, fitter.Plan]:
+def plan(folder: Path) -> Iterator[Callable[[str], fitter.Plan]]:
+    """The plans, each made when it is first asked for."""
+
+    @functools.cache
+    def made(name: str) -> fitter.Plan:
+        model, keywords = PLANS[name]
+        return fitter.fit(model, **keywords)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        return {name: fitter.fit(model, **keywords) for name, (model, keywords) in PLANS.items()}
+        yield made
 
 
 def check(name: str, *documents: dict[str, Any], all_keys: bool = True) -> None:
@@ -64,36 +72,33 @@ def check(name: str, *documents: dict[str, Any], all_keys: bool = True) -> None:
         assert {path for document in documents for path in printed(schema, document)} == listed
 
 
-def test_plans_of_all_kinds(plans: Mapping[str, fitter.Plan]) -> None:
-    assert plans["it fits"].fits and not plans["it does not fit"].fits
-    check("plan", *(plan.to_dict() for plan in plans.values()))
+def test_plans_of_all_kinds(plan: Callable[[str], fitter.Plan]) -> None:
+    assert plan("it fits").fits and not plan("it does not fit").fits
+    documents = {name: plan(name).to_dict() for name in PLANS}
+    check("plan", *documents.values())
+    for name, document in documents.items():
+        for place in (document, document["params"], document["host"], document["search"], *document["memory"][:1]):
+            place["another"] = 1
+            with pytest.raises(jsonschema.ValidationError, match="'another' was unexpected"):
+                check("plan", document, all_keys=False)
+            del place["another"]
+        # None of them has all keys.
+        with pytest.raises(AssertionError, match="=="):
+            check("plan", document)
+        assert documents[name] == plan(name).to_dict()
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_a_key_that_is_not_in_the_schema_is_found(name: str, plans: Mapping[str, fitter.Plan]) -> None:
-    document = plans[name].to_dict()
-    for place in (document, document["params"], document["host"], document["search"], *document["memory"][:1]):
-        place["another"] = 1
-        with pytest.raises(jsonschema.ValidationError, match="'another' was unexpected"):
-            check("plan", document, all_keys=False)
-        del place["another"]
-    with pytest.raises(AssertionError, match="=="):
-        check("plan", document)
-
-
-def test_verifications(plans: Mapping[str, fitter.Plan], folder: Path) -> None:
+def test_verifications(plan: Callable[[str], fitter.Plan], folder: Path) -> None:
     done = fitter.verify(folder / "small.gguf", n_ctx=512, devices=["none"])
     assert done.holds
     refused = fitter.verify(folder / "small.gguf", devices=["none"], host_memory=2**24)
     assert not refused.fits
     # No device is here: what it would be is added.
+    everything = plan("draft, adapter, reserved")
     with_card = replace(
-        done,
-        memory=(MemoryUse("CUDA0", 5, 2, 2), *done.memory),
-        shared=plans["projector"].shared,
-        params=plans["draft, adapter, reserved"].params,
+        done, memory=(MemoryUse("CUDA0", 5, 2, 2), *done.memory), shared=everything.shared, params=everything.params
     )
-    overrides = replace(done, params=plans["experts on the host"].params)
+    overrides = replace(done, params=plan("tensors are placed").params)
     check("verify", *map(verification_to_dict, (done, refused, with_card, overrides)))
 
 
@@ -122,7 +127,10 @@ n_ctx = {n_ctx}
 
 
 def test_checks_and_differences(
-    folder: Path, plans: Mapping[str, fitter.Plan], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    plan: Callable[[str], fitter.Plan],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder)
     Path("fitter.toml").write_text(CASES.format(n_ctx=8192))
@@ -131,6 +139,6 @@ def test_checks_and_differences(
     capsys.readouterr()
     check("check", answer(["check", "--json"], capsys))
     for name in ("it fits", "it does not fit"):
-        Path(f"{name}.json").write_text(json.dumps(plans[name].to_dict()))
+        Path(f"{name}.json").write_text(json.dumps(plan(name).to_dict()))
     check("diff", answer(["diff", "it fits.json", "it does not fit.json", "--json"], capsys))
     assert set(DOCUMENTS) == {path.name.partition(".")[0] for path in ROOT.glob("docs/reference/*.schema.json")}
