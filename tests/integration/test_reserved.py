@@ -86,4 +86,3 @@ def test_a_plan_keeps_its_margins_when_it_is_loaded(tmp_path: Path, shape: str, 
     real = plan.breakdown.real
     assert plan.fits
     assert all(use.free - real.on(use.name).used >= use.margin for use in plan.devices)
-    assert any(row.reserved is not None and row.reserved > row.compute for row in plan.breakdown.rows)
