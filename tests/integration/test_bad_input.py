@@ -124,7 +124,7 @@ def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
 
 
 SPECS = "name a GPU (rtx-4090), a size (24GiB), cuda:8.9:24GiB, rocm:gfx1100:24GiB, vulkan:24GiB or metal:64GiB"
-LEVERS = "the levers are paging, ubatch, kv-q8_0, kv-q4_0, no-op-offload, context"
+LEVERS = "the levers are ubatch, no-op-offload, kv-q8_0, kv-q4_0, context, paging"
 NO_ROOM = (
     "the margin is larger than the device (24577 MiB of CUDA0 with 24576 MiB), so nothing can be placed there, but"
 )
