@@ -118,7 +118,10 @@ class Terminal:
 
     def run(self, command: str) -> tuple[str, int]:
         """What ``command`` prints, and its exit status. Raises ``_Stopped`` if it does not end, or ends the bash."""
-        os.write(self._script, command.encode() + b"\0")
+        try:
+            os.write(self._script, command.encode() + b"\0")
+        except BrokenPipeError:
+            raise _Stopped("the shell has ended before") from None
         said = b""
         until = time.monotonic() + SECONDS
         while said.count(_MARK.encode()) < 2:
