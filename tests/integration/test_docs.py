@@ -118,6 +118,39 @@ def test_models_are_there_and_ports_are_free_ones(tmp_path: Path) -> None:
     assert outcome(tmp_path, text) == (text, "")
 
 
+LOWEST = """
+import fcntl, os, sys
+from pathlib import Path
+from tools.docs import examples
+
+opened, os.openpty = os.openpty, lambda: tuple(fcntl.fcntl(end, fcntl.F_DUPFD, 50) for end in closing(opened()))
+
+def closing(ends):
+    yield from ends
+    for end in ends:
+        os.close(end)
+
+with examples.Terminal(Path(), os.environ) as terminal:
+    print(*terminal.run("echo here"), terminal.run("true")[1])
+"""
+"""A terminal whose commands come through the lowest pipe that there is, as where another page has just ended."""
+
+
+def test_the_pipe_of_commands_has_any_number(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = (sys.executable, "-c", LOWEST)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "here\n 0 0\n", done.stderr
+
+
+def test_a_shell_that_ends_is_said(tmp_path: Path) -> None:
+    _, said = outcome(tmp_path, "```console\n$ exit 3\n```\n\n```console\n$ echo 1\n1\n```\n")
+    assert "line 1: ended the shell" in said
+    assert "line 5: the shell has ended before" in said
+
+
 def test_no_two_blocks_are_taken_for_one() -> None:
     (first, second) = blocks("```console\n$ a\n> b\nc\n$ d\n```\n```python\ne\n```\n")
     assert [(each.text, each.output) for each in commands(first)] == [("a\nb", "c"), ("d", "")]

@@ -54,13 +54,14 @@ _PORTS = ("50052", "50053", "50054", "50055", "50056", "50057", "50058", "50059"
 _MARK = "\036"
 _BASH = f"""\
 status=0
-while IFS= read -r -d '' -u 3 command; do
+while IFS= read -r -d '' -u SCRIPT command; do
   (exit $status)
-  eval "$command" 3<&- </dev/null
+  eval "$command" SCRIPT<&- </dev/null
   status=$?
   printf '{_MARK}%d{_MARK}' "$status"
 done
 """
+"""``SCRIPT`` stands for the number of the pipe that the commands come through."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Terminal:
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
         script, self._script = os.pipe()
         self._bash = subprocess.Popen(
-            ["bash", "--noprofile", "--norc", "-c", f"exec 3<&{script} {script}<&-\n{_BASH}"],
+            ["bash", "--noprofile", "--norc", "-c", _BASH.replace("SCRIPT", str(script))],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -118,7 +119,10 @@ class Terminal:
 
     def run(self, command: str) -> tuple[str, int]:
         """What ``command`` prints, and its exit status. Raises ``_Stopped`` if it does not end, or ends the bash."""
-        os.write(self._script, command.encode() + b"\0")
+        try:
+            os.write(self._script, command.encode() + b"\0")
+        except BrokenPipeError:
+            raise _Stopped("the shell has ended before") from None
         said = b""
         until = time.monotonic() + SECONDS
         while said.count(_MARK.encode()) < 2:
