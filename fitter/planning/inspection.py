@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fitter.llama.types import LAYOUT_DEVICE, Breakdown, Layout, MetadataValue, Row
+from fitter.llama.types import Breakdown, Layout, MetadataValue, Row
 from fitter.model.header import Model
 from fitter.model.tensors import Role, layer_of, role_of
 from fitter.planning.memory import units_of
@@ -62,8 +62,7 @@ class Inspection:
 def inspection_of(model: Model, breakdown: Breakdown, layout: Layout) -> Inspection:
     """What ``model`` is made of: ``breakdown`` and ``layout`` are of a load with everything on the host."""
     units = units_of(layout, model.n_layer, lambda _: False)
-    has_caches = any(entry.buffer_type == LAYOUT_DEVICE and entry.kind == "context" for entry in layout.entries)
-    layers = [_layer_size(model, None, units[-1].cache if has_caches else 0)]
+    layers = [_layer_size(model, None, units[-1].cache)]
     layers += [_layer_size(model, unit.index, unit.cache) for unit in units[:-1]]
     return Inspection(
         model=ModelSummary.of(model),

@@ -181,3 +181,21 @@ def test_two_plans_as_json() -> None:
         "moves": [report.move_to_dict(DIFF.moves[0])],
         "changes": [{"kind": "params", "what": "n_ubatch", "before": "512", "after": "64"}],
     }
+
+
+def test_annotations_of_a_pattern_are_where_its_table_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    cases = tmp_path / "a,b" / "fitter.toml"
+    missing = CaseResult("code/x", None, ModelError("gone"))
+    where = "title=fitter%3A code/x::gone"
+    assert report.github_annotations([missing], cases) == (f"::error {where}",), "no file, no place"
+    cases.parent.mkdir()
+    cases.write_text('[cases.chat]\nmodel = "a"\n[cases.code]\nmodel = "*"\n', encoding="utf-8")
+    assert report.github_annotations([missing], cases) == (f"::error file=a%2Cb/fitter.toml,line=3,{where}",)
+
+
+def test_nothing_but_the_summary_where_nothing_changed() -> None:
+    stream = io.StringIO()
+    report.print_check(stream, [SAME, BROKEN])
+    assert stream.getvalue() == "2 cases: 1 could not be measured, 1 unchanged\n"
