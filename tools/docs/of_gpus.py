@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from fitter.errors import PlanError
 from fitter.kinds import Choice, DeviceNames, Flag, Kind, Layers, Overrides, Shares, Whole
 from fitter.llama.types import Breakdown, Params, Row, TensorBuftOverride
@@ -84,7 +86,7 @@ def _card(card: CatalogueGpu, numbers: dict[str, int]) -> tuple[str, ...]:
 
 
 def _linked(text: str) -> str:
-    return " ".join(f"<{word}>" if word.startswith("https://") else word for word in text.split())
+    return re.sub(r"https://[^\s]*[^\s,]", r"<\g<0>>", text)
 
 
 # --- formats
