@@ -8,6 +8,7 @@ import pytest
 
 from fitter.llama.types import Params
 from fitter.machine.speed import DeviceSpeed
+from fitter.planning.cost import Workload
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.packing import pack
 from fitter.planning.placement import Placement, caches_on, weights_on
@@ -177,3 +178,48 @@ def test_a_split_of_the_users_may_leave_a_single_layer() -> None:
     assert found is not None and found.counts == (2, 0)
     found = partial(replace(at, room=Room((100 * MIB, 0), (100 * MIB, 0))), False)
     assert found is not None and found.counts == (1, 0), "the output alone"
+
+
+def long_prompts(mib: int, gives: Workload) -> Situation:
+    at = situation(mib, model=replace(DENSE, cache=8192))
+    asked = replace(at.request, workload=gives)
+    return replace(at, request=asked, prices=PriceList(asked, at.devices, {N_CTX: at.units}))
+
+
+@pytest.mark.parametrize(
+    ("mib", "gives", "first"),
+    [
+        pytest.param(400, Workload(30000, 512), 0, id="all-caches"),
+        pytest.param(300, Workload(30000, 512), 3, id="as-many-as-fit"),
+        pytest.param(400, Workload(2048, 512), 3, id="short-prompts-need-none"),
+        pytest.param(600, Workload(30000, 512), 0, id="all-layers-are-there-anyway"),
+    ],
+)
+def test_caches_come_to_the_device_for_long_prompts(mib: int, gives: Workload, first: int) -> None:
+    at = long_prompts(mib, gives)
+    plain = partial(at, True, is_plain=True)
+    assert plain is not None and at.prices is not None
+    found = with_caches(at, plain)
+    assert is_within(at, found) and found.first == first
+    assert (found is plain) or at.prices.seconds(found) < at.prices.seconds(plain)
+    assert (found is plain) is (plain.first == first)
+    # nothing of a state can be there without its weights
+    states = replace(at, units=tuple(replace(unit, state=unit.cache) for unit in at.units))
+    assert with_caches(states, plain) is plain
+
+
+def test_room_without_caches_is_for_devices_that_have_none() -> None:
+    at = situation(700, 500, model=CACHES, speeds=(CARD, SLOW_CARD))
+    plain = partial(at, True, is_plain=True)
+    assert plain is not None
+    wide = replace(at, room=replace(at.room, without=(2000 * MIB, 1500 * MIB)))
+    for each in (at, wide):
+        found = without_caches(each, plain)
+        used = zip(weights_on(each.units, found), caches_on(each.units, found), strict=True)
+        assert all(w + c <= room for (w, c), room in zip(used, each.room.of(each.units, found), strict=True))
+
+
+def test_everything_may_stay_on_the_host() -> None:
+    assert partial(situation(10, 10), False) == Placement(9, (0, 0))
+    assert partial(situation(10, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=0)), False) == Placement(9, (0,))
+    assert partial(situation(10, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=2)), False) is None

@@ -17,7 +17,7 @@ from fitter.llama.types import (
     Row,
     TensorBuftOverride,
 )
-from fitter.planning import given
+from fitter.planning import context_limit, given
 from fitter.planning.memory import HOST, Item, Unit, between, units_of
 from fitter.planning.objective import is_worth_giving_up, lacks_less
 from fitter.planning.placement import Placement, pattern_for
@@ -167,3 +167,19 @@ def test_of_many_devices_the_largest_are_used() -> None:
     assert names == [device.name for device in many[2:]]
     pinned = replace(asked(devices=many), pinned={"blk.0.attn_q.weight": 0})
     assert [device.name for device in given.usable_devices(pinned)] == ["CUDA0", *(d.name for d in many[3:])]
+
+
+@pytest.mark.parametrize(
+    ("fixed", "limit", "names"),
+    [
+        pytest.param((), 4095, ["CUDA0"], id="one-takes-too-little"),
+        pytest.param((), 4096, ["CUDA0", "CUDA1"], id="one-takes-the-smallest"),
+        pytest.param(("devices",), 4095, [], id="the-user-wants-it"),
+        pytest.param(("tensor_split",), 4095, [], id="the-users-split-has-it"),
+        pytest.param(("n_ctx",), 8191, ["CUDA0"], id="the-users-context"),
+        pytest.param(("n_ctx",), 8192, ["CUDA0", "CUDA1"], id="the-users-context-is-taken"),
+    ],
+)
+def test_devices_that_take_the_context(fixed: tuple[str, ...], limit: int, names: list[str]) -> None:
+    limited = replace(asked(*fixed, params=Params(n_ctx=8192)), context_limits={"CUDA1": limit})
+    assert [device.name for device in context_limit.usable(limited, TWO)] == names
