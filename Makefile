@@ -18,6 +18,7 @@ PYTEST_ARGS ?=
 CHECK_ARGS ?=
 ORACLE_ARGS ?=
 BENCH_ARGS ?=
+MUTATION_ARGS ?= run
 
 PY := $(VENV)/bin/python
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip
@@ -67,7 +68,7 @@ llama-cpp-python: $(STAMPS)/venv
 $(STAMPS)/fitter: pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor/llama.cpp/fetch.py $(shell find bindings -type f) | llama-cpp-python
 	@echo "installing fitter, editable"
 	@$(PIP) install -q 'scikit-build-core>=0.10' 'cffi>=1.16'
-	@$(PIP) install -q --no-build-isolation -e '.[test]'
+	@$(PIP) install -q --no-build-isolation -e '.[test,docs]'
 	@touch $@
 
 .PHONY: install
@@ -99,13 +100,25 @@ lint: install ## ruff and mypy --strict
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy --strict fitter
 
+.PHONY: test-unit
+test-unit: install ## tests/unit alone, which needs nothing but the install: 20 seconds on two cores
+	@$(PY) -m pytest tests/unit -n $(JOBS) $(PYTEST_ARGS)
+
+# A file's tests share what they have measured, so a file is one process's; tests/conftest.py has the longest begin first.
 .PHONY: test
-test: install tools lint ## everything but the slow tests: 13 minutes of testing on two cores, and some ten to set up
-	@$(PY) -m pytest -m "not slow" -n $(JOBS) $(PYTEST_ARGS)
+test: install tools lint ## everything but the slow tests: ten minutes of testing on two cores, and some ten to set up
+	@$(PY) -m pytest -m "not slow" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# The generated pages of docs/reference are committed; `python -m tools.docs.reference` writes them anew.
+.PHONY: docs
+docs: install ## the documentation site, in build/site: seconds
+	@$(PY) -m tools.docs.reference --check
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	@echo "the documentation is in build/site/index.html"
 
 .PHONY: test-slow
-test-slow: install tools ## the slow tests
-	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
+test-slow: install tools ## the slow rest, such as every stored row of real backends: five minutes on two cores
+	@$(PY) -m pytest -m slow -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 # The real backend, to compare with. Of the shaders nothing is run, but they are part of it.
 VULKAN := build/vulkan
@@ -163,6 +176,13 @@ test-real: architectures tools ## dummy and real loads of a model of every archi
 test-search: install tools ## the search on 1,000 random machines: no card added, no byte freed makes a plan worse; two hours on two cores
 	@$(PY) -m tools.search.check --jobs $(JOBS) $(CHECK_ARGS)
 
+# MUTATION_ARGS="run 'fitter.planning.packing.*'" changes one file; "results" lists what no test noticed, "show NAME" a change.
+.PHONY: test-mutations
+test-mutations: install ## small changes to planning/, regression/ and parameters.py, each of which a unit test should notice: some hours
+	@$(PY) -c 'import mutmut' 2>/dev/null || $(PIP) install -q --no-build-isolation -e '.[mutations]'
+	@nice -n 19 $(PY) -m tools.mutations $(MUTATION_ARGS)
+	@$(PY) -m tools.mutations table
+
 # BENCH_ARGS="--only kimi-k2 --runs 1" measures less; --from build/benchmark.json writes the tables again.
 .PHONY: bench
 bench: install tools ## fitter and upstream's llama-fit-params side by side: benchmarks/RESULTS.md, 20 minutes on two cores
@@ -175,7 +195,7 @@ bench-placements: install tools ## plans of fitter and of llama-fit-params price
 
 .PHONY: clean
 clean: ## remove what was built; .venv and the llama.cpp source stay
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis fitter/llama/*.so fitter/llama/_declarations.py $(STAMPS)/fitter
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis mutants fitter/llama/*.so fitter/llama/_declarations.py $(STAMPS)/fitter
 
 .PHONY: distclean
 distclean: clean ## remove those as well

@@ -65,6 +65,16 @@ _FLASH_ATTN_SPELLINGS = {
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _CONTEXT_TYPES = {"default": 0, "mtp": 1}
 
+LEVERS = {
+    "ubatch": "a smaller physical batch, down to 64 tokens: smaller compute buffers, slower prompts",
+    "no-op-offload": "devices do not compute with weights on the host: no buffer for them, slower prompts",
+    "kv-q8_0": "a KV cache of that type, if llama.cpp then uses flash attention",
+    "kv-q4_0": "a KV cache of that type, if llama.cpp then uses flash attention",
+    "context": "a context below -c, but not below --fit-ctx",
+    "paging": "weights on the host may exceed its memory, and are read from disk again and again",
+}
+"""What ``--allow`` may name, in the order in which it is tried, and what each lets a fit do."""
+
 CONTEXT = "Context and batch"
 PLACEMENT = "Placement (what you set is kept; the rest is fitted around it)"
 SHARED = "Beside the model (measured too, and given room in the plan)"
@@ -295,10 +305,9 @@ class LimitsKeywords(TypedDict, total=False):
             options=("--allow",),
             is_ours=True,
             section=DEVICES,
-            help="What may be given up to make the model fit, or at least 2 % faster by estimate, such as "
-            "ubatch,kv-q8_0. ubatch: a smaller physical batch. kv-q8_0, kv-q4_0: a KV cache of that type, with flash "
-            "attention. no-op-offload: devices do not compute with weights on the host. context: a context below -c, "
-            "but not below --fit-ctx. paging: weights on the host may be read from disk again and again.",
+            help="What may be given up to make the model fit, or 2 % faster by estimate, such as ubatch,kv-q8_0. "
+            + "; ".join(f"{name}: {text}" for name, text in LEVERS.items())
+            + ".",
         ),
     ]
     skeleton: Annotated[
@@ -372,7 +381,7 @@ class LoadKeywords(TypedDict, total=False):
             ("-sm", "--split-mode"),
             "LLAMA_ARG_SPLIT_MODE",
             PLACEMENT,
-            "none: use one device; layer: split the layers over all devices.",
+            "none: use one device; layer: split the layers over all devices. row and tensor cannot be fitted.",
             is_keyword_of_llama=True,
         ),
     ]
@@ -400,6 +409,7 @@ class LoadKeywords(TypedDict, total=False):
             "LLAMA_ARG_TENSOR_SPLIT",
             PLACEMENT,
             "Share of the layers that each device takes, such as 3,1.",
+            unset="chosen by the fit",
             is_keyword_of_llama=True,
         ),
     ]
@@ -425,7 +435,7 @@ class LoadKeywords(TypedDict, total=False):
             ("-cmoe", "--cpu-moe"),
             "LLAMA_ARG_CPU_MOE",
             PLACEMENT,
-            "Keep all expert weights in host memory.",
+            "Keep all expert weights of a mixture-of-experts model in host memory.",
             key=None,
         ),
     ]
@@ -451,7 +461,7 @@ class LoadKeywords(TypedDict, total=False):
             ("-b", "--batch-size"),
             "LLAMA_ARG_BATCH",
             CONTEXT,
-            "Logical batch size.",
+            "Tokens that a program hands to llama.cpp at a time (logical batch).",
             is_keyword_of_llama=True,
         ),
     ]
@@ -464,7 +474,7 @@ class LoadKeywords(TypedDict, total=False):
             ("-ub", "--ubatch-size"),
             "LLAMA_ARG_UBATCH",
             CONTEXT,
-            "Physical batch size.",
+            "Tokens that are computed at a time (physical batch). Fewer need smaller buffers, and slow prompts down.",
             is_keyword_of_llama=True,
         ),
     ]
@@ -490,7 +500,7 @@ class LoadKeywords(TypedDict, total=False):
             ("-ctv", "--cache-type-v"),
             "LLAMA_ARG_CACHE_TYPE_V",
             CONTEXT,
-            "Type of V in the KV cache.",
+            "Type of V in the KV cache; the same types as for K.",
             is_keyword_of_llama=True,
         ),
     ]
@@ -503,7 +513,7 @@ class LoadKeywords(TypedDict, total=False):
             ("-fa", "--flash-attn"),
             "LLAMA_ARG_FLASH_ATTN",
             CONTEXT,
-            "Flash attention.",
+            "Flash attention; auto: if llama.cpp has it for the model on these devices.",
             field="flash_attn_type",
             is_keyword_of_llama=True,
         ),
@@ -603,7 +613,15 @@ class LoadKeywords(TypedDict, total=False):
     ]
     lora: Annotated[
         AnyPath | Sequence[AnyPath] | None,
-        Parameter(kinds.Adapters(), (), "program", ("--lora",), None, SHARED, "LoRA adapters. Repeatable."),
+        Parameter(
+            kinds.Adapters(),
+            (),
+            "program",
+            ("--lora",),
+            None,
+            SHARED,
+            "Files with LoRA adapters, applied in full. Repeatable.",
+        ),
     ]
     lora_scaled: Annotated[
         str | Sequence[str] | None,
@@ -614,7 +632,7 @@ class LoadKeywords(TypedDict, total=False):
             ("--lora-scaled",),
             None,
             SHARED,
-            "LoRA adapters, each with its scale. Repeatable.",
+            "Files with LoRA adapters, each with the scale that it is applied with. Repeatable.",
             key=None,
         ),
     ]
@@ -673,7 +691,7 @@ class BesideKeywords(TypedDict, total=False):
             options=("-md", "--model-draft", "--spec-draft-model"),
             env="LLAMA_ARG_SPEC_DRAFT_MODEL",
             section=SHARED,
-            help="A draft model. It gets the same context, and is put on the device that makes the best plan.",
+            help="A file with a draft model. It gets the same context, and the device that makes the best plan.",
         ),
     ]
     devices_draft: Annotated[
@@ -748,7 +766,7 @@ class BesideKeywords(TypedDict, total=False):
             options=("--mmproj", "-mm"),
             env="LLAMA_ARG_MMPROJ",
             section=SHARED,
-            help="A multimodal projector.",
+            help="A file with a multimodal projector, which reads images for the model.",
         ),
     ]
     mmproj_device: Annotated[

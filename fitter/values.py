@@ -234,21 +234,22 @@ def shown_in_file(value: Any) -> str:
 
 @dataclass(frozen=True)
 class TensorBuftOverride:
-    """Tensors whose name contains a match of ``pattern`` go to the buffer type named ``buffer_type``.
-
-    ``pattern`` is an ECMAScript regular expression (``std::regex``), as in llama.cpp's ``-ot``.
-    """
+    """Tensors with such a name go to a buffer type, as with llama.cpp's ``-ot``."""
 
     pattern: str
+    """An ECMAScript regular expression (``std::regex``), of which a tensor's name contains a match."""
     buffer_type: str
+    """The name of the buffer type, such as ``CPU``."""
 
 
 @dataclass(frozen=True)
 class Lora:
-    """A LoRA adapter, as in llama.cpp's ``--lora-scaled``. With a scale of 0 it is loaded but not used."""
+    """A LoRA adapter, as in llama.cpp's ``--lora-scaled``."""
 
     path: str
+    """The adapter's file."""
     scale: float = 1.0
+    """What it is multiplied with; with 0 it is loaded but not used."""
 
 
 def parse_overrides(given: Iterable[str]) -> tuple[TensorBuftOverride, ...]:

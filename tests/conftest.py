@@ -10,6 +10,24 @@ settings.register_profile("fitter", deadline=None)
 settings.load_profile("fitter")
 
 
+LONGEST_FIRST = (
+    *("test_against_upstream", "test_search_properties", "test_failed_loads", "test_pytest_plugin", "test_calibrate"),
+    *("test_regression", "test_packaging", "test_rpc", "test_hostile_text", "test_bad_input", "test_profile_tables"),
+    *("test_real_load", "test_skeleton_plans", "test_formats", "test_faster_first", "test_exit_status", "test_verify"),
+)
+"""Files that take longest, in `make test` on two cores: what begins late is short, and no process waits for another."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those files, then the other integration tests, and the quick unit tests at the end."""
+
+    def place(item: pytest.Item) -> int:
+        name = item.path.stem
+        return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST) + ("unit" in item.path.parts)
+
+    items.sort(key=place)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what fitter has measured and stored for this machine out of the tests, and theirs out of it."""

@@ -133,10 +133,8 @@ def _compared(value: Value, breakdown: Breakdown, is_real: bool) -> Compared:
     rows = (breakdown.real if is_real else breakdown).rows
     size = sum(getattr(row, kind) for row in rows if row.buffer_type == buffer_type)
     logged = Decimal(value.logged)
-    if "." in value.logged:
-        ours = Decimal(f"{size / _MIB:.2f}")
-    else:
-        ours = (size / _MIB).to_integral_value(ROUND_FLOOR)
+    is_exact = "." in value.logged
+    ours = Decimal(f"{size / _MIB:.2f}") if is_exact else (size / _MIB).to_integral_value(ROUND_FLOOR)
     return Compared(value, str(ours), f"{ours - logged:+}" if ours != logged else "")
 
 
@@ -169,11 +167,9 @@ def table(found: Sequence[tuple[Load, Sequence[Compared]]]) -> str:
     for load, values in found:
         for each in values:
             if each.difference:
-                value = each.value
-                why = value.explanation if each.is_expected else "not known"
-                lines.append(
-                    f"| {load.model}, {load.cards}: {value.quantity} | {value.logged} | {each.ours} ({each.difference}) | {why} |"
-                )
+                why = each.value.explanation if each.is_expected else "not known"
+                where = f"{load.model}, {load.cards}: {each.value.quantity}"
+                lines.append(f"| {where} | {each.value.logged} | {each.ours} ({each.difference}) | {why} |")
     return "\n".join(lines) + "\n"
 
 
@@ -199,8 +195,8 @@ def main(arguments: Sequence[str]) -> int:
         PAGE.write_text(page_with(text, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     wrong = [(load, each) for load, values in found for each in values if not each.is_expected]
     for load, each in wrong:
-        expected = each.value.difference or "no difference"
-        print(f"{load.name}: {each.value.quantity} is {each.ours} here, {each.value.logged} in the log: expected {expected}")
+        numbers = f"{each.ours} here, {each.value.logged} in the log"
+        print(f"{load.name}: {each.value.quantity} is {numbers}: expected {each.value.difference or 'no difference'}")
     return 1 if wrong else 0
 
 

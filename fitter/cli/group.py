@@ -29,7 +29,10 @@ COMMANDS = {
 }
 """The help for each. A command is a function in a file, both of that name, imported when the command is called."""
 
-_EPILOG = """\
+DOCUMENTATION = "https://OWNER.github.io/llama-fitter/"
+"""Where the documentation is, as in the distribution's metadata."""
+
+_EPILOG = f"""\
 Examples:
   fitter model.gguf                                    what fits on this machine
   fitter model.gguf --gpu rtx-4090                     what fits on a GPU that is not here
@@ -45,6 +48,8 @@ Completion of commands, options and files, in ~/.bashrc or ~/.zshrc, or in fish'
 Exit status of every command: 0 the model fits, or a check passed; 1 the model does not fit; 2 usage error; 3 the model
 cannot be read or llama.cpp failed; 4 a check failed; 5 the result cannot be written; 130 interrupted; 141 the program
 that read stdout has ended.
+
+Documentation: {DOCUMENTATION}
 """
 
 

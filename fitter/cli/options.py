@@ -152,7 +152,13 @@ class _RequiredModel(click.Argument):
 
 
 _model_option = _option(
-    _MODEL, "model_option", "-m", "--model", type=click.Path(), metavar="FILE", help="The model, instead of MODEL."
+    _MODEL,
+    "model_option",
+    "-m",
+    "--model",
+    type=click.Path(),
+    metavar="FILE",
+    help="The model, instead of MODEL: a GGUF file, or the first one of a split model.",
 )
 model_argument = stacked(
     click.argument("model", cls=_RequiredModel, type=click.Path(), metavar="MODEL", required=False), _model_option

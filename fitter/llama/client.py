@@ -203,9 +203,9 @@ class Worker:
         """The memory that loading ``path`` with ``params`` takes, by a dummy load.
 
         Compute buffers are llama.cpp's own figure. With ``reserve``, rows also have what llama.cpp reserves for a real
-        load, which may differ by some MiB if a model is on several devices. A ``Skeleton`` is measured in place of its
-        model; then ``LlamaCppError`` may only mean that no skeleton can be made. The last model of each ``role`` stays
-        loaded, so that another context of it is quick.
+        load, more or less on any device and on the host. A ``Skeleton`` is measured in place of its model; then
+        ``LlamaCppError`` may only mean that no skeleton can be made. The last model of each ``role`` stays loaded, so
+        that another context of it is quick.
 
         Raises ``UsageError`` for unknown names, ``ModelError`` for an adapter that cannot be read or is for another
         model.

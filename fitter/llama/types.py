@@ -27,17 +27,10 @@ MAX_USED_DEVICES = 15
 
 @dataclass(frozen=True)
 class Params:
-    """The parameters of one load, named as in llama.cpp.
+    """The parameters of one load, named as in llama.cpp; the table of parameters says what each means.
 
-    ``n_ctx``: 0 is the model's training context. ``n_gpu_layers``: includes the output layer; -1 is all.
-    ``tensor_split``: a share for each device (``None``: by free memory). ``devices``: device names in order; ``None``
-    is llama.cpp's default choice, ``()`` is no device. ``lora``: adapters that are applied to the context.
-    ``load_mtp``: load the layers for multi-token prediction; a context of ``ctx_type`` ``mtp`` computes only those.
-    ``n_rs_seq``: snapshots of a recurrent state, for drafted tokens that are rejected. ``n_outputs_max``: tokens of a
-    batch that get an output (0: all). ``more``: names and values of all other parameters of the table that do not have
-    their default, in the table's order.
-
-    The defaults are those of llama.cpp's own tools (``common_params``), not of the library.
+    The defaults are those of llama.cpp's own tools (``common_params``), not of the library. ``devices`` is ``None`` for
+    llama.cpp's default choice, and ``()`` for no device; ``tensor_split`` is ``None`` for a split by free memory.
     """
 
     n_ctx: int = DEFAULTS["n_ctx"]
@@ -64,6 +57,7 @@ class Params:
     n_outputs_max: int = DEFAULTS["n_outputs_max"]
     lora: tuple[Lora, ...] = DEFAULTS["lora"]
     more: tuple[tuple[str, bool | int | float | str], ...] = ()
+    """Names and values of all other parameters of the table that do not have their default, in its order."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Params:
@@ -101,21 +95,26 @@ class Skeleton:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device as ggml reports it. ``type`` is ``gpu``, ``igpu``, ``accel`` or ``cpu``; memory in bytes.
-
-    ``buffer_type``: the name of its default buffer type, if it has one. ``largest_tensor``: the most bytes of a tensor
-    that it can compute with, if it has such a limit.
-    """
+    """A device as ggml reports it."""
 
     name: str
+    """Its name in llama.cpp, such as ``CUDA0``."""
     description: str
+    """What the driver calls it."""
     type: str
+    """``gpu``, ``igpu``, ``accel`` or ``cpu``."""
     backend: str
+    """The backend that it belongs to, such as ``CUDA``."""
     total: int
+    """Its memory in bytes."""
     free: int
+    """What is free of it, in bytes."""
     virtual: bool = False
+    """Whether it is a described one."""
     buffer_type: str | None = None
+    """The name of its default buffer type, if it has one."""
     largest_tensor: int | None = None
+    """The most bytes of a tensor that it can compute with, if it has such a limit."""
 
 
 @dataclass(frozen=True)
@@ -134,24 +133,29 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True)
 class Row:
-    """The memory of one buffer type, in bytes. ``device``: ``None`` if the buffer type belongs to no device.
-
-    ``is_host``: it is host memory, as is every buffer type that belongs to none of the model's devices; that includes
-    ``CPU_REPACK``, which upstream's total leaves out.
-
-    ``compute``: llama.cpp's own figure for the load that was measured. That of a dummy load (llama-fit-params prints it
-    too) is of the graph for the largest batch alone, and ignores to which device single nodes were assigned.
-    ``reserved``: what llama.cpp reserves there for all graphs when it loads the model for real, more or less than
-    ``compute``; ``None`` if that was not measured, or if the load was a real one.
-    """
+    """The memory of one buffer type, in bytes."""
 
     buffer_type: str
+    """Its name in llama.cpp, such as ``CUDA0`` or ``CPU_REPACK``."""
     device: str | None
+    """The device that it belongs to; ``None`` for none."""
     is_host: bool
+    """Whether it is host memory, as every buffer type is that belongs to none of the model's devices; that includes
+    ``CPU_REPACK``, which upstream's total leaves out.
+    """
     model: int
+    """Bytes of weights."""
     context: int
+    """Bytes of KV cache and recurrent state."""
     compute: int
+    """Bytes of compute buffers, by llama.cpp's own figure for the load that was measured. That of a dummy load, which
+    llama-fit-params prints too, is of the graph for the largest batch alone, and ignores to which device single nodes
+    were assigned.
+    """
     reserved: int | None = field(default=None, compare=False)
+    """Bytes of compute buffers that llama.cpp reserves for all graphs when it loads the model for real, more or less
+    than ``compute``; ``None`` if that was not measured, or if the load was a real one.
+    """
 
     @property
     def used(self) -> int:
@@ -166,20 +170,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The measurement of one load: a row per buffer type, and what llama.cpp chose.
-
-    ``devices``: the names of the model's devices, in order. ``n_ctx``: the context in tokens. ``flash_attn``: whether
-    flash attention is on once ``auto`` is resolved, ``None`` if llama.cpp did not report it. ``n_splits``: graph splits
-    of prompt processing and of generation, if llama.cpp reported them. ``lora``: for each LoRA adapter its rows, as
-    model bytes, without a device if on the host. ``rows`` do not include them, except in the compute buffers.
-    """
+    """The measurement of one load: a row per buffer type, and what llama.cpp chose."""
 
     rows: tuple[Row, ...]
+    """The memory of each buffer type, without LoRA adapters except in the compute buffers."""
     devices: tuple[str, ...]
+    """The names of the model's devices, in order."""
     n_ctx: int
+    """The context in tokens."""
     flash_attn: bool | None = None
+    """Whether flash attention is on once ``auto`` is resolved; ``None`` if llama.cpp did not report it."""
     n_splits: tuple[int, int] | None = None
+    """Graph splits of prompt processing and of generation, if llama.cpp reported them."""
     lora: tuple[tuple[Row, ...], ...] = ()
+    """For each LoRA adapter its rows, as model bytes, without a device if on the host."""
 
     def on(self, device: str) -> Row:
         """The sum of all rows of ``device`` (without host rows), as one row."""
@@ -190,6 +194,11 @@ class Breakdown:
     def real(self) -> Breakdown:
         """The breakdown of a real load: every row's ``real``, which are the figures that a load prints."""
         return replace(self, rows=tuple(row.real for row in self.rows))
+
+    @property
+    def most(self) -> Breakdown:
+        """The breakdown with the larger of both compute figures in every row."""
+        return replace(self, rows=tuple(max(row, row.real, key=lambda each: each.compute) for row in self.rows))
 
     @property
     def host(self) -> Row:
@@ -298,11 +307,14 @@ class Header:
 
 @dataclass(frozen=True)
 class Array:
-    """A metadata array. ``values`` is empty for strings, and for more than 4096 numbers or booleans."""
+    """A metadata array."""
 
     type: str
+    """The type of its elements, as GGUF calls it."""
     length: int
+    """How many there are."""
     values: tuple[int | float | bool, ...] = field(default=())
+    """The elements; empty for strings, and for more than 4096 numbers or booleans."""
 
 
 MetadataValue = int | float | bool | str | Array

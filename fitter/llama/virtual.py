@@ -16,19 +16,22 @@ _SURELY_TOO_LARGE = 0.9
 
 @dataclass(frozen=True)
 class VirtualDevice:
-    """A device that exists only as a description; llama.cpp can plan on it as on the real one.
-
-    ``profile``: how it behaves (``cuda``, ``rocm``, ``metal``, ``vulkan`` or ``vulkan-`` and a driver).
-    ``compute_capability``: as ggml-cuda counts it, major*100 + minor*10 (890 for 8.9), or 0x1000000 plus an AMD card's
-    architecture (0x1100 for gfx1100), or 0 if there is none. ``total`` and ``free``: bytes.
-    """
+    """A device that exists only as a description; llama.cpp can plan on it as on the real one."""
 
     name: str
+    """Its name in llama.cpp, such as ``CUDA0``."""
     description: str
+    """What a driver would call it."""
     profile: str
+    """How it behaves: ``cuda``, ``rocm``, ``metal``, ``vulkan``, or ``vulkan-`` and a driver."""
     compute_capability: int
+    """As ggml-cuda counts it, major*100 + minor*10 (890 for 8.9); 0x1000000 plus an AMD card's architecture (0x1100 for
+    gfx1100); 0 if there is none.
+    """
     total: int
+    """Its memory in bytes."""
     free: int
+    """What is free of it, in bytes."""
 
 
 def describe(devices: Sequence[VirtualDevice]) -> str:

@@ -61,10 +61,10 @@ class CatalogueGpu:
 class Default:
     """What is assumed if nothing better is known.
 
-    ``free_fraction``: the free share of a card's memory, ``free_fraction_rocm`` that of AMD's cards with memory of their
-    own. ``profile``, ``compute_capability``: of a GPU that is given only by its size. ``integrated``: the card whose speed a GPU without memory of its own gets. ``host_bandwidth``:
-    bytes per second of a host that was not measured. ``remote_link``, bytes per second, and ``remote_round_trip``,
-    seconds: of a network that was not measured.
+    ``free_fraction``: the free share of a card's memory, ``free_fraction_rocm`` that of AMD's cards with memory of
+    their own. ``profile``, ``compute_capability``: of a GPU that is given only by its size. ``integrated``: the card
+    whose speed a GPU without memory of its own gets. ``host_bandwidth``: bytes per second of a host that was not
+    measured. ``remote_link``, bytes per second, and ``remote_round_trip``, seconds: of a network that was not measured.
     """
 
     free_fraction: float

@@ -80,7 +80,7 @@ def _spent(what: str, seconds: float, parts: Sequence[Part], of: Callable[[Part]
     rest = 1 - sum(map(of, largest)) / total
     if rest >= 0.005:
         shares.append(f"other {100 * rest:.0f} %")
-    return f"{what}: {duration(seconds)} for {', '.join(shares)}"
+    return f"{what}: {duration(seconds)} ({', '.join(shares)})"
 
 
 def _choice(choice: Choice) -> str:

@@ -80,6 +80,8 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
     parts: list[RenderableType] = [_title(plan), _use_table(plan)]
     if verbose:
         parts.append(rows_table(plan.breakdown.rows))
+        if _differs(plan.breakdown.rows):
+            parts.append(Text("loaded: the compute buffer of a real load; margins are kept with the larger of both"))
     if plan.shared:
         lines = [_shared(shared) for shared in plan.shared]
         if any(shared.kind in _FOR_SERVER for shared in plan.shared):
@@ -107,12 +109,23 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
 
 
 def rows_table(rows: Iterable[Row]) -> Table:
-    """Memory per buffer type."""
-    spare = (("MiB: model", "context", "compute"),)
-    table = _table("buffer type", "MiB: model", "context", "compute", "used", spare=spare)
+    """Memory per buffer type, with the compute buffers of a real load where they are known to be others."""
+    rows = tuple(rows)
+    has_real = _differs(rows)
+    columns = ("compute", "loaded", "used") if has_real else ("compute", "used")
+    spare: list[str | tuple[str, ...]] = ["loaded"] if has_real else []
+    table = _table(
+        "buffer type", "MiB: model", "context", *columns, spare=[*spare, ("MiB: model", "context", "compute")]
+    )
     for row in rows:
-        table.add_row(row.buffer_type, mib(row.model), mib(row.context), mib(row.compute), mib(row.used))
+        real = (mib(row.real.compute),) if has_real else ()
+        table.add_row(row.buffer_type, mib(row.model), mib(row.context), mib(row.compute), *real, mib(row.used))
     return table
+
+
+def _differs(rows: Iterable[Row]) -> bool:
+    """Whether a real load is known to take other compute buffers."""
+    return any(row.real.compute != row.compute for row in rows)
 
 
 def devices_table(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> RenderableType:

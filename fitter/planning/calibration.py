@@ -56,41 +56,50 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Difference:
-    """One number that differs. ``what`` is a buffer type and a kind (``CUDA0 compute``), or ``load``.
-
-    ``real`` and ``other`` are bytes; of ``load`` they are ``loads`` or llama.cpp's error.
-    """
+    """One number that differs."""
 
     model: str
+    """The model that was loaded."""
     configuration: str
+    """The parameters that it was loaded with, by their name."""
     what: str
+    """A buffer type and a kind, such as ``CUDA0 compute``, or ``load``."""
     real: int | str
+    """Bytes of the real device; of ``load`` either ``loads`` or llama.cpp's error."""
     other: int | str
+    """The same of what it is compared with."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Dummy loads on real devices against their virtual ``twin``, or against a ``real load`` on the same device."""
+    """Dummy loads on real devices against something else."""
 
     devices: tuple[str, ...]
+    """The devices."""
     between: Literal["twin", "real load"]
+    """What they are compared with: their virtual ``twin``, or a ``real load`` on the same device."""
     loads: int
+    """How many loads were compared."""
     differences: tuple[Difference, ...]
+    """Every number that differs."""
 
 
 @dataclass(frozen=True)
 class DeviceCalibration:
-    """A real device. ``twin`` is ``None`` where its backend has no profile.
-
-    ``context`` is what a process takes by merely using the device (the driver's context), as another one sees it;
-    ``outside`` what a loaded and computing model takes beyond what was free to that process before and what llama.cpp
-    counts. Either is ``None`` where the device's report of its memory cannot tell. ``margin`` is the default from now.
-    """
+    """What was measured of a real device."""
 
     info: DeviceInfo
+    """The device."""
     twin: VirtualDevice | None
+    """Its virtual twin; ``None`` where its backend has no profile."""
     context: int | None
+    """Bytes that a process takes by merely using the device (the driver's context), as another one sees it; ``None``
+    where the device's report of its memory cannot tell.
+    """
     outside: int | None
+    """Bytes that a loaded and computing model takes beyond that and beyond llama.cpp's own count; ``None`` where the
+    device's report of its memory cannot tell.
+    """
 
     @property
     def margin(self) -> int:
@@ -100,11 +109,14 @@ class DeviceCalibration:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All of it. ``stored`` is the file that keeps it, ``None`` where nothing was to be stored."""
+    """How far virtual devices can be trusted here, and what default margins come of it."""
 
     devices: tuple[DeviceCalibration, ...]
+    """What was measured of each device."""
     comparisons: tuple[Comparison, ...]
+    """Loads that were compared, and what differs."""
     stored: Path | None = None
+    """The file that keeps what was measured; ``None`` where nothing was to be stored."""
 
     @property
     def is_exact(self) -> bool:
@@ -235,7 +247,7 @@ def compare_twins(
 
 
 def compare_loads(measure: Measure, loads: Iterable[MeasuredLoad], info: DeviceInfo) -> Comparison:
-    """What real ``loads`` on the device took against what dummy loads say of real ones; ``measure`` reserves as those do."""
+    """What real ``loads`` on the device took against what dummy loads that reserve (``measure``) say of them."""
     count, differences = 0, []
     for load in loads:
         dummy = _numbers(measure, load.model.path, replace(LOAD_PARAMS, devices=(info.name,)), [info])

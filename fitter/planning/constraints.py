@@ -98,7 +98,7 @@ def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None
     Raises ``UsageError`` for a context beyond all reason, or one with less than a token for each sequence.
     """
     limits.check_context(params.n_ctx, model.n_ctx_train, params.n_seq_max)
-    is_causal = model.metadata.get(f"{model.architecture}.attention.causal", True) is not False
+    is_causal = model.metadata.get(f"{model.architecture}.attention.causal") is not False
     limits.check_sequences(params, params.n_ctx if is_causal and params.n_ctx else None)
     experts = expert_overrides(cpu_moe, n_cpu_moe, (tensor.name for tensor in model.tensors))
     return replace(

@@ -148,30 +148,40 @@ class Work:
 
 @dataclass(frozen=True)
 class Workload:
-    """A request: ``prompt`` tokens to process, then ``generate`` to make, after ``cached`` ones that are there."""
+    """A request."""
 
     prompt: int = 2048
+    """Tokens to process."""
     generate: int = 512
+    """Tokens to make after them."""
     cached: int = 0
+    """Tokens that are in the cache before."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A named share of an estimate: seconds per prompt token and seconds per generated token."""
+    """A named share of an estimate."""
 
     name: str
+    """What takes the time."""
     prompt: float
+    """Seconds per prompt token."""
     generation: float
+    """Seconds per generated token."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds per token on average over the request; ``parts`` add up to them. ``seconds`` is the whole request."""
+    """Estimated time, on average over a request."""
 
     prompt_seconds: float
+    """Seconds per prompt token."""
     generation_seconds: float
+    """Seconds per generated token."""
     seconds: float
+    """Seconds of the whole request."""
     parts: tuple[Part, ...] = field(default=())
+    """What the time is spent on; they add up to the seconds per token."""
 
     @property
     def prompt_tokens_per_second(self) -> float:

@@ -12,17 +12,18 @@ REASONS: tuple[ReasonKind, ...] = ("context", "compute", "whole")
 
 @dataclass(frozen=True)
 class Choice:
-    """What was decided about ``subject`` (``where the weights go``), and what else it might have been.
-
-    ``chosen`` takes ``seconds`` of what the plan is to be fast at. ``runner_up`` is the best of the others, ``None``
-    where there was none; it takes ``runner_up_seconds``, ``None`` where it was not priced, as what does not fit.
-    """
+    """What was decided about something, and what else it might have been."""
 
     subject: str
+    """What was decided about, such as ``where the weights go``."""
     chosen: str
+    """What was chosen."""
     seconds: float
+    """Seconds that this takes of what the plan is to be fast at."""
     runner_up: str | None = None
+    """The best of the others; ``None`` where there was none."""
     runner_up_seconds: float | None = None
+    """Seconds that this takes; ``None`` where it was not priced, as what does not fit."""
 
     @property
     def excess(self) -> float | None:
@@ -36,30 +37,32 @@ FAR = 1.5
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a plan is far from its bound: with this, and all before it, nothing takes less than ``seconds``.
-
-    ``kind``: ``context`` (the plan's is larger than the smallest, ``bytes`` of cache), ``compute`` (``bytes`` of
-    compute buffers; ``devices`` cannot hold their own), or ``whole`` (layers and tensors are not divided).
-    """
+    """Why a plan is far from its bound."""
 
     kind: ReasonKind
+    """``context``: the plan's is larger than the smallest, by ``bytes`` of cache. ``compute``: compute buffers take
+    ``bytes``. ``whole``: layers and tensors are not divided.
+    """
     seconds: float
+    """With this, and all reasons before it, nothing takes less than so many seconds."""
     bytes: int = 0
+    """Bytes of cache or of compute buffers; 0 if it is not about any."""
     devices: tuple[str, ...] = ()
+    """The devices that cannot hold their own compute buffers."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """``seconds`` that nothing takes less than. ``text`` says what that is, as in ``at most 3 % more than TEXT``.
-
-    ``reached``: seconds that the plan takes of the same; ``None``: the whole estimated request. ``reasons``: what keeps
-    a plan from it that is far from it (``FAR``).
-    """
+    """A time that no placement goes below."""
 
     seconds: float
+    """Seconds that nothing takes less than."""
     text: str = "the best placement of these tensors could, by the cost model"
+    """What that is, as in ``at most 3 % more than TEXT``."""
     reached: float | None = None
+    """Seconds that the plan takes of the same; ``None``: the whole estimated request."""
     reasons: tuple[Reason, ...] = ()
+    """What keeps a plan from it that is far from it (``FAR``)."""
 
     @property
     def is_far(self) -> bool:

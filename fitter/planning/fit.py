@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Protocol, TypeVar
 
 from fitter.errors import LlamaCppError, TimeLimitError
@@ -16,6 +17,7 @@ from fitter.planning.levers import Candidate, changes, improve, pulled, used
 from fitter.planning.objective import objective_seconds, rank
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import bound_of, price_placement, reasons_of
+from fitter.planning.real_load import MOST_ROUNDS, room_for, with_room
 from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record, Request
 from fitter.planning.search import search
 from fitter.planning.shared import Companions, beyond, draft_seconds, lacking, lowered, remembered, taken
@@ -95,7 +97,7 @@ def fit(
         devices=devices,
         host=host,
         search=Search(loads, time.monotonic() - started, llama.shared_loads(), running.is_cut_short),
-        problems=_problems(found.request, trial, devices, host, found.excess),
+        problems=_problems(found.request, trial, devices, host, found.excess, running.room),
         n_layer=request.n_layer,
         virtual=virtual,
         estimate=found.price,
@@ -124,6 +126,9 @@ class _SharedChoice:
         return rank(replace(found.trial, seconds=None if found.seconds is None else found.seconds + self.seconds))
 
 
+_Found = tuple[Candidate, _SharedChoice, Breakdown, tuple[SharedUse, ...]]
+
+
 class _Fit:
     """One fit: the search on whatever loads fastest, and the confirmation on the user's own file."""
 
@@ -145,8 +150,13 @@ class _Fit:
         self._companions = companions
         self._others = others
         self._own: dict[Params, Breakdown] = {}
+        self._own_loads = DummyLoads(remembered(self._measure_own), cache(llama.own.record))
+        self.room: dict[str, int] = {}
+        skeleton = llama.skeleton
+        # a search that is made again asks much of the same
+        self._skeleton = None if skeleton is None else DummyLoads(remembered(skeleton.measure), cache(skeleton.record))
 
-    def run(self) -> tuple[Candidate, _SharedChoice, Breakdown, tuple[SharedUse, ...]]:
+    def run(self) -> _Found:
         """The best plan, what shares its memory and why so, and what both take on the user's own files."""
         try:
             return self._run()
@@ -157,8 +167,31 @@ class _Fit:
                 f"{self._doing}): raise --time-limit, or set more parameters yourself, such as -c"
             ) from None
 
-    def _run(self) -> tuple[Candidate, _SharedChoice, Breakdown, tuple[SharedUse, ...]]:
-        skeleton = self._llama.skeleton
+    def _run(self) -> _Found:
+        found = self._found()
+        for _ in range(MOST_ROUNDS):
+            room = self._room_for(found)
+            if not room:
+                break
+            self.room = {name: max(size, self.room.get(name, 0)) for name, size in room.items()}
+            self._say(f"searching again: loaded for real, it would take {_mib_up(max(room.values()))} MiB more")
+            try:
+                found = self._found()
+            except TimeLimitError:
+                # what was found fits, but for a part of a margin when it is loaded for real
+                break
+        return found
+
+    def _room_for(self, found: _Found) -> dict[str, int]:
+        """What is to stay free beside the margins, so that they are kept when a plan is loaded for real."""
+        candidate, choice, breakdown, uses = found
+        if not candidate.trial.fits:
+            return {}
+        asked = lowered(self._request, choice.known, self._others)
+        return room_for(asked, _joined(choice, breakdown, uses))
+
+    def _found(self) -> _Found:
+        skeleton = self._skeleton
         if skeleton is not None:
             try:
                 found, choice = self._best_of(skeleton, self._suggest)
@@ -169,7 +202,7 @@ class _Fit:
             except LlamaCppError:
                 # Whatever there is to say is to be said of the user's own file.
                 pass
-        loads = DummyLoads(self._measure_own, self._llama.own.record)
+        loads = self._own_loads
         found, choice = self._best_of(loads, lambda params: None)
         breakdown = self._measure_own(found.trial.params)
         return found, choice, breakdown, self._uses(choice, found.trial.params, breakdown, self._measure_own)
@@ -180,7 +213,7 @@ class _Fit:
             self._say(", ".join(f"{what} on {place}" for what, place in companions.places))
         known = companions.known(request)
         lacks = lacking(known, (*request.devices, *self._others), request.host)
-        return _SharedChoice(companions, known, lowered(request, known, self._others), lacks)
+        return _SharedChoice(companions, known, with_room(lowered(request, known, self._others), self.room), lacks)
 
     def _best_of(self, loads: DummyLoads, on_candidate: OnCandidate) -> tuple[Candidate, _SharedChoice]:
         """The best plan with what shares the memory in any of its places, the lowest rank of them first."""
@@ -192,7 +225,6 @@ class _Fit:
             self._llama.until(None)
 
     def _best_until(self, loads: DummyLoads, on_candidate: OnCandidate) -> tuple[Candidate, _SharedChoice]:
-        loads = replace(loads, measure=remembered(loads.measure))
         every = self._companions or (Companions(),)
         if len(every) == 1:
             choice = self._choice(every[0])
@@ -403,7 +435,12 @@ def _host_use(request: Request, breakdown: Breakdown, shared: Sequence[SharedUse
 
 
 def _problems(
-    request: Request, trial: Trial, devices: Sequence[DeviceUse], host: HostUse, excess: Excess | None
+    request: Request,
+    trial: Trial,
+    devices: Sequence[DeviceUse],
+    host: HostUse,
+    excess: Excess | None,
+    room: Mapping[str, int],
 ) -> tuple[Problem, ...]:
     problems = []
     if excess is not None:
@@ -432,6 +469,8 @@ def _problems(
         needed = f"{_mib_up(used)} MiB are needed"
         if shared:
             needed += f" ({_mib_up(shared)} MiB of them beside the model)"
+        if room.get(name):
+            needed += f", up to {_mib_up(room[name])} MiB more when it is loaded for real,"
         problems.append(
             Problem(
                 name,

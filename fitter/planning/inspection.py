@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fitter.llama.types import LAYOUT_DEVICE, Breakdown, Layout, MetadataValue, Row
+from fitter.llama.types import Breakdown, Layout, MetadataValue, Row
 from fitter.model.header import Model
 from fitter.model.tensors import Role, layer_of, role_of
 from fitter.planning.memory import units_of
@@ -14,23 +14,26 @@ from fitter.planning.summary import ModelSummary
 
 @dataclass(frozen=True)
 class RoleSize:
-    """``count`` tensors of one role (``attention``, ``experts``, ...) and the bytes of their weights in the file."""
+    """The tensors of one role."""
 
     role: str
+    """What they are for, such as ``attention`` or ``experts``."""
     count: int
+    """How many there are."""
     bytes: int
+    """Bytes of their weights in the file."""
 
 
 @dataclass(frozen=True)
 class LayerSize:
-    """One repeating layer, or with ``index`` ``None`` whatever belongs to none (embeddings, output).
-
-    ``weights`` by role; ``context`` is the layer's share of the KV cache at the inspection's ``n_ctx``.
-    """
+    """One repeating layer, or what belongs to none."""
 
     index: int | None
+    """The layer's number from 0; ``None`` for what belongs to no layer, such as embeddings and output."""
     weights: tuple[RoleSize, ...]
+    """Bytes of its weights by role."""
     context: int
+    """Bytes of its part of the KV cache at the inspection's ``n_ctx``."""
 
     @property
     def bytes(self) -> int:
@@ -40,24 +43,26 @@ class LayerSize:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A model's metadata, tensors by role, layers in order (the one without index first), and measured memory.
-
-    ``rows`` come from one dummy load at ``n_ctx`` tokens; their compute bytes belong to no layer.
-    """
+    """What a model is made of."""
 
     model: ModelSummary
+    """The model."""
     metadata: Mapping[str, MetadataValue]
+    """Every key of its header."""
     roles: tuple[RoleSize, ...]
+    """Its tensors by role."""
     layers: tuple[LayerSize, ...]
+    """Its layers in order, what belongs to none of them first."""
     n_ctx: int
+    """The context in tokens that caches and ``rows`` are for."""
     rows: tuple[Row, ...]
+    """One dummy load with everything on the host; its compute bytes belong to no layer."""
 
 
 def inspection_of(model: Model, breakdown: Breakdown, layout: Layout) -> Inspection:
     """What ``model`` is made of: ``breakdown`` and ``layout`` are of a load with everything on the host."""
     units = units_of(layout, model.n_layer, lambda _: False)
-    has_caches = any(entry.buffer_type == LAYOUT_DEVICE and entry.kind == "context" for entry in layout.entries)
-    layers = [_layer_size(model, None, units[-1].cache if has_caches else 0)]
+    layers = [_layer_size(model, None, units[-1].cache)]
     layers += [_layer_size(model, unit.index, unit.cache) for unit in units[:-1]]
     return Inspection(
         model=ModelSummary.of(model),

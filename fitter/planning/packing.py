@@ -99,7 +99,6 @@ def pack(
     if bare:
         return _pack_bare(units, budgets, first or 0, bare, apart, far, times)
     if counts is not None:
-        first = len(units) - sum(counts)
         chosen: tuple[int, ...] | None = tuple(counts)
         spread = True
     elif spread or first is not None:

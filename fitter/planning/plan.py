@@ -100,34 +100,46 @@ class Plan:
     They were confirmed by a dummy load of the user's own file, and the rest is what that load measured. ``bool(plan)``
     is ``plan.fits``, ``str(plan)`` the table that the command shows. A plan that was read from a file has what the file
     says, and defaults for the rest.
-
-    ``breakdown`` holds the rows per buffer type; ``problems`` is empty exactly when the plan fits.
-    ``n_layer`` counts the repeating layers that llama.cpp can offload (without the output layer), 0 where that is not
-    known; ``virtual`` says whether the devices are described ones. ``estimate`` is what the plan takes in time,
-    ``None`` where it does not fit. ``choices`` says what was chosen over what, ``bound`` what
-    no placement is faster than, ``levers`` what was given up for it, of what the user allowed to be. ``shared`` is what
-    else takes of the same memory; it is in no row of ``breakdown``. ``rpc`` has the rpc-servers (``host:port``) that
-    were given, where the plan uses a device of theirs; their order decides how those are named. ``fit_keywords`` has
-    the keywords that ``fit`` was called with, ``files`` what was fitted: to load what was planned, and to fit again.
     """
 
     model: ModelSummary
+    """The model."""
     params: Params
+    """The parameters of the load."""
     breakdown: Breakdown
+    """What llama.cpp measured: rows per buffer type."""
     devices: tuple[DeviceUse, ...]
+    """What it takes of each device, in llama.cpp's order."""
     host: HostUse
+    """What it takes of host memory."""
     search: Search
+    """What finding it took."""
     problems: tuple[Problem, ...]
+    """Why it does not fit; empty exactly when it fits: when its margins are kept with ``compute`` of each row and with
+    ``reserved``, the figures of a dummy load and of a real one.
+    """
     n_layer: int = 0
+    """Repeating layers that llama.cpp can offload, without the output layer; 0 where that is not known."""
     virtual: bool = False
+    """Whether the devices are described ones."""
     estimate: Price | None = None
+    """What it takes in time; ``None`` where it does not fit."""
     choices: tuple[Choice, ...] = ()
+    """What was chosen over what."""
     bound: Bound | None = None
+    """What no placement is faster than."""
     levers: tuple[str, ...] = ()
+    """What was given up for it, of what the user allowed to be."""
     shared: tuple[SharedUse, ...] = ()
+    """What else takes of the same memory; it is in no row of ``breakdown``."""
     rpc: tuple[str, ...] = ()
+    """The rpc-servers (``host:port``) that were given, where the plan uses a device of theirs; their order decides how
+    those are named.
+    """
     fit_keywords: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The keywords that ``fit`` was called with, to fit again."""
     files: tuple[FileStamp, ...] = field(default=(), compare=False, repr=False)
+    """The files that were fitted, to load what was planned."""
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(renamed(state))

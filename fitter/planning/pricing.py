@@ -24,46 +24,46 @@ _WORTH_SAYING = 0.05
 
 @dataclass(frozen=True)
 class SpeedSource:
-    """Where the speed of ``device`` (a device's name, or ``host``) is from.
-
-    ``is_default``: nobody knows the device, so that it has the speed of another one, which ``text`` names.
-    ``is_remote``: it is a device of an rpc-server, and ``text`` says what its network takes.
-    """
+    """Where the speed of a device is from."""
 
     device: str
+    """A device's name, or ``host``."""
     text: str
+    """The source, in words."""
     is_default: bool
+    """Whether nobody knows the device, so that it has the speed of another one, which ``text`` names."""
     is_remote: bool = False
+    """Whether it is a device of an rpc-server; ``text`` then says what its network takes."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """The estimated time of ``workload``, on average over it.
-
-    ``parts`` add up to seconds per prompt token and per generated token; ``sources`` says where every speed that
-    matters is from; ``breakdown`` is what llama.cpp measured for the same parameters. ``live_tokens`` are in the cache
-    when generation is priced.
-    """
+    """The estimated time of a request, on average over it."""
 
     estimate: Estimate
+    """Seconds per token, and of what."""
     workload: Workload
+    """The request that is priced."""
     live_tokens: float
+    """Tokens in the cache when generation is priced."""
     sources: tuple[SpeedSource, ...]
+    """Where every speed that matters is from."""
     breakdown: Breakdown
+    """What llama.cpp measured for the same parameters."""
 
     @property
     def prompt_tokens_per_second(self) -> float:
-        """Speed of prompt processing."""
+        """Speed of prompt processing, in tokens per second."""
         return self.estimate.prompt_tokens_per_second
 
     @property
     def generation_tokens_per_second(self) -> float:
-        """Speed of generation."""
+        """Speed of generation, in tokens per second."""
         return self.estimate.generation_tokens_per_second
 
     @property
     def seconds(self) -> float:
-        """The whole request."""
+        """Seconds of the whole request."""
         return self.estimate.seconds
 
     @property

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
+
+# What ``--allow`` accepts; ``fitter.planning.levers`` makes changes of a request of them.
+from fitter.parameters import LEVERS as LEVERS
 from fitter.planning.cost import Workload
 from fitter.planning.limits import own_context
 from fitter.planning.work import ModelFacts
@@ -17,8 +20,6 @@ DEFAULT_MARGIN = 1024 * MIB
 DEFAULT_HOST_MARGIN = 1024 * MIB
 DEFAULT_FIT_CTX = 4096
 """``--fit-ctx`` of llama.cpp."""
-LEVERS = ("paging", "ubatch", "kv-q8_0", "kv-q4_0", "no-op-offload", "context")
-"""What ``--allow`` accepts; ``fitter.planning.levers`` says what they change."""
 OBJECTIVES = ("request", "generation", "prompt", "context")
 """What a fit can be best at: the time of the request, generation or prompt processing alone, the most context."""
 STRATEGIES = ("fastest", "llama.cpp")
@@ -139,7 +140,9 @@ Record = Callable[[Params], Layout]
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a fit stands: dummy loads made so far, and what is tried now."""
+    """Where a fit stands."""
 
     dummy_loads: int
+    """Dummy loads made so far."""
     text: str
+    """What is tried now."""

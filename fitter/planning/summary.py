@@ -11,12 +11,16 @@ from fitter.model.header import Model
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """What the plan is for. ``bytes``: all tensors of all split files."""
+    """What the plan is for."""
 
     path: str
+    """The path of the model, of the first file if it is split."""
     name: str
+    """The name in its header."""
     architecture: str
+    """llama.cpp's name of its architecture."""
     bytes: int
+    """Bytes of all tensors of all split files."""
 
     @classmethod
     def of(cls, model: Model) -> ModelSummary:
@@ -26,17 +30,16 @@ class ModelSummary:
 
 @dataclass(frozen=True)
 class SharedUse:
-    """What something beside the model takes of the same memory, in a plan.
-
-    ``kind``: ``projector``, ``draft``, ``mtp``, ``lora`` or ``reserve``. ``name``: its file, or what it is reserved
-    for. ``rows``: by device or host, ``device`` being ``None`` on the host. ``arguments`` are llama-server's for it,
-    which take what was measured.
-    """
+    """What something beside the model takes of the same memory, in a plan."""
 
     kind: str
+    """``projector``, ``draft``, ``mtp``, ``lora`` or ``reserve``."""
     name: str
+    """Its file, or what it is reserved for."""
     rows: tuple[Row, ...]
+    """Bytes by device, ``device`` being ``None`` on the host."""
     arguments: tuple[str, ...] = ()
+    """llama-server's arguments for it, which take what was measured."""
 
     def on(self, device: str | None) -> int:
         """Bytes on a device, or on the host (``None``)."""
@@ -45,17 +48,26 @@ class SharedUse:
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """What a plan takes of one device, by llama.cpp's measurement; ``shared`` is what else is there (``SharedUse``)."""
+    """What a plan takes of one device, by llama.cpp's measurement."""
 
     name: str
+    """Its name in llama.cpp, such as ``CUDA0``."""
     description: str
+    """What the driver calls it."""
     total: int
+    """Its memory in bytes."""
     free: int
+    """What is free of it without the plan, in bytes."""
     margin: int
+    """Bytes that must stay free."""
     model: int
+    """Bytes of weights."""
     context: int
+    """Bytes of KV cache and recurrent state."""
     compute: int
+    """Bytes of compute buffers."""
     shared: int = 0
+    """Bytes of what is beside the model (``SharedUse``)."""
 
     @property
     def used(self) -> int:
@@ -75,18 +87,22 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class HostUse:
-    """What a plan takes of host memory. ``total`` and ``free`` are ``None`` where the host is unlimited.
-
-    ``shared`` is what else is there (``SharedUse``).
-    """
+    """What a plan takes of host memory, every host buffer type counted."""
 
     total: int | None
+    """Bytes of memory; ``None`` where the host is unlimited."""
     free: int | None
+    """Bytes that are available without the plan; ``None`` where the host is unlimited."""
     margin: int
+    """Bytes that must stay free."""
     model: int
+    """Bytes of weights, mapped ones too."""
     context: int
+    """Bytes of KV cache and recurrent state."""
     compute: int
+    """Bytes of compute buffers."""
     shared: int = 0
+    """Bytes of what is beside the model (``SharedUse``)."""
 
     @property
     def used(self) -> int:
@@ -106,43 +122,52 @@ class HostUse:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a plan does not fit: ``missing`` bytes on ``device`` (a device's name, or ``host``)."""
+    """Why a plan does not fit."""
 
     device: str
+    """A device's name, or ``host``."""
     missing: int
+    """Bytes that are missing there."""
     message: str
+    """One sentence: what is missing, and what would help."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A device that a plan puts nothing on, whatever its speed. ``reason``: ``margin``, which leaves no room there."""
+    """A device that a plan puts nothing on, whatever its speed."""
 
     device: str
+    """Its name."""
     reason: str
+    """``margin``: its margin leaves no room there."""
     message: str
+    """One sentence that says so, and what to do."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What finding the plan took: dummy loads (another context of a loaded model is none) and seconds.
-
-    ``shared_loads`` are those of what shares the memory, counted apart. One that ``is_cut_short`` ended with the time
-    limit, so that there may be a better plan.
-    """
+    """What finding the plan took."""
 
     dummy_loads: int
+    """Loads of the model that allocate nothing; another context of a loaded model is none."""
     seconds: float
+    """Seconds of the whole search."""
     shared_loads: int = 0
+    """Dummy loads of what is beside the model, counted apart."""
     is_cut_short: bool = False
+    """Whether it ended with the time limit, so that there may be a better plan."""
 
 
 @dataclass(frozen=True)
 class FileStamp:
-    """What a file of the model was when it was read: bytes, and nanoseconds of its last change."""
+    """What a file of the model was when it was read."""
 
     path: str
+    """Its path."""
     bytes: int
+    """Its size."""
     changed: int
+    """When it was last changed, in nanoseconds."""
 
 
 def stamp_of(path: str | os.PathLike[str]) -> FileStamp:

@@ -18,9 +18,13 @@ class VerifiedDifference:
     """Bytes of one kind in one buffer type that are not those predicted."""
 
     buffer_type: str
+    """The buffer type."""
     kind: Kind
+    """``model``, ``context`` or ``compute``."""
     predicted: int
+    """Bytes that the plan predicts."""
     real: int
+    """Bytes that the real load took."""
 
     @property
     def more(self) -> int:
@@ -30,10 +34,12 @@ class VerifiedDifference:
 
 @dataclass(frozen=True)
 class VerifiedRow:
-    """One buffer type: ``predicted`` and ``real`` are rows of it, of zeros where one side has none."""
+    """One buffer type, predicted and real."""
 
     predicted: Row
+    """What the plan predicts; zeros where it has no such row."""
     real: Row
+    """What the real load took; zeros where it has no such row."""
 
     @property
     def differences(self) -> Iterator[VerifiedDifference]:
@@ -46,12 +52,16 @@ class VerifiedRow:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Free memory of a device (or ``host``) before the load and with it; ``counted`` is what llama.cpp counts there."""
+    """Free memory of a device or of the host before a load and with it."""
 
     name: str
+    """A device's name, or ``host``."""
     before: int
+    """Free bytes before the load."""
     after: int
+    """Free bytes with the model loaded."""
     counted: int
+    """Bytes that llama.cpp counts there."""
 
     @property
     def unaccounted(self) -> int | None:
@@ -64,19 +74,22 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Verification:
-    """The answer: nothing was loaded where there are ``problems``, and ``rows`` and ``memory`` are empty then.
-
-    ``memory`` has the devices in order, and the host last. ``shared`` is what the plan has beside the model, which is
-    not loaded. ``tolerance``: bytes by which each number may exceed its prediction.
-    """
+    """The answer of a real load. Where there are ``problems``, nothing was loaded: no ``rows``, no ``memory``."""
 
     model: ModelSummary
+    """The model."""
     params: Params
+    """The parameters that it was loaded with."""
     tolerance: int
+    """Bytes by which each number may exceed its prediction."""
     rows: tuple[VerifiedRow, ...] = ()
+    """Each buffer type, predicted and real."""
     memory: tuple[MemoryUse, ...] = ()
+    """The devices in order, and the host last."""
     shared: tuple[SharedUse, ...] = ()
+    """What the plan has beside the model, which is not loaded."""
     problems: tuple[Problem, ...] = ()
+    """Why it was not loaded."""
 
     @property
     def fits(self) -> bool:

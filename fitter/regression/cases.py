@@ -48,16 +48,16 @@ class Growth:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits that apply without a lock.
-
-    ``memory``: the most bytes on each device, by its name in lower case, or on ``host``. ``n_ctx``: the smallest
-    context in tokens. The speeds are the lowest estimated tokens per second.
-    """
+    """Limits that apply without a lock."""
 
     memory: Mapping[str, int] = field(default_factory=dict)
+    """The most bytes on each device, by its name in lower case, or on ``host``."""
     n_ctx: int | None = None
+    """The smallest context, in tokens."""
     prompt_tokens_per_second: float | None = None
+    """The lowest estimated speed of prompt processing, in tokens per second."""
     generation_tokens_per_second: float | None = None
+    """The lowest estimated speed of generation, in tokens per second."""
 
     def __bool__(self) -> bool:
         return self != Budget()
@@ -68,16 +68,19 @@ class Case:
     """A model on a machine.
 
     ``settings``: the keys and values in ``fitter.toml``, in their order there; files in them are relative to
-    ``directory``. ``max_growth``: how much each device and the host may grow. ``max_slowdown``: the share of its
-    speed that the plan may lose.
+    ``directory``.
     """
 
     name: str
     model: Path
+    """The model's path, or a pattern with one case for each match; relative to the directory of ``fitter.toml``."""
     settings: Mapping[str, CaseValue]
     max_growth: Growth = Growth()
+    """How much more than its lock each device and the host may take: a share such as ``1%``, or a size."""
     max_slowdown: float = DEFAULT_SLOWDOWN
+    """The share of its estimated speed that the plan may lose, such as ``5%``."""
     budget: Budget = Budget()
+    """Limits that apply without a lock."""
     directory: Path = Path()
 
     @property
@@ -188,8 +191,7 @@ def _models(text: str, directory: Path, where: str) -> list[tuple[str, Path]]:
     if not glob.has_magic(given) or os.path.exists(whole):
         return [("", Path(whole))]
     # The name of the directory itself may look like a pattern.
-    root = None if os.path.isabs(given) else directory
-    found = [Path(match) for match in glob.glob(given, root_dir=root, recursive=True)]
+    found = [Path(match) for match in glob.glob(given, root_dir=directory, recursive=True)]
     if not found:
         raise UsageError(f"{where}: no file matches '{text}': write it relative to the directory of fitter.toml")
     firsts = [match for match in found if (split_name(match) or ("", 1, 1))[1] == 1]

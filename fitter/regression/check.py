@@ -18,15 +18,16 @@ from fitter.regression.measuring import Measured, OnDone, measure_cases
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The result of checking one case: a comparison, or an error.
-
-    ``unmatched``: ``added`` if the case is not in the lock yet, ``removed`` if it is only in the lock.
-    """
+    """The result of checking one case: a comparison, or an error."""
 
     name: str
+    """The case's name."""
     comparison: CaseComparison | None
+    """How it compares with its lock and its budget; ``None`` if it was not measured."""
     error: FitterError | None = None
+    """Why it could not be measured."""
     unmatched: Literal["added", "removed"] | None = None
+    """``added`` if the case is not in the lock yet, ``removed`` if it is only in the lock."""
 
     @property
     def status(self) -> str:

@@ -22,19 +22,22 @@ _PARTS = ("model", "context", "compute")
 
 @dataclass(frozen=True)
 class Move:
-    """A number that changed, or exceeds a budget.
-
-    ``before``: the locked number, or the budget; ``None`` if there was none. ``detail``: the parts that changed.
-    ``failure``: one sentence if this fails the case, else empty.
-    """
+    """A number that changed, or exceeds a budget."""
 
     what: str
+    """What was compared, such as ``CUDA0``, ``host`` or ``n_ctx``."""
     before: float | None
+    """The locked number, or the budget; ``None`` if there was none."""
     after: float
+    """The number that was measured now."""
     unit: Unit
+    """``bytes``, ``tokens`` or ``tokens/s``; without one, 1 means yes and 0 means no."""
     detail: str = ""
+    """The parts that changed."""
     failure: str = ""
+    """One sentence if this fails the case; else empty."""
     is_budget: bool = False
+    """Whether ``before`` is a budget."""
 
     @property
     def is_least(self) -> bool:
@@ -44,12 +47,16 @@ class Move:
 
 @dataclass(frozen=True)
 class Cause:
-    """Something that changed: ``kind`` is ``setting``, ``device``, ``header``, ``llama.cpp`` or ``fitter``."""
+    """Something that changed, and may explain numbers that did."""
 
     kind: str
+    """``setting``, ``device``, ``header``, ``llama.cpp`` or ``fitter``."""
     what: str
+    """What changed."""
     before: str
+    """What it was; empty if there was none."""
     after: str
+    """What it is now; empty if there is none."""
 
     def __str__(self) -> str:
         text = f"{self.what} {self.before} → {self.after}" if self.before or self.after else self.what

@@ -31,21 +31,28 @@ from fitter.regression.measuring import snapshot_of
 from fitter.regression.report import causes
 from fitter.values import check_timeout, parse_size, shown
 
-_CHANGES = ("max_growth", "max_slowdown")
+CHANGES = ("max_growth", "max_slowdown")
 """Keywords of a marker that is compared with the lock."""
 
 _SPEEDS = {
     "min_tokens_per_second": "generation_tokens_per_second",
     "min_prompt_tokens_per_second": "prompt_tokens_per_second",
 }
-_LIMITS = ("limit", "host_limit", "min_ctx", *_SPEEDS)
-"""Keywords for a marker's own limits; with one of them the lock is not used."""
+
+LIMITS = {
+    "limit": "most bytes (or `20GiB`) on each device, or a mapping with some devices' own",
+    "host_limit": "most bytes (or `20GiB`) of host memory",
+    "min_ctx": "smallest context, in tokens",
+    "min_tokens_per_second": "lowest estimated speed of generation, in tokens per second",
+    "min_prompt_tokens_per_second": "lowest estimated speed of prompt processing, in tokens per second",
+}
+"""Keywords for a marker's own limits, with their meaning; with one of them the lock is not used."""
 
 
 def keywords() -> tuple[str, ...]:
     """The keywords of a marker."""
     settings = (name for name in of_a_case() if name != "gpu")
-    return ("model", "gpu", "gpus", *settings, *_LIMITS, *_CHANGES)
+    return ("model", "gpu", "gpus", *settings, *LIMITS, *CHANGES)
 
 
 @dataclass(frozen=True)
@@ -195,8 +202,8 @@ class Checks:
             )
         if not isinstance(model, str | os.PathLike):
             raise UsageError(f"model is {model!r}: give a path")
-        limits = {key: given.pop(key) for key in _LIMITS if key in given}
-        changes = [key for key in _CHANGES if key in given]
+        limits = {key: given.pop(key) for key in LIMITS if key in given}
+        changes = [key for key in CHANGES if key in given]
         if limits and changes:
             raise UsageError(
                 f"{changes[0]} is for a comparison with {LOCK_FILE}, and with {next(iter(limits))} there is none: "

@@ -27,7 +27,7 @@ _MARKER_HELP = (
     "takes more than fitter.lock has stored."
 )
 
-_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "fitter_update": (
         f"Store the memory of {MARKER} tests without limits, instead of comparing it.",
         {"action": "store_true"},
@@ -56,7 +56,7 @@ _CHECKS: pytest.StashKey[Checks] = pytest.StashKey()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options, on the command line and in the ini file."""
     group = parser.getgroup("fitter", "memory of GGUF models (llama-fitter)")
-    for name, (text, settings) in _OPTIONS.items():
+    for name, (text, settings) in OPTIONS.items():
         is_flag = "action" in settings
         group.addoption("--" + name.replace("_", "-"), dest=name, default=None, help=text, **settings)
         if is_flag:
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker, and check the options before any test runs."""
     config.addinivalue_line("markers", _MARKER_HELP)
     is_update = config.getini("fitter_update") or config.getoption("fitter_update")
-    if not is_update and not any(map(config.getoption, _OPTIONS)):
+    if not is_update and not any(map(config.getoption, OPTIONS)):
         return
     try:
         checks = _checks(config)

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.environment import with_variables
-from tests.servers import RpcServer
-from tests.tiny import TINY_DENSE, write_tiny
 
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, VirtualDevice
 from tools import shapes
+from tools.environment import with_variables
+from tools.servers import RpcServer
+from tools.tiny import TINY_DENSE, write_tiny
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30

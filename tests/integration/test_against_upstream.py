@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 import fitter
+from fitter.llama.types import Breakdown
 from fitter.machine.gpu import parse_gpus
 from tools import shapes, upstream
 from tools.cases import CASES, Case
@@ -21,7 +24,27 @@ MIB = 1024 * 1024
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("shapes")
+    directory = tmp_path_factory.mktemp("shapes")
+    (directory / "bare").mkdir()
+    return directory
+
+
+@pytest.fixture(scope="session")
+def theirs(models: Path) -> Callable[[Case], upstream.UpstreamPlan]:
+    """What upstream chooses, asked once, with models that have no tokenizer.
+
+    Reading it takes most of each of upstream's dozens of loads, and changes no byte on a device.
+    """
+
+    @functools.cache
+    def ask(case: Case) -> upstream.UpstreamPlan:
+        found = upstream.fit(
+            shapes.write(case.shape, models / "bare", vocab=False), parse_gpus(case.gpus), case.options
+        )
+        assert found is not None, "upstream found nothing at all"
+        return found
+
+    return ask
 
 
 def run_fitter(model: Path, case: Case) -> dict[str, Any]:
@@ -34,8 +57,20 @@ def run_fitter(model: Path, case: Case) -> dict[str, Any]:
     return answer
 
 
+OVER = {"llama-3.1-8b/6GiB+3GiB", "llama-3.1-70b/4x8GiB+2x6GiB+2x12GiB"}
+"""Where upstream's plan takes more than the margins leave, so that there is nothing to match."""
+
+
+def is_over(case: Case, theirs: Breakdown, plan: dict[str, Any]) -> bool:
+    is_it = any(theirs.on(each["name"]).used > each["free"] - each["margin"] for each in plan["devices"])
+    assert is_it == (case.name in OVER)
+    return is_it
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_upstream_measures_what_fitter_says_and_is_no_faster(models: Path, case: Case) -> None:
+def test_upstream_measures_what_fitter_says_and_is_no_faster(
+    models: Path, theirs: Callable[[Case], upstream.UpstreamPlan], case: Case
+) -> None:
     model = shapes.write(case.shape, models)
     gpus = parse_gpus(case.gpus)
     plan = run_fitter(model, case)
@@ -53,34 +88,34 @@ def test_upstream_measures_what_fitter_says_and_is_no_faster(models: Path, case:
             device[kind] // MIB for kind in ("model", "context", "compute")
         ), device["name"]
 
-    other = upstream.fit(model, gpus, case.options)
-    assert other is not None, "upstream found nothing at all"
-    theirs = fitter.estimate(model, gpus=gpus, **other.keywords)
-    if any(theirs.breakdown.on(d["name"]).used > d["free"] - d["margin"] for d in plan["devices"]):
-        return  # upstream's plan takes more than the margins leave, so there is nothing to match
+    other = theirs(case)
+    bare = shapes.write(case.shape, models / "bare", vocab=False)
+    price = fitter.estimate(bare, gpus=gpus, **other.keywords)
+    if is_over(case, price.breakdown, plan):
+        return
     assert plan["params"]["n_ctx"] >= other.n_ctx
     speeds = plan["estimate"]
     seconds = (
-        theirs.workload.prompt / speeds["prompt_tokens_per_second"]
-        + theirs.workload.generate / speeds["generation_tokens_per_second"]
+        price.workload.prompt / speeds["prompt_tokens_per_second"]
+        + price.workload.generate / speeds["generation_tokens_per_second"]
     )
     # upstream's plans of these are up to 0.6 % faster: benchmarks/placements.py says which, and why
-    assert seconds <= theirs.seconds * 1.007
+    assert seconds <= price.seconds * 1.007
 
 
 BY_BYTES = [case for case in CASES if len(case.gpus) == 1]
 
 
 @pytest.mark.parametrize("case", BY_BYTES, ids=lambda case: case.name)
-def test_by_bytes_no_less_is_on_devices_than_with_upstream(models: Path, case: Case) -> None:
-    model = shapes.write(case.shape, models)
+def test_by_bytes_no_less_is_on_devices_than_with_upstream(
+    models: Path, theirs: Callable[[Case], upstream.UpstreamPlan], case: Case
+) -> None:
+    model = shapes.write(case.shape, models / "bare", vocab=False)
     gpus = parse_gpus(case.gpus)
     plan = run_fitter(model, replace(case, options=(*case.options, "--strategy", "llama.cpp")))
-    other = upstream.fit(model, gpus, case.options)
-    assert other is not None
+    other = theirs(case)
     measured = fitter.measure(model, gpus=gpus, **other.keywords)
-    if any(measured.on(d["name"]).used > d["free"] - d["margin"] for d in plan["devices"]):
-        return  # upstream's plan takes more than the margins leave, so there is nothing to match
+    assert not is_over(case, measured, plan)
     assert plan["params"]["n_ctx"] >= other.n_ctx
     on_devices = sum(row.model for row in measured.rows if not row.is_host)
     assert sum(device["model"] for device in plan["devices"]) >= on_devices

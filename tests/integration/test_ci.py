@@ -1,4 +1,4 @@
-"""What other people's CI uses: the GitHub Action, the pre-commit hooks, and the snippets for them in the README."""
+"""What other people's CI uses: the GitHub Action, the pre-commit hooks, and the guide's snippets for them."""
 
 from __future__ import annotations
 
@@ -106,8 +106,10 @@ def test_the_action_is_one_by_githubs_schema() -> None:
 
 def test_no_input_is_part_of_a_script() -> None:
     # It would be run: GitHub puts an expression's value into the text of the script.
-    for name, step in STEPS.items():
-        assert "${{" not in step.get("run", ""), name
+    scripts = {name: step["run"] for name, step in STEPS.items() if "run" in step}
+    assert scripts
+    for name, script in scripts.items():
+        assert "${{" not in script, name
 
 
 def test_every_expression_names_what_there_is() -> None:
@@ -120,7 +122,9 @@ def test_every_expression_names_what_there_is() -> None:
             name: set(re.findall(r'echo "(\w+)=', step.get("run", ""))) for name, step in STEPS.items() if "run" in step
         },
     }
-    for step, output in re.findall(r"steps\.(\w+)\.outputs\.([\w-]+)", text):
+    named = re.findall(r"steps\.(\w+)\.outputs\.([\w-]+)", text)
+    assert named
+    for step, output in named:
         assert output in known[step], (step, output)
 
 
@@ -151,11 +155,11 @@ def test_the_action_fails_where_it_takes_more(runner: Runner) -> None:
 
 
 INPUTS: dict[str, tuple[dict[str, str], int, str]] = {
-    "another file": ({"file": "missing.toml"}, 2, "missing.toml"),
+    "another file": ({"file": "missing.toml"}, 2, "missing.toml does not exist: "),
     "selection": ({"select": "not chat"}, 2, "selects no case"),
     "selection with blanks": ({"select": "chat and not ( x or y )"}, 0, ""),
     "arguments": ({"arguments": "--jobs 1  --lock fitter.lock"}, 0, ""),
-    "wrong arguments": ({"arguments": "--nonsense"}, 2, "--nonsense"),
+    "wrong arguments": ({"arguments": "--nonsense"}, 2, "No such option '--nonsense'"),
     "what a shell would run": ({"select": "$(touch ran)", "arguments": "; touch ran", "file": "`touch ran`"}, 2, ""),
 }
 
@@ -281,14 +285,15 @@ def test_a_commit_that_takes_more_is_refused(runner: Runner, tmp_path: Path) -> 
     assert "n_ctx 4096 → 8192" in failed.stdout
 
 
-# --- the README
+# --- the guide
 
 
 def snippets(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    guide = (ROOT / "docs" / "guides" / "ci-systems.md").read_text()
+    return re.findall(rf"^```{language}[^\n]*\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
 
 
-def test_the_snippets_of_the_readme(tmp_path: Path) -> None:
+def test_the_snippets_of_the_guide(tmp_path: Path) -> None:
     seen = set()
     for index, text in enumerate(snippets("yaml")):
         path = tmp_path / f"{index}.yaml"

@@ -58,6 +58,7 @@ def test_json_is_the_same_answer(tiny: Path) -> None:
     assert document["schema"] == 1
     assert document["fits"] is True
     assert document["model"]["path"] == str(tiny)
+    assert [device["name"] for device in document["devices"]] == ["CUDA0", "CUDA1"]
     for device in document["devices"]:
         assert device["used"] == device["model"] + device["context"] + device["compute"]
         assert device["left"] == device["free"] - device["used"] >= device["margin"] == 1024 * MIB

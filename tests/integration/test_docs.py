@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,25 +13,31 @@ import pytest
 from tools.docs.examples import difference, run_page
 from tools.docs.pages import ROOT, Kind, blocks, commands, pages, same
 
-
-@pytest.fixture(scope="session")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the model files are, written once for all workers of a test run."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if base.name.startswith("popen-") else base) / "docs-models"
-
-
 WITH_EXAMPLES = [
     page for page in pages() if any(block.kind is not Kind.NOT_RUN for block in blocks((ROOT / page).read_text()))
 ]
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=str)
-def test_a_page_says_what_is_printed(page: Path, kept: Path) -> None:
-    said = difference(ROOT / page, run_page(ROOT / page, kept))
+def test_a_page_says_what_is_printed(page: Path) -> None:
+    said = difference(ROOT / page, run_page(ROOT / page))
     assert not said, (
         f"{page} is not what is printed: look, then 'python -m tools.docs.examples --update {page}'\n{said}"
     )
+
+
+def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path)
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    home = (tmp_path / "index.html").read_text(encoding="utf-8")
+    fetched = re.findall(
+        r'<(?:script|img|iframe)[^>]* src="([^"]+)"|<link[^>]* rel="stylesheet"[^>]* href="([^"]+)"', home
+    )
+    assert fetched and not [one for pair in fetched for one in pair if "//" in one]
+    # The copy button takes the commands, not what they print.
+    assert re.search(r'<div data-copy="fitter [^"]*" class="language-console highlight">', home)
 
 
 # --- the runner
@@ -38,7 +47,7 @@ def outcome(tmp_path: Path, text: str) -> tuple[str, str]:
     """What becomes of a page with ``text``, and what is said about it."""
     page = tmp_path / "page.md"
     page.write_text(text)
-    result = run_page(page, tmp_path / "kept")
+    result = run_page(page)
     return result.text, difference(page, result)
 
 
@@ -53,7 +62,6 @@ RIGHT = {
     "seconds": "```console\n$ echo 1.25 s\n0.3 s\n```\n",
     "figures of this machine": "<!-- figures of this machine -->\n```console\n$ echo 12  MiB\n1234 MiB\n```\n",
     "not run": "<!-- not run: no such program -->\n```console\n$ what-is-this\n```\n",
-    "a diagram": "```mermaid\ngraph LR\n```\n",
     "a file": '```toml title="a/b.toml"\nc = 1\n```\n\n```console\n$ cat a/b.toml\nc = 1\n```\n',
     "Python": "```python\na = 1\nprint(a)\n#> 1\n```\n\n```python\nprint(a + 1)\n#> 2\n```\n",
     "Python and bash": "```console\n$ echo 1 >a\n```\n\n```python\nprint(open('a').read().strip())\n#> 1\n```\n",
@@ -108,6 +116,39 @@ def test_what_is_printed_is_written(tmp_path: Path) -> None:
 def test_models_are_there_and_ports_are_free_ones(tmp_path: Path) -> None:
     text = "```console\n$ ls *.gguf\ndraft.gguf\n$ echo 50052\n50052\n$ [ 50052 = 5005''2 ] || echo free\nfree\n```\n"
     assert outcome(tmp_path, text) == (text, "")
+
+
+LOWEST = """
+import fcntl, os, sys
+from pathlib import Path
+from tools.docs import examples
+
+opened, os.openpty = os.openpty, lambda: tuple(fcntl.fcntl(end, fcntl.F_DUPFD, 50) for end in closing(opened()))
+
+def closing(ends):
+    yield from ends
+    for end in ends:
+        os.close(end)
+
+with examples.Terminal(Path(), os.environ) as terminal:
+    print(*terminal.run("echo here"), terminal.run("true")[1])
+"""
+"""A terminal whose commands come through the lowest pipe that there is, as where another page has just ended."""
+
+
+def test_the_pipe_of_commands_has_any_number(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = (sys.executable, "-c", LOWEST)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "here\n 0 0\n", done.stderr
+
+
+def test_a_shell_that_ends_is_said(tmp_path: Path) -> None:
+    _, said = outcome(tmp_path, "```console\n$ exit 3\n```\n\n```console\n$ echo 1\n1\n```\n")
+    assert "line 1: ended the shell" in said
+    assert "line 5: the shell has ended before" in said
 
 
 def test_no_two_blocks_are_taken_for_one() -> None:

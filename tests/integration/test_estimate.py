@@ -198,8 +198,8 @@ def test_verbose_says_why(models: dict[str, Path]) -> None:
     assert done.returncode == 0, done.stderr
     plan = fitter.fit(path, gpus=["6GiB"], n_ctx=32768, host_bandwidth=HOST)
     lines = plan.explain().splitlines()
-    assert re.match(r"prompt: [\d.]+ m?s for \w.* \d+ %", lines[0])
-    assert re.match(r"generation: [\d.]+ s for \w+: \w+ \d+ %, ", lines[1])
+    assert re.match(r"prompt: [\d.]+ m?s \(\w.* \d+ %\)$", lines[0])
+    assert re.match(r"generation: [\d.]+ s \(\w+: \w+ \d+ %, .*\)$", lines[1])
     assert lines[-1].startswith("speed of CUDA0: default: as ")
     said = " ".join(done.stderr.split())
     assert all(line in said for line in lines)
@@ -221,13 +221,13 @@ def test_what_does_not_fit_has_no_estimate(models: dict[str, Path]) -> None:
         (["-c", "4096", "--prompt", "4000", "--generate", "97"], "more than the context of 4096"),
         (["-c", "8192", "-np", "2", "--prompt", "4096"], "more than the context of 4096"),
         (["--prompt", "200000"], "the model's own context of 131072"),
-        (["--prompt", "0"], "--prompt"),
-        (["--generate", "-1"], "--generate"),
+        (["--prompt", "0"], "Invalid value for '--prompt': 0 is too small; the smallest is 1"),
+        (["--generate", "-1"], "Invalid value for '--generate': -1 is too small; the smallest is 1"),
         (["--host-bandwidth", "0GB/s"], "'0GB/s' is not a bandwidth"),
         (["--host-bandwidth", "-60GB/s"], "'-60GB/s' is not a bandwidth"),
         (["--objective", "best"], "unknown objective 'best'"),
         (["--strategy", "best"], "unknown strategy 'best'"),
-        (["-ngl", "0", "-ts", "1,1"], "-ngl 0"),
+        (["-ngl", "0", "-ts", "1,1"], "-ngl 0 keeps every layer on the host, but -ts splits layers over devices"),
     ],
 )
 def test_wrong_words_are_one_line(models: dict[str, Path], words: list[str], says: str) -> None:

@@ -205,12 +205,12 @@ SHELLS = {
     "zsh": 'args=$({}) && eval "echo llama-server -m model.gguf $args"',
     "fish": "set args ({}); and eval echo llama-server -m model.gguf $args",
 }
-"""As in the README."""
+"""As in the guide to llama-server."""
 
 
 @pytest.mark.parametrize("shell", [shell for shell in SHELLS if shutil.which(shell)])
-def test_the_readmes_line_starts_nothing_that_does_not_fit(place: Path, shell: str) -> None:
-    assert SHELLS[shell].replace("echo ", "").replace("{}", "fitter model.gguf --format shell") in _readme()
+def test_the_guides_line_starts_nothing_that_does_not_fit(place: Path, shell: str) -> None:
+    assert SHELLS[shell].replace("echo ", "").replace("{}", "fitter model.gguf --format shell") in _guide()
     for options, status in ((GPU, 0), (TOO_LARGE, 1)):
         command = shlex.join([sys.executable, "-m", "fitter", "a.gguf", *options, "--format", "shell"])
         script = SHELLS[shell].format(command)
@@ -220,8 +220,8 @@ def test_the_readmes_line_starts_nothing_that_does_not_fit(place: Path, shell: s
         assert bool(done.stdout) == (status == 0)
 
 
-def _readme() -> str:
-    return (Path(fitter.__file__).parents[1] / "README.md").read_text()
+def _guide() -> str:
+    return (Path(fitter.__file__).parents[1] / "docs" / "guides" / "llama-server.md").read_text()
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +13,24 @@ import pytest
 
 import fitter
 from fitter import Plan
+from fitter.llama.client import Worker
 from tools import shapes
 
 HOST = "60GB/s"
 
 
+@dataclass(frozen=True)
+class Models:
+    """Where they are, and one worker that is asked about all of them."""
+
+    directory: Path
+    worker: Worker
+
+
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("shapes")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    with Worker() as worker:
+        yield Models(tmp_path_factory.mktemp("shapes"), worker)
 
 
 @dataclass(frozen=True)
@@ -36,9 +47,11 @@ class Machine:
     full: tuple[str, ...] = ()
 
 
-def fit(models: Path, machine: Machine, cards: Sequence[str], devices: Sequence[str] | None = None) -> Plan:
-    model = shapes.write(machine.model, models, vocab=False)
-    plan = fitter.fit(model, gpus=cards, n_ctx=machine.n_ctx, devices=devices, host_bandwidth=HOST)
+def fit(models: Models, machine: Machine, cards: Sequence[str], devices: Sequence[str] | None = None) -> Plan:
+    model = shapes.write(machine.model, models.directory, vocab=False)
+    plan = fitter.fit(
+        model, gpus=cards, n_ctx=machine.n_ctx, devices=devices, host_bandwidth=HOST, worker=models.worker
+    )
     assert plan.fits and plan.estimate is not None
     return plan
 
@@ -51,9 +64,14 @@ def used_of(plan: Plan, cards: Sequence[str]) -> list[str]:
     return [cards[[device.name for device in plan.devices].index(name)] for name in names]
 
 
-def largest_layer(models: Path, machine: Machine) -> int:
+def largest_layer(models: Models, machine: Machine) -> int:
     """Bytes of the largest repeating layer, weights and cache."""
-    found = fitter.inspect(shapes.write(machine.model, models, vocab=False), n_ctx=machine.n_ctx)
+    return _largest_layer(shapes.write(machine.model, models.directory, vocab=False), machine.n_ctx)
+
+
+@functools.cache
+def _largest_layer(path: Path, n_ctx: int) -> int:
+    found = fitter.inspect(path, n_ctx=n_ctx)
     return max(layer.bytes + layer.context for layer in found.layers if layer.index is not None)
 
 
@@ -80,7 +98,7 @@ ONE = (
 
 
 @pytest.mark.parametrize(("machine", "cards"), orders(ONE))
-def test_one_card_that_holds_everything_is_alone(models: Path, machine: Machine, cards: tuple[str, ...]) -> None:
+def test_one_card_that_holds_everything_is_alone(models: Models, machine: Machine, cards: tuple[str, ...]) -> None:
     plan = fit(models, machine, cards)
     assert used_of(plan, cards) == list(machine.used)
     assert not plan.params.tensor_buft_overrides
@@ -91,6 +109,7 @@ def test_one_card_that_holds_everything_is_alone(models: Path, machine: Machine,
         n_ctx=machine.n_ctx,
         tensor_split=[1.0] * len(cards),
         host_bandwidth=HOST,
+        worker=models.worker,
     )
     assert plan.estimate.seconds < both.seconds, "the premise: all of them are slower"
 
@@ -121,7 +140,7 @@ SEVERAL = (
 
 
 @pytest.mark.parametrize(("machine", "cards"), orders(SEVERAL))
-def test_the_fastest_are_filled_first(models: Path, machine: Machine, cards: tuple[str, ...]) -> None:
+def test_the_fastest_are_filled_first(models: Models, machine: Machine, cards: tuple[str, ...]) -> None:
     plan = fit(models, machine, cards)
     assert sorted(used_of(plan, cards)) == sorted(machine.used)
     assert not plan.params.tensor_buft_overrides, "everything is on cards, in whole layers"
@@ -139,7 +158,7 @@ LARGE_AND_SLOW = (
 
 @pytest.mark.parametrize(("machine", "cards"), orders(LARGE_AND_SLOW))
 def test_two_that_are_faster_than_the_one_that_holds_everything(
-    models: Path, machine: Machine, cards: tuple[str, ...]
+    models: Models, machine: Machine, cards: tuple[str, ...]
 ) -> None:
     plan = fit(models, machine, cards)
     alone = fit(models, machine, cards, [plan.devices[cards.index(machine.cards[0])].name])

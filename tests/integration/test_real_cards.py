@@ -1,4 +1,4 @@
-"""What real GPUs printed is what is measured without them, but for the values that are said to differ, and by how much."""
+"""What real GPUs printed is what is measured without them, but for the values that are said to differ."""
 
 from __future__ import annotations
 

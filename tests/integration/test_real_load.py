@@ -1,6 +1,6 @@
 """Real models, loaded with the parameters that were fitted: they take the bytes that were predicted, and they generate.
 
-Each load is in a process of its own, which ends with all that llama.cpp allocated.
+The loads of one model, made in one way, are in a process of their own, one after another.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ import fitter
 from fitter.llama import wire
 from fitter.llama.breakdown import breakdown_of
 
-path, how, options, load_options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
-plan = fitter.fit(path, **options)
-if how == "plan.load":
-    llm = plan.load(**load_options)
-else:
-    llm = llama_cpp.Llama(path, **load_options, **plan.llama_kwargs())
-real = breakdown_of(llm._ctx.ctx)
-answer = llm.create_completion("ba lu mi", max_tokens=4, temperature=0)
-print(json.dumps({
-    "predicted": wire.encode(plan.breakdown),
-    "real": wire.encode(real),
-    "after": wire.encode(breakdown_of(llm._ctx.ctx)),
-    "tokens": answer["usage"]["completion_tokens"],
-    "text": answer["choices"][0]["text"],
-}))
-llm.close()
+path, how, load_options = sys.argv[1], sys.argv[2], json.loads(sys.argv[4])
+for options in json.loads(sys.argv[3]):
+    plan = fitter.fit(path, **options)
+    if how == "plan.load":
+        llm = plan.load(**load_options)
+    else:
+        llm = llama_cpp.Llama(path, **load_options, **plan.llama_kwargs())
+    real = breakdown_of(llm._ctx.ctx)
+    answer = llm.create_completion("ba lu mi", max_tokens=4, temperature=0)
+    print(json.dumps({
+        "predicted": wire.encode(plan.breakdown),
+        "real": wire.encode(real),
+        "after": wire.encode(breakdown_of(llm._ctx.ctx)),
+        "tokens": answer["usage"]["completion_tokens"],
+        "text": answer["choices"][0]["text"],
+    }), flush=True)
+    llm.close()
 """
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -69,6 +70,9 @@ SWA_OPTIONS: dict[str, dict[str, Any]] = {
     "swa_full": {"swa_full": True},
     "four sequences": {"n_seq_max": 4, "n_ctx": 8192},
 }
+
+FOR_LLAMA = ("defaults", "cache in q8_0", "no flash attention", "n_batch")
+"""Options whose plans ``llama_cpp.Llama`` itself can take."""
 
 
 @pytest.fixture(scope="module")
@@ -120,23 +124,30 @@ def write_swa(path: Path) -> Path:
 def run(
     path: Path, options: Mapping[str, Any], how: str = "plan.load", **load_options: Any
 ) -> tuple[dict[str, Any], str]:
-    """What a process that fits and loads ``path`` found, and what it wrote to stderr."""
+    """What a process that fits and loads ``path`` found, and what it wrote to stderr.
+
+    One process answers for all of a model's table of options.
+    """
+    table = SWA_OPTIONS if path.stem == "swa" else OPTIONS
+    every = list(table.values()) if how == "plan.load" else [OPTIONS[name] for name in FOR_LLAMA]
+    every = every if options in every and not load_options else [options]
     load_options = {"use_mmap": False, "verbose": False, **load_options}
-    return _run(str(path), how, json.dumps(options), json.dumps(load_options))
+    found, log = _run(str(path), how, json.dumps(every), json.dumps(load_options))
+    return found[every.index(options)], log
 
 
 @functools.cache
-def _run(*arguments: str) -> tuple[dict[str, Any], str]:
+def _run(*arguments: str) -> tuple[list[dict[str, Any]], str]:
     done = subprocess.run(
         [sys.executable, "-c", LOAD, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout), done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
 def sizes(breakdown: Mapping[str, Any], *kinds: str) -> dict[tuple[str, str], int]:
@@ -199,7 +210,7 @@ def test_parameters_change_the_real_bytes(models: Mapping[str, Path], larger: st
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "swa"])
-@pytest.mark.parametrize("options", ["defaults", "cache in q8_0", "no flash attention", "n_batch"])
+@pytest.mark.parametrize("options", FOR_LLAMA)
 def test_llama_itself_takes_the_predicted_bytes(models: Mapping[str, Path], name: str, options: str) -> None:
     found, _ = run(models[name], OPTIONS[options], "llama_kwargs")
     check(found)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers import RpcServer
-from tests.tiny import TINY_DENSE, write_tiny
 
 import fitter
 from fitter.llama.client import Worker
 from fitter.planning.ask import Ask
+from tools import shapes
+from tools.servers import RpcServer
+from tools.tiny import TINY_DENSE, write_tiny
 
 MIB = 2**20
 _PRINTED = re.compile(r"sched_reserve: +(\S+) compute buffer size = +([0-9.]+) MiB")
@@ -67,3 +68,21 @@ def test_the_figure_of_a_real_load(
     reserved = {row.buffer_type: f"{row.reserved / MIB:.2f}" for row in dummy.rows if row.reserved}
     assert reserved == printed and printed
     assert any(row.reserved != row.compute for row in dummy.rows) == differs
+
+
+# a plan for which a real load takes more than its dummy load says: by up to 68 MiB on a device
+TIGHT: dict[str, tuple[str, list[str]]] = {
+    "two devices": ("nemotron-h-9b", ["4GiB", "3GiB"]),
+    "eight devices": ("qwen3-32b", ["4x 4GiB", "2x 3GiB", "2x 2GiB"]),
+}
+
+
+@pytest.mark.parametrize(("shape", "gpus"), TIGHT.values(), ids=TIGHT)
+def test_a_plan_keeps_its_margins_when_it_is_loaded(tmp_path: Path, shape: str, gpus: list[str]) -> None:
+    steps: list[str] = []
+    model = shapes.write(shape, tmp_path, vocab=False)
+    plan = fitter.fit(model, gpus=gpus, on_progress=lambda step: steps.append(step.text))
+    assert any(step.startswith("searching again: loaded for real, it would take ") for step in steps)
+    real = plan.breakdown.real
+    assert plan.fits
+    assert all(use.free - real.on(use.name).used >= use.margin for use in plan.devices)

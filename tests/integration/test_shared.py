@@ -551,13 +551,13 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a colon in the name": (["--lora-scaled", "C:a.gguf:2"], "llama.cpp would cut the adapter's path"),
 }
 UNREADABLE: dict[str, tuple[list[str], str]] = {
-    "no file": (["-md", "nowhere.gguf"], "nowhere.gguf"),
-    "no model": (["-md", "{text}"], "notes.txt"),
+    "no file": (["-md", "nowhere.gguf"], "nowhere.gguf: no such file"),
+    "no model": (["-md", "{text}"], "notes.txt is not a GGUF file"),
     "no prediction layers": (["--mtp"], "has no layers for multi-token prediction"),
     "no projector": (["--mmproj", "{draft}"], "is not a multimodal projector"),
-    "no projector there": (["--mmproj", "nowhere.gguf"], "nowhere.gguf"),
+    "no projector there": (["--mmproj", "nowhere.gguf"], "nowhere.gguf cannot be read: No such file"),
     "no adapter": (["--lora", "{draft}"], "is not a LoRA adapter"),
-    "no adapter there": (["--lora", "nowhere.gguf"], "nowhere.gguf"),
+    "no adapter there": (["--lora", "nowhere.gguf"], "nowhere.gguf cannot be read: No such file"),
     "a projector to draft": (["-md", "{projector}"], "is a multimodal projector"),
     "a head of its own kind": (["-md", "{head}"], "drafts with the model's own context"),
 }

@@ -109,7 +109,7 @@ def test_it_survives_other_devices_and_a_new_process(directory: Path) -> None:
         worker.configure(CARDS)
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(LlamaCppCrashError):
+        with pytest.raises(LlamaCppCrashError, match="was ended by SIGKILL during 'measure'"):
             worker.measure(skeleton_of(path), params)
         assert worker.measure(skeleton_of(path), params) == expected
 
@@ -283,13 +283,13 @@ def test_nothing_is_left_or_seen(temporary: Path, directory: Path, tmp_path: Pat
         worker.header(path)
         worker.measure(skeleton_of(path), Params(n_ctx=512))
         assert os.listdir(temporary) == []
-        with pytest.raises(LlamaCppError):
+        with pytest.raises(LlamaCppError, match=r"none\.gguf"):
             worker.measure(Skeleton((str(tmp_path / "none.gguf"),)), Params())
         assert os.listdir(temporary) == []
         worker.measure(skeleton_of(path), Params(n_ctx=512))
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(LlamaCppCrashError):
+        with pytest.raises(LlamaCppCrashError, match="was ended by SIGKILL during 'devices'"):
             worker.devices()
         assert os.listdir(temporary) == []
     assert os.listdir(temporary) == []

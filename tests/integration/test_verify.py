@@ -267,7 +267,7 @@ def test_wrong_input(models: Mapping[str, Path], plan_file: Path, tmp_path: Path
             3,
             r"the plan is for CUDA0 \(NVIDIA GeForce RTX 4090\), but llama.cpp has .* here",
         ),
-        "a model that is gone": (["--plan", lost], 3, "gone.gguf"),
+        "a model that is gone": (["--plan", lost], 3, "gone.gguf: no such file"),
         "tolerance": ([models["moe"], "--tolerance", "5"], 2, "'5' has no unit"),
         "less than no tolerance": ([models["moe"], "--tolerance", "-1B"], 2, "'-1B' is not a size"),
         "no server": ([models["moe"], "--rpc", "127.0.0.1:1"], 3, "the RPC server 127.0.0.1:1 cannot be reached"),

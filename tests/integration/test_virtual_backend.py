@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -182,7 +183,7 @@ def test_a_description_that_is_not_valid(worker: Worker, card: VirtualDevice, me
     # A worker that starts with it must not answer for the real devices instead.
     with Worker([card]) as fresh:
         for _ in range(2):
-            with pytest.raises(UsageError):
+            with pytest.raises(UsageError, match=re.escape(str(caught.value))):
                 fresh.devices()
 
 

@@ -1,59 +1,19 @@
-"""The vulkan profile answers what the real ggml-vulkan answered (tests/data/vulkan); ``make test-vulkan`` asks."""
+"""The vulkan profile beside its table of answers (test_profile_tables); ``make test-vulkan`` asks the real one."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
 from pathlib import Path
-
-import pytest
 
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice
-from fitter.machine.gpu import VULKAN_DRIVERS, parse_gpus
+from fitter.machine.gpu import parse_gpus
 from tools import shapes
-from tools.vulkan import loads as vulkan_reference
-from tools.vulkan.loads import Load
-
-SAMPLE = 6
-"""One row of so many is compared in the quick test."""
-
-
-def different(known: Iterable[tuple[Load, str]], directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The loads whose answer is another one, with both."""
-    found = []
-    for environment, rows in itertools.groupby(known, key=lambda row: row[0].environment):
-        for name in {variable.partition("=")[0] for variable in vulkan_reference.ENVIRONMENTS}:
-            monkeypatch.delenv(name, raising=False)
-        if environment:
-            monkeypatch.setenv(*environment.split("=", 1))
-        with Worker() as worker:
-            for load, expected in rows:
-                worker.configure(load.devices)
-                model = shapes.write(load.model, directory, vocab=False)
-                answer = vulkan_reference.answer(worker, model, load.params)
-                if answer != expected:
-                    found.append(f"{load}\n  expected {expected}\n  found    {answer}")
-    return found
-
-
-def test_a_sample_is_that_of_real_vulkan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = vulkan_reference.known()[::SAMPLE]
-    assert {load.driver for load, _ in known} == set(VULKAN_DRIVERS)
-    assert {load.model for load, _ in known} >= set(vulkan_reference.MODELS)
-    assert {load.environment for load, _ in known} >= {"", *vulkan_reference.ENVIRONMENTS}
-    assert not different(known, tmp_path, monkeypatch)
-
-
-@pytest.mark.slow
-def test_every_answer_is_that_of_real_vulkan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(vulkan_reference.known()) >= 200
-    assert not different(vulkan_reference.known(), tmp_path, monkeypatch)
+from tools.vulkan.loads import answer
 
 
 def measure(devices: tuple[VirtualDevice, ...], directory: Path, model: str, params: Params) -> str:
     with Worker(devices) as worker:
-        return vulkan_reference.answer(worker, shapes.write(model, directory, vocab=False), params)
+        return answer(worker, shapes.write(model, directory, vocab=False), params)
 
 
 def test_without_a_driver_it_is_radv(tmp_path: Path) -> None:

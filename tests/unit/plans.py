@@ -8,7 +8,7 @@ from fitter.api import Plan
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.cost import Estimate, Part, Workload
 from fitter.planning.explain import Bound, Choice
-from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Problem, Search
+from fitter.planning.plan import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
 from fitter.planning.pricing import Price, SpeedSource
 
 MIB = 1024 * 1024
@@ -58,6 +58,15 @@ def make_plan(
         choices=choices,
         bound=bound,
     )
+
+
+def shared_use(what: str = "projector", arguments: tuple[str, ...] = (), **mib: int) -> SharedUse:
+    """What stands beside the model, with so many MiB in all by device, or ``host``, and some bytes of each kind."""
+    rows = tuple(
+        Row("Host" if name == "host" else name, None if name == "host" else name, name == "host", size * MIB - 3, 2, 1)
+        for name, size in mib.items()
+    )
+    return SharedUse(what, {"projector": "mmproj.gguf"}.get(what, f"{what}.gguf"), rows, arguments)
 
 
 def make_price(

@@ -6,6 +6,7 @@ Imports inside functions and under ``TYPE_CHECKING`` count: they are arrows that
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -52,6 +53,13 @@ NATIVE = frozenset({"llama_cpp", "cffi", "_cffi_backend", "fitter.llama._declara
 """What only ``fitter/llama`` may import to run, as everything that loads libllama; a type may be named anywhere."""
 
 
+@functools.cache
+def parsed(text: str) -> ast.Module:
+    """``text``, which several tests read."""
+    return ast.parse(text)
+
+
+@functools.cache
 def sources(*folders: str) -> dict[str, str]:
     """The text of every module below ``folders``, by its name."""
     found = {}
@@ -63,7 +71,7 @@ def sources(*folders: str) -> dict[str, str]:
 
 def imports(module: str, text: str, *, types: bool = True) -> Iterator[str]:
     """Every name that ``module`` imports, wherever it does; without ``types``, none that is for types alone."""
-    waiting: list[ast.AST] = [ast.parse(text)]
+    waiting: list[ast.AST] = [parsed(text)]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
@@ -167,7 +175,7 @@ NOT_YET: dict[tuple[str, str], str] = {}
 
 def privates(text: str) -> Iterator[str]:
     """Names with an underscore that ``text`` takes from elsewhere, in the scripts that it starts as well."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
             names = [node.attr]
         elif isinstance(node, ast.ImportFrom):
@@ -205,6 +213,33 @@ def test_nobody_reaches_into_privates() -> None:
 def test_a_reach_into_privates_is_found(text: str) -> None:
     assert len(set(privates(text))) == 1
     assert not list(privates("self._own; llm._ctx; a.__class__"))
+
+
+def unsaid(text: str) -> Iterator[int]:
+    """Lines of ``pytest.raises`` that any error of the class satisfies, whatever it says."""
+    for node in ast.walk(parsed(text)):
+        for item in node.items if isinstance(node, ast.With) else ():
+            call = item.context_expr
+            if not isinstance(call, ast.Call) or ast.unparse(call.func) != "pytest.raises" or item.optional_vars:
+                continue
+            name = ast.unparse(call.args[0])
+            if name.endswith("Error") and name not in NOTHING_TO_SAY and "match" not in {k.arg for k in call.keywords}:
+                yield call.lineno
+
+
+NOTHING_TO_SAY = ("ProcessLookupError", "KeyError")
+"""A process that is gone; and what a test itself raises."""
+
+
+def test_an_expected_error_is_known_by_what_it_says() -> None:
+    found = {module: list(unsaid(text)) for module, text in sources("tests").items()}
+    assert {module: lines for module, lines in found.items() if lines} == {}
+
+
+def test_an_error_of_any_words_is_found() -> None:
+    assert list(unsaid("with pytest.raises(UsageError):\n    ask()")) == [1]
+    assert list(unsaid("with a, pytest.raises(LlamaCppError, match='x'):\n    ask()")) == []
+    assert list(unsaid("with pytest.raises(UsageError) as caught:\n    ask()")) == []
 
 
 UP = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -67,28 +68,44 @@ def test_a_value_comes_back_as_it_was(value: Any) -> None:
     assert repr(back) == repr(value)  # 7 is not 7.0, 1 is not True
 
 
-WRONG: dict[str, tuple[Any, Any]] = {
-    "text for a number": (int, "1"),
-    "boolean for a number": (int, True),
-    "number for a boolean": (bool, 1),
-    "unknown field": (Params, {"n_contexts": 1}),
-    "no such choice": (Params, {"flash_attn": "maybe"}),
-    "tuple too short": (tuple[int, int], [1]),
-    "tuple of other things": (tuple[int, ...], [1, "2"]),
-    "text among numbers": (tuple[TensorInfo, ...], [["a"], ["f32"], [[1]], ["4"], [0]]),
-    "boolean among numbers": (tuple[TensorInfo, ...], [["a"], ["f32"], [[1]], [True], [0]]),
-    "records with a column too few": (tuple[TensorInfo, ...], [["a"], ["f32"], [[1]], [4]]),
-    "records with a column too many": (tuple[TensorInfo, ...], [["a"], ["f32"], [[1]], [4], [0], [0]]),
-    "columns of two lengths": (tuple[TensorInfo, ...], [["a", "b"], ["f32"], [[1]], [4], [0]]),
-    "no such choice in a column": (tuple[LayoutEntry, ...], [["CPU"], ["a"], ["compute"], [1]]),
-    "no columns": (tuple[TensorInfo, ...], {}),
-    "none of the alternatives": (int | None, "x"),
+WRONG: dict[str, tuple[Any, Any, str]] = {
+    "text for a number": (int, "1", "'1' is not of type int"),
+    "boolean for a number": (int, True, "True is not of type int"),
+    "number for a boolean": (bool, 1, "1 is not of type bool"),
+    "unknown field": (Params, {"n_contexts": 1}, "Params has no n_contexts"),
+    "no such choice": (Params, {"flash_attn": "maybe"}, "'maybe' is not one of ('auto', 'on', 'off')"),
+    "tuple too short": (tuple[int, int], [1], "[1] does not have 2 items"),
+    "tuple of other things": (tuple[int, ...], [1, "2"], "'2' is not of type int"),
+    "text among numbers": (tuple[TensorInfo, ...], [["a"], ["f32"], [[1]], ["4"], [0]], "'4' is not of type int"),
+    "boolean among numbers": (tuple[TensorInfo, ...], [["a"], ["f32"], [[1]], [True], [0]], "True is not of type int"),
+    "records with a column too few": (
+        tuple[TensorInfo, ...],
+        [["a"], ["f32"], [[1]], [4]],
+        "4 columns are not those of TensorInfo",
+    ),
+    "records with a column too many": (
+        tuple[TensorInfo, ...],
+        [["a"], ["f32"], [[1]], [4], [0], [0]],
+        "6 columns are not those of TensorInfo",
+    ),
+    "columns of two lengths": (
+        tuple[TensorInfo, ...],
+        [["a", "b"], ["f32"], [[1]], [4], [0]],
+        "columns of TensorInfo differ in length",
+    ),
+    "no such choice in a column": (
+        tuple[LayoutEntry, ...],
+        [["CPU"], ["a"], ["compute"], [1]],
+        "'compute' is not one of ('model', 'context')",
+    ),
+    "no columns": (tuple[TensorInfo, ...], {}, "{} is not a list"),
+    "none of the alternatives": (int | None, "x", "'x' is not of type <class 'int'> or <class 'NoneType'>"),
 }
 
 
-@pytest.mark.parametrize(("kind", "value"), WRONG.values(), ids=WRONG.keys())
-def test_a_value_of_another_type_is_refused(kind: Any, value: Any) -> None:
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize(("kind", "value", "said"), WRONG.values(), ids=WRONG.keys())
+def test_a_value_of_another_type_is_refused(kind: Any, value: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=f"^{re.escape(said)}$"):
         wire.decode(kind, value)
 
 

@@ -176,7 +176,17 @@ def test_bandwidths(given: float | str | Sequence[float | str], expected: tuple[
     assert parse_bandwidths(given) == expected
 
 
-@pytest.mark.parametrize("given", ["", "0", "-1GB/s", "fast", "1GB/s,", 0, -5e9, float("nan"), float("inf"), []])
-def test_what_is_no_bandwidth(given: float | str | Sequence[float | str]) -> None:
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        *((given, f"'{given}' is not a bandwidth: write a number and a unit") for given in ("", "-1GB/s", "fast")),
+        ("1GB/s,", "'' is not a bandwidth: write a number and a unit"),
+        *((given, "'0' is not a bandwidth that memory can have") for given in ("0", 0)),
+        (-5e9, "'-5000000000' is not a bandwidth: "),
+        *((given, f"'{given}' is not a bandwidth: ") for given in (float("nan"), float("inf"))),
+        ([], "the list of bandwidths of remote devices is empty"),
+    ],
+)
+def test_what_is_no_bandwidth(given: float | str | Sequence[float | str], said: str) -> None:
+    with pytest.raises(UsageError, match=f"^{said}"):
         parse_bandwidths(given)

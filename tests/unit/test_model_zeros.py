@@ -50,6 +50,6 @@ def test_types_are_ggmls(tmp_path: Path, kind: str, known: tuple[int, int, int])
 
 def test_nothing_is_left_of_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    with pytest.raises(OSError):
+    with pytest.raises(IsADirectoryError, match="taken"):
         write_zeros(tmp_path / "taken", METADATA, [])
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]

@@ -31,14 +31,14 @@ FEED_FORWARD = "feed-forward tensors of 12 layers on the host"
 
 def test_the_three_largest_parts_are_named() -> None:
     assert explain_lines(make_price(prompt=1000, generation=10, parts=PARTS)) == [
-        "prompt: 2.05 s for CUDA0: weights 60 %, host: weights 30 %, CUDA0: attention 8 %, other 2 %",
-        "generation: 51.2 s for host: weights 60 %, CUDA0: weights 30 %, CUDA0: attention 8 %, other 2 %",
+        "prompt: 2.05 s (CUDA0: weights 60 %, host: weights 30 %, CUDA0: attention 8 %, other 2 %)",
+        "generation: 51.2 s (host: weights 60 %, CUDA0: weights 30 %, CUDA0: attention 8 %, other 2 %)",
     ]
 
 
 def test_fewer_parts_are_all_there_are() -> None:
     price = make_price(prompt=1000, generation=10, parts=(Part("host: weights", 0.001, 0), Part("splits", 0, 0.1)))
-    assert explain_lines(price) == ["prompt: 2.05 s for host: weights 100 %", "generation: 51.2 s for splits 100 %"]
+    assert explain_lines(price) == ["prompt: 2.05 s (host: weights 100 %)", "generation: 51.2 s (splits 100 %)"]
     assert explain_lines(PRICE) == ["prompt: 2.05 s", "generation: 51.2 s"]
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import jsonschema
+
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.catalogue import CatalogueGpu, Sources
 from fitter.output.arguments import arguments
@@ -17,6 +19,7 @@ from fitter.output.json import (
 from fitter.planning.plan import Problem
 from tests.unit.answers import CALIBRATION, INSPECTION
 from tests.unit.plans import GIB, MIB, make_plan, make_price
+from tools.docs.of_json import DOCUMENTS, keys, printed
 
 USED = (2048 + 256 + 100) * MIB
 
@@ -216,6 +219,9 @@ def test_calibration() -> None:
         "other": 3,
     }
     assert second == {"devices": ["CUDA0"], "between": "real load", "loads": 1, "differences": []}
+    schema = DOCUMENTS["calibrate"][1]()
+    jsonschema.Draft202012Validator(schema).validate(document)
+    assert set(printed(schema, document)) == {path for path, _ in keys(schema)}
     exact = calibration_to_dict(replace(CALIBRATION, comparisons=CALIBRATION.comparisons[1:], stored=None))
     assert (exact["exact"], exact["stored"]) == (True, None)
 

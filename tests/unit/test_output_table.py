@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -103,6 +105,22 @@ def test_levers_are_said() -> None:
     plan = make_plan(levers=("n_ubatch 128 instead of 512", "no op_offload"))
     assert "\ngiven up, as --allow permits: n_ubatch 128 instead of 512, no op_offload\n" in rendered(plan)
     assert "given up" not in rendered(make_plan())
+
+
+def test_verbose_shows_the_compute_buffers_of_a_real_load() -> None:
+    plan = make_plan()
+    (first, *others) = plan.breakdown.rows
+
+    def text(reserved: int) -> str:
+        rows = (replace(first, reserved=reserved), *(replace(row, reserved=row.compute) for row in others))
+        return rendered(replace(plan, breakdown=replace(plan.breakdown, rows=rows)), verbose=True)
+
+    note = "\nloaded: the compute buffer of a real load; margins are kept with the larger of both\n"
+    assert note not in text(first.compute) and "loaded  used" not in text(first.compute)
+    for reserved in (first.compute + 16 * MIB, first.compute - 16 * MIB):
+        assert note in text(reserved) and "compute  loaded  used\n" in text(reserved)
+        (line,) = re.findall(rf"^{first.buffer_type} .*$", text(reserved).partition("buffer type")[2], re.M)
+        assert line.split()[3:5] == [str(first.compute // MIB), str(reserved // MIB)]
 
 
 def test_verbose_shows_buffer_types() -> None:

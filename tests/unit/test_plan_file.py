@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from fitter.errors import UsageError
-from fitter.llama.types import Lora, Params, Row, TensorBuftOverride
+from fitter.llama.types import Lora, Params, TensorBuftOverride
 from fitter.output.json import dumps, to_dict
 from fitter.output.plan_file import read_plan
 from fitter.planning.explain import Bound, Choice, Reason
-from fitter.planning.plan import Problem, SharedUse, resolved
-from tests.unit.plans import make_plan, make_price
+from fitter.planning.plan import Problem, resolved
+from tests.unit.plans import make_plan, make_price, shared_use
 
 EVERYTHING = Params(
     n_ctx=8192,
@@ -51,8 +51,7 @@ def test_no_parameter_of_the_example_has_its_default() -> None:
 
 @pytest.mark.parametrize("params", [EVERYTHING, Params()], ids=["everything", "defaults"])
 def test_what_is_written_is_read_back(tmp_path: Path, params: Params) -> None:
-    rows = (Row("CUDA0", "CUDA0", False, 5, 0, 0), Row("Host", None, True, 0, 0, 7))
-    shared = SharedUse("draft", "draft.gguf", rows, ("-md", "draft.gguf"))
+    shared = shared_use("draft", ("-md", "draft.gguf"), CUDA0=5, host=7)
     bound = Bound(1.5, reached=3.2, reasons=(Reason("compute", 1.75, 300, ("CUDA1",)), Reason("whole", 3.2)))
     choices = (
         Choice("where", "here", 2.0, "there", 2.5),

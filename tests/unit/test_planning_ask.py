@@ -33,9 +33,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a strategy that there is not": ({"strategy": "mine"}, "unknown strategy 'mine': choose from fastest"),
     "no layers, and shares of them": ({"n_gpu_layers": 0, "tensor_split": [1, 1]}, "-ngl 0 keeps every layer on the"),
     "a lever that there is not": ({"allow": ["kv-q8"]}, "unknown lever 'kv-q8': did you mean kv-q8_0"),
-    "an override without a place": ({"override_tensor": "exps"}, "exps"),
+    "an override without a place": ({"override_tensor": "exps"}, "override 'exps' is not of the form <name"),
     "an adapter without its scale": ({"lora_scaled": ["style.gguf"]}, "'style.gguf' is not a scaled adapter"),
-    "a reservation without a size": ({"reserve": ["CUDA0"]}, "CUDA0"),
+    "a reservation without a size": ({"reserve": ["CUDA0"]}, "'CUDA0' is not a reservation: write DEVICE=SIZE"),
     "two that draft": ({"model_draft": "d.gguf", "mtp": True}, "cannot draft both"),
     "a draft's devices without one": ({"devices_draft": ["CUDA0"]}, "-devd is about a draft model"),
     "a draft's layers without one": ({"n_gpu_layers_draft": 3}, "-ngld is about a draft model"),
@@ -47,7 +47,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "drafted tokens without layers": ({"draft_max": 3}, "--spec-draft-n-max only affects memory with --mtp"),
     "a projector's device without one": ({"mmproj_device": "CUDA0"}, "-mmdev is about a projector"),
     "a projector's tokens without one": ({"image_max_tokens": 9}, "--image-max-tokens is about a projector"),
-    "a GPU that there is not": ({"gpus": ["rtx-0000"]}, "rtx-0000"),
+    "a GPU that there is not": ({"gpus": ["rtx-0000"]}, "--gpu 'rtx-0000': unknown GPU; did you mean"),
     "no GPU, and one": ({"gpus": ["none", "24GiB"]}, "none means a machine without a GPU"),
     "descriptions and devices": ({"gpus": ["24GiB", CARD]}, "gpus has both strings and VirtualDevice objects"),
     "a device of a machine without any": (
@@ -137,7 +137,8 @@ EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("words", "expected"), EXACT.values(), ids=EXACT)
 def test_exactly_one_load(words: dict[str, Any], expected: dict[str, Any]) -> None:
     assert words.keys() <= {each.name for each in taken_by(Estimating)}
-    assert Ask.of_a_load(checked(words)).load == Params(**expected)
+    ask = Ask.of_a_load(checked(words))
+    assert (ask.load, ask.given) == (Params(**expected), frozenset(words))
 
 
 MACHINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -53,6 +53,19 @@ def test_a_plan_with_too_little_context_may_get_more() -> None:
     assert [each.params.flash_attn for each in attention.decided(REQUEST, short, 1.0, {True, False})] == ["on"]
 
 
+def test_a_context_that_the_user_chose_is_not_too_little() -> None:
+    asked = replace(REQUEST, fixed=frozenset({"n_ctx"}))
+    best = trial(ON_DEVICES, True)
+    short = replace(best, params=replace(best.params, n_ctx=REQUEST.n_ctx_max // 2))
+    assert not list(attention.decided(asked, short, 1.0, {True, False}))
+
+
+@pytest.mark.parametrize("placement", [Placement(1, (4, 4)), Placement(8, (0, 1))], ids=["one-there", "one-here"])
+def test_a_single_layer_is_a_cache_on_the_host_or_a_device(placement: Placement) -> None:
+    found = attention.decided(REQUEST, trial(placement, True), FAR + 0.1, {True})
+    assert [each.params.flash_attn for each in found] == ["off"]
+
+
 def test_a_quantized_v_cache_needs_it() -> None:
     quantized = replace(REQUEST, params=replace(REQUEST.params, type_v="q8_0"))
     assert not list(attention.decided(quantized, trial(ON_HOST, True), 9.0, {True}))

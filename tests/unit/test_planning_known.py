@@ -8,9 +8,11 @@ import pytest
 
 from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Params
+from fitter.planning import proposals
 from fitter.planning.known import Callbacks, CutShort, Known
 from fitter.planning.memory import Unit
 from fitter.planning.placement import Placement
+from fitter.planning.request import DeviceLimit
 from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
@@ -91,6 +93,24 @@ def test_other_devices_know_the_sizes_and_not_the_buffers() -> None:
     assert other.with_buffers_of(found).buffers.knows_any
 
 
+@pytest.mark.parametrize(
+    "devices",
+    [
+        pytest.param(TWO, id="the-same"),
+        pytest.param(TWO[::-1], id="another-one-is-first"),
+        pytest.param(TWO[:1], id="one-of-them"),
+        pytest.param((), id="none"),
+    ],
+)
+def test_what_the_first_device_has_goes_with_its_place(devices: tuple[DeviceLimit, ...]) -> None:
+    found, _ = known()
+    measured = found.trial(Placement(0, (5, 4)), 4096).breakdown
+    taken = [measured.on(device.name).compute for device in TWO]
+    assert taken[0] != taken[1]
+    room = found.on(devices).with_buffers_of(found).room(4096, True)
+    assert list(room.with_caches) == [device.target - taken[d] for d, device in enumerate(devices)]
+
+
 def test_room_is_what_a_measured_buffer_leaves() -> None:
     found, _ = known()
     assert found.room(4096, True).with_caches == (3000 * MIB, 1000 * MIB)
@@ -148,3 +168,81 @@ def test_a_time_limit_ends_with_what_fits(first: tuple[int, int], expected: type
     found.trial(Placement(0, first), 32768)
     with pytest.raises(expected):
         found.trial(Placement(0, (5, 4)), 32768)
+
+
+class Deciding(SyntheticLlama):
+    """A llama.cpp that turns flash attention off by itself, or as it is told."""
+
+    def measure(self, params: Params) -> Breakdown:
+        return replace(super().measure(params), flash_attn=params.flash_attn == "on")
+
+
+@pytest.mark.parametrize(
+    ("word", "counts", "lost"),
+    [
+        pytest.param("auto", (0, 9), True, id="auto-and-it-does-not-fit"),
+        pytest.param("auto", (9, 0), False, id="auto-and-it-fits"),
+        pytest.param("off", (0, 9), False, id="as-the-user-says"),
+        pytest.param("on", (0, 9), False, id="it-is-on"),
+    ],
+)
+def test_flash_attention_that_was_lost(word: str, counts: tuple[int, int], lost: bool) -> None:
+    llama = Deciding(MODEL, TWO)
+    asked = request(MODEL, TWO, params=Params(flash_attn=word))
+    found = Known(asked, TWO, Callbacks(llama.measure, llama.record))
+    found.trial(Placement(0, counts), 32768)
+    assert found.has_lost_flash is lost
+    found.trial(Placement(0, (9, 0)), 4096)
+    assert found.has_lost_flash is lost, "it was lost once"
+
+
+def test_a_trial_has_the_price_of_what_was_measured_and_of_what_was_expected() -> None:
+    found, _ = known()
+    found.units(4096)
+    placement = Placement(0, (5, 4))
+    measure = found.callbacks.measure
+    splits = replace(found.callbacks, measure=lambda params: replace(measure(params), n_splits=(90, 90)))
+    trial = Known(found.original_request, TWO, splits, found).trial(placement, 4096)
+    assert trial.expected == found.seconds(placement)
+    assert trial.seconds == found.seconds(placement, trial.breakdown) != trial.expected
+
+
+def test_what_is_plain_stays_so_on_other_devices() -> None:
+    found, _ = known()
+    assert not found.on(TWO).is_plain
+    found.be_plain()
+    assert found.is_plain and found.on(TWO[:1]).is_plain
+
+
+def test_a_plain_proposal_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = known()
+    at = found.situation(4096, found.room(4096, False))
+    said: list[bool] = []
+
+    def partial(at: object, spread: bool, *, is_plain: bool) -> Placement:
+        said.append(is_plain)
+        return Placement(9, (0, 0))
+
+    monkeypatch.setattr(proposals, "partial", partial)
+    for is_plain in (False, True, True, False):
+        found.partial(at, True, is_plain=is_plain)
+    found.be_plain()
+    found.partial(at, True)
+    assert said == [False, True], "each is proposed once"
+    found.partial(at, False)
+    assert said == [False, True, True], "what is plain is so for all"
+
+
+def test_what_was_recorded_and_the_best_go_along() -> None:
+    told: list[int] = []
+    llama = SyntheticLlama(MODEL, TWO)
+    callbacks = Callbacks(llama.measure, llama.record, lambda params: told.append(params.n_ctx))
+    found = Known(request(MODEL, TWO), TWO, callbacks)
+    assert found.smallest_layout is None
+    for n_ctx in (32768, 4096):
+        found.units(n_ctx)
+    found.trial(Placement(0, (9, 0)), 8192)
+    other = found.on(TWO[:1])
+    assert other.smallest_layout is not None and other.smallest_layout.n_ctx == 4096
+    other.trial(Placement(0, (9,)), 4096)
+    assert told == [8192], "what is no better is no candidate there either"

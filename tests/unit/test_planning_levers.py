@@ -313,7 +313,7 @@ def test_unknown_levers_suggest_the_nearest() -> None:
     for wrong, says in (
         ("kv-q8", "did you mean kv-q8_0"),
         ("Ubatch", "did you mean ubatch"),
-        ("x", "the levers are paging"),
+        ("x", "the levers are ubatch"),
     ):
         with pytest.raises(UsageError, match=says):
             levers(["paging", wrong])

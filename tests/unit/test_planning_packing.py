@@ -243,7 +243,7 @@ def test_expert_options(cpu_moe: bool, n_cpu_moe: int | None, caught: set[str]) 
 
 
 def test_a_negative_number_of_expert_layers() -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"^n_cpu_moe \(-ncmoe\) is -1: give 0 or more$"):
         expert_overrides(False, -1, [])
 
 
@@ -260,15 +260,15 @@ def device(name: str, total: int) -> DeviceInfo:
         pytest.param([1 * MIB, 2 * MIB], [1, 2], id="one-each"),
         pytest.param(2048 * MIB, [2048, 2048], id="as-large-as-the-device"),
         pytest.param(2049 * MIB, [2049, 2049], id="larger-than-the-device"),
-        pytest.param(-1, None, id="negative"),
-        pytest.param([1, 2, 3], None, id="too-many"),
-        pytest.param([], None, id="too-few"),
+        pytest.param(-1, "a margin of -1 MiB is negative: give 0 or more, which must stay free", id="negative"),
+        pytest.param([1, 2, 3], "3 margins for 2 devices: give one for all, or one per device", id="too-many"),
+        pytest.param([], "0 margins for 2 devices: give one for all, or one per device", id="too-few"),
     ],
 )
-def test_margins(margin: int | list[int] | None, expected: list[int] | None) -> None:
+def test_margins(margin: int | list[int] | None, expected: list[int] | str) -> None:
     devices = [device("CUDA0", 2048 * MIB), device("CUDA1", 2048 * MIB)]
-    if expected is None:
-        with pytest.raises(UsageError):
+    if isinstance(expected, str):
+        with pytest.raises(UsageError, match=f"^{expected}$"):
             device_limits(devices, margin)
     else:
         assert [limit.margin // MIB for limit in device_limits(devices, margin)] == expected

@@ -89,6 +89,15 @@ def test_what_the_user_has_put_on_a_device_is_not_streamed() -> None:
     assert found.streaming(0) == found.streaming(1)
 
 
+def test_the_largest_layer_is_what_is_streamed() -> None:
+    names = [f"blk.{layer}.ffn_{kind}.weight" for layer in range(MODEL.n_layer) for kind in ("up", "down")]
+    for kept in (0, 3, MODEL.n_layer - 1):
+        pinned = {name: 1 for name in names if not name.startswith(f"blk.{kept}.")}
+        asked = replace(priced(request(MODEL, TWO), MODEL, CARD), pinned=pinned)
+        found = PriceList(asked, TWO, {4096: recorded()}).all
+        assert found.streaming(0) == prices(CARD).all.streaming(0)
+
+
 def test_only_a_network_has_visits() -> None:
     found = prices(CARD, REMOTE_CARD).all
     assert found.visits[0] == 0 < found.visits[1]

@@ -8,6 +8,7 @@ import pytest
 
 from fitter.llama.types import Params
 from fitter.machine.speed import DeviceSpeed
+from fitter.planning.cost import Workload
 from fitter.planning.memory import HOST, units_of
 from fitter.planning.packing import pack
 from fitter.planning.placement import Placement, caches_on, weights_on
@@ -157,3 +158,68 @@ def test_tensors_come_nearer_than_a_slow_remote_device(round_trip: float, host_m
     far = pack(at.units, at.room.with_caches, spread=True, counts=(4, 5))
     assert far is not None and {place for _, place in far.moved} == {1}
     assert {place for _, place in nearer(at, far).moved} == {target}
+
+
+def test_what_the_host_has_of_layers_and_tensors_is_all_counted() -> None:
+    remote = replace(REMOTE_CARD, round_trip=5e-2, pcie=1e12)
+    at = situation(600, 8000, model=replace(MOE, cache=CACHES.cache), speeds=(CARD, remote))
+    far = pack(at.units, at.room.with_caches, spread=True, counts=(2, 5))
+    assert far is not None and far.first == 2 and {place for _, place in far.moved} == {1}
+    on_host = sum(unit.weights + unit.cache for unit in at.units[:2]) + sum(item.bytes for item, _ in far.moved)
+    for free, target in ((on_host, HOST), (on_host - 1, 1)):
+        host = replace(at.request.host, free=at.request.host.margin + free)
+        found = nearer(replace(at, request=replace(at.request, host=host)), far)
+        assert {place for _, place in found.moved} == {target}
+
+
+def test_a_split_of_the_users_may_leave_a_single_layer() -> None:
+    at = situation(250, 10, fixed=SPLIT, params=Params(tensor_split=(1.0, 0.0)))
+    found = partial(at, False)
+    assert found is not None and found.counts == (2, 0)
+    found = partial(replace(at, room=Room((100 * MIB, 0), (100 * MIB, 0))), False)
+    assert found is not None and found.counts == (1, 0), "the output alone"
+
+
+def long_prompts(mib: int, gives: Workload) -> Situation:
+    at = situation(mib, model=replace(DENSE, cache=8192))
+    asked = replace(at.request, workload=gives)
+    return replace(at, request=asked, prices=PriceList(asked, at.devices, {N_CTX: at.units}))
+
+
+@pytest.mark.parametrize(
+    ("mib", "gives", "first"),
+    [
+        pytest.param(400, Workload(30000, 512), 0, id="all-caches"),
+        pytest.param(300, Workload(30000, 512), 3, id="as-many-as-fit"),
+        pytest.param(400, Workload(2048, 512), 3, id="short-prompts-need-none"),
+        pytest.param(600, Workload(30000, 512), 0, id="all-layers-are-there-anyway"),
+    ],
+)
+def test_caches_come_to_the_device_for_long_prompts(mib: int, gives: Workload, first: int) -> None:
+    at = long_prompts(mib, gives)
+    plain = partial(at, True, is_plain=True)
+    assert plain is not None and at.prices is not None
+    found = with_caches(at, plain)
+    assert is_within(at, found) and found.first == first
+    assert (found is plain) or at.prices.seconds(found) < at.prices.seconds(plain)
+    assert (found is plain) is (plain.first == first)
+    # nothing of a state can be there without its weights
+    states = replace(at, units=tuple(replace(unit, state=unit.cache) for unit in at.units))
+    assert with_caches(states, plain) is plain
+
+
+def test_room_without_caches_is_for_devices_that_have_none() -> None:
+    at = situation(700, 500, model=CACHES, speeds=(CARD, SLOW_CARD))
+    plain = partial(at, True, is_plain=True)
+    assert plain is not None
+    wide = replace(at, room=replace(at.room, without=(2000 * MIB, 1500 * MIB)))
+    for each in (at, wide):
+        found = without_caches(each, plain)
+        used = zip(weights_on(each.units, found), caches_on(each.units, found), strict=True)
+        assert all(w + c <= room for (w, c), room in zip(used, each.room.of(each.units, found), strict=True))
+
+
+def test_everything_may_stay_on_the_host() -> None:
+    assert partial(situation(10, 10), False) == Placement(9, (0, 0))
+    assert partial(situation(10, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=0)), False) == Placement(9, (0,))
+    assert partial(situation(10, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=2)), False) is None

@@ -85,6 +85,8 @@ FIXED: dict[str, tuple[dict[str, Any], set[str]]] = {
     "texts at once": ({"embedding": True}, {"n_ubatch"}),
     "an override": ({"override_tensor": "ffn_up=CUDA1"}, set()),
     "an override on a device that is left out": ({"override_tensor": "ffn_up=CUDA1", "margin": 9 << 30}, {"devices"}),
+    "an override on a device without a byte": ({"override_tensor": "ffn_up=CUDA1", "margin": 8 << 30}, {"devices"}),
+    "an override on a device with one": ({"override_tensor": "ffn_up=CUDA1", "margin": (8 << 30) - 1}, set()),
     "an override on the host": ({"override_tensor": "ffn_up=CPU", "margin": 9 << 30}, set()),
     "what is only passed on": ({"n_batch": 1024, "swa_full": True, "main_gpu": 1}, set()),
 }

@@ -255,7 +255,7 @@ def test_a_context_that_llama_cpp_does_not_survive_does_not_fit() -> None:
 def test_a_crash_with_the_users_own_context_is_an_error() -> None:
     devices = limits(8000)
     llama = CrashingLlama(DENSE, devices)
-    with pytest.raises(LlamaCppCrashError):
+    with pytest.raises(LlamaCppCrashError, match="was ended by SIGABRT"):
         search(request(DENSE, devices, params=Params(n_ctx=30000), fixed=("n_ctx",)), llama.measure, llama.record)
 
 

@@ -202,9 +202,7 @@ def test_a_plan_of_another_process_has_its_methods(tmp_path: Path) -> None:
 
 # --- types
 
-EXAMPLES = re.findall(
-    r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-)
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 TYPED = """
 llm = fitter.Llama("model.gguf", n_ctx=4096, n_threads=8)
 plan: fitter.Plan = llm.plan
@@ -221,6 +219,13 @@ except fitter.OutOfMemoryError as error:
 """
 
 
+def examples(page: Path) -> list[str]:
+    """The files of Python on ``page``: one for each with a title, and one of all the other blocks."""
+    found = re.findall(r"^```python([^\n]*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    others = "".join(text for title, text in found if not title)
+    return [*(text for title, text in found if title), *([others] if others else [])]
+
+
 def check_types(directory: Path, *examples: str) -> subprocess.CompletedProcess[str]:
     paths = [directory / f"example_{index}.py" for index in range(len(examples))]
     for path, text in zip(paths, examples, strict=True):
@@ -230,8 +235,9 @@ def check_types(directory: Path, *examples: str) -> subprocess.CompletedProcess[
 
 
 def test_every_example_is_typed(tmp_path: Path) -> None:
-    assert len(EXAMPLES) >= 4
-    done = check_types(tmp_path, *EXAMPLES, TYPED)
+    found = [example for page in PAGES for example in examples(page)]
+    assert len(found) >= 8
+    done = check_types(tmp_path, *found, TYPED)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

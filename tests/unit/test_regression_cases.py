@@ -112,6 +112,19 @@ def test_a_pattern_makes_a_case_for_each_model(tmp_path: Path) -> None:
     assert "b" in cases_of(tmp_path, '[cases.b]\nmodel = "q/[a].gguf"'), "a file of that name is no pattern"
 
 
+def test_a_pattern_may_be_a_path_from_the_root(tmp_path: Path) -> None:
+    models, cases = tmp_path / "models", tmp_path / "cases"
+    for name in ("a.gguf", "deep/b.gguf"):
+        (models / name).parent.mkdir(parents=True, exist_ok=True)
+        (models / name).touch()
+    cases.mkdir()
+    found = cases_of(cases, f'[cases.z]\nmodel = "{models}/**/*.gguf"')
+    assert {name: case.model for name, case in found.items()} == {
+        "z/a": models / "a.gguf",
+        "z/deep/b": models / "deep/b.gguf",
+    }
+
+
 CASE = '[cases.a]\nmodel = "a.gguf"\n'
 
 WRONG = {
@@ -153,6 +166,10 @@ WRONG = {
         "max_growth is '5': give a percentage or a size, such as \"1%\"",
     ),
     "a slowdown in bytes": (CASE + 'max_slowdown = "5MiB"', 'give a percentage such as "2%"'),
+    "a slowdown without unit": (CASE + "max_slowdown = 1", 'max_slowdown is 1: give a percentage such as "2%"'),
+    "a flag as slowdown": (CASE + "max_slowdown = false", 'max_slowdown is false: give a percentage such as "2%"'),
+    "a flag as speed": (CASE + "budget.prompt_tokens_per_second = true", "is true: give a number of tokens per second"),
+    "a speed that nothing has": (CASE + "budget.prompt_tokens_per_second = 1.1e15", "give a number of tokens"),
     "a budget that is none": (CASE + "budget = 3", "cases.a.budget must be a table"),
     "a budget of no device": (
         CASE + 'gpu = "24GiB"\n[cases.a.budget]\ncuda1 = "1GiB"',
@@ -174,6 +191,20 @@ def test_one_clear_line(text: str | None, says: str, tmp_path: Path) -> None:
         read_cases(tmp_path / "fitter.toml")
     assert "\n" not in str(caught.value)
     assert "fitter.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0", 0.0), ("0.0", 0.0), ('"0%"', 0.0), ('"1.5 %"', 0.015), ('" 100% "', 1.0)],
+)
+def test_slowdowns(text: str, expected: float, tmp_path: Path) -> None:
+    assert cases_of(tmp_path, CASE + f"max_slowdown = {text}")["a"].max_slowdown == expected
+
+
+@pytest.mark.parametrize("speed", [1e-9, 0.5, 1, 1e15])
+def test_speeds(speed: float, tmp_path: Path) -> None:
+    case = cases_of(tmp_path, CASE + f"budget.generation_tokens_per_second = {speed}")["a"]
+    assert case.budget == Budget(generation_tokens_per_second=speed)
 
 
 NAMES = ("chat", "chat-q8", "Code/a", "code/b", "nota")
@@ -199,7 +230,10 @@ def test_selection(expression: str, expected: list[str]) -> None:
     assert [case.name for case in select(cases, expression)] == expected
 
 
-@pytest.mark.parametrize("expression", ["", "or", "a or", "not", "(a", "a)", "a b", "()", "and a"])
+@pytest.mark.parametrize(
+    "expression",
+    ["", "or", "and", ")", "a or", "a or and", "a or )", "not", "not or", "(a", "a)", "a b", "()", "and a"],
+)
 def test_no_expression(expression: str) -> None:
     with pytest.raises(UsageError, match="is not an expression"):
         select([Case("a", Path("a"), {})], expression)

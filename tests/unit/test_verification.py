@@ -8,10 +8,10 @@ import pytest
 from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row
 from fitter.output.json import verification_to_dict
-from fitter.planning.plan import Plan, Problem, SharedUse
+from fitter.planning.plan import Plan, Problem
 from fitter.planning.verification import compare, verify
 from fitter.planning.verified import MemoryUse, Verification
-from tests.unit.plans import GIB, MIB, make_plan
+from tests.unit.plans import GIB, MIB, make_plan, shared_use
 
 PLAN = make_plan(Params(n_ctx=4096, devices=("CUDA0",)), devices=["CUDA0"], virtual=False)
 USED = (2048 + 256 + 100) * MIB
@@ -112,10 +112,17 @@ def test_what_shares_the_memory_is_neither_loaded_nor_needed() -> None:
     plan = replace(
         PLAN,
         devices=(replace(PLAN.devices[0], shared=GIB),),
-        shared=(SharedUse("projector", "mmproj.gguf", (Row("CUDA0", "CUDA0", False, GIB, 0, 0),)),),
+        shared=(shared_use(CUDA0=1024),),
     )
     found = run(Loader(device(USED)), plan=plan)
     assert found.holds and found.shared == plan.shared
+
+
+def test_what_shares_the_host_is_not_needed_there_either() -> None:
+    plan = replace(PLAN, host=replace(PLAN.host, shared=GIB))
+    assert run(Loader(), plan=plan, host=HOST_USED).holds
+    (problem,) = run(Loader(), plan=plan, host=HOST_USED - 1).problems
+    assert (problem.device, problem.missing) == ("host", 1)
 
 
 @pytest.mark.parametrize(

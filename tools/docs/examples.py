@@ -50,20 +50,18 @@ COLUMNS = 100
 SECONDS = 120
 """The longest that a command or a Python block may take."""
 
-KEPT = ROOT / "build" / "docs" / "models"
-"""Where model files are kept for the next time."""
-
 _PORTS = ("50052", "50053", "50054", "50055", "50056", "50057", "50058", "50059", "8080", "8081")
 _MARK = "\036"
 _BASH = f"""\
 status=0
-while IFS= read -r -d '' -u 3 command; do
+while IFS= read -r -d '' -u SCRIPT command; do
   (exit $status)
-  eval "$command" 3<&- </dev/null
+  eval "$command" SCRIPT<&- </dev/null
   status=$?
   printf '{_MARK}%d{_MARK}' "$status"
 done
 """
+"""``SCRIPT`` stands for the number of the pipe that the commands come through."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Terminal:
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
         script, self._script = os.pipe()
         self._bash = subprocess.Popen(
-            ["bash", "--noprofile", "--norc", "-c", f"exec 3<&{script} {script}<&-\n{_BASH}"],
+            ["bash", "--noprofile", "--norc", "-c", _BASH.replace("SCRIPT", str(script))],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -121,7 +119,10 @@ class Terminal:
 
     def run(self, command: str) -> tuple[str, int]:
         """What ``command`` prints, and its exit status. Raises ``_Stopped`` if it does not end, or ends the bash."""
-        os.write(self._script, command.encode() + b"\0")
+        try:
+            os.write(self._script, command.encode() + b"\0")
+        except BrokenPipeError:
+            raise _Stopped("the shell has ended before") from None
         said = b""
         until = time.monotonic() + SECONDS
         while said.count(_MARK.encode()) < 2:
@@ -250,12 +251,12 @@ class _Page:
             found.lines[block.first, block.last] = _indented("\n".join(lines), block.indent)
 
 
-def run_page(page: Path, kept: Path = KEPT) -> Outcome:
-    """Run ``page`` with model files that are kept in ``kept``."""
+def run_page(page: Path) -> Outcome:
+    """Run ``page`` in a fresh folder."""
     text = page.read_text(encoding="utf-8")
     found = _Found()
     with _home() as home:
-        models.place(models.named_in(text), kept, home / "models")
+        models.place(models.named_in(text), home / "models")
         run = _Page(home, text)
         with run.terminal, run.snippets:
             for block in blocks(text):
@@ -300,6 +301,8 @@ def _environment(home: Path) -> dict[str, str]:
         "TERM": "dumb",
         "NO_COLOR": "1",
         "PAGER": "cat",
+        # pytest's word on an editable installation, which nobody who reads has
+        "PYTEST_ADDOPTS": "-W ignore::pytest.PytestAssertRewriteWarning",
         "COLUMNS": str(COLUMNS),
         "LINES": "50",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import re
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from tools.tiny_lora import write_lora
 from tools.tiny_projector import TinyProjector, write_projector
 
 _SMALL = TinyModel("Small MoE", n_layer=8, n_embd=256, n_head=8, n_head_kv=4, n_embd_head=32, n_ff=256, n_expert=8)
+KEPT = Path(__file__).resolve().parents[2] / "build" / "docs" / "models"
+"""Where model files are kept for the next time."""
+
 _VISION = "gemma3-12b"
 _ADAPTED = "llama-3.1-8b"
 _N_LAYER_DRAFT = 4
@@ -66,17 +70,19 @@ def named_in(text: str) -> tuple[str, ...]:
     return tuple(name for name in WRITERS if re.search(rf"(?<![\w.-]){re.escape(name)}", text))
 
 
-def place(names: tuple[str, ...], kept: Path, folder: Path) -> None:
+def place(names: tuple[str, ...], folder: Path, kept: Path = KEPT) -> None:
     """Put the files ``names`` into ``folder``. They are written to ``kept`` once, and again if a writer has changed."""
     kept.mkdir(parents=True, exist_ok=True)
     newest = max(Path(module).stat().st_mtime for module in _sources())
     for name in names:
         path = kept / name
-        if not path.exists() or path.stat().st_mtime < newest:
-            # Several processes may write it at once.
-            partial = kept / f".{os.getpid()}.{name}"
-            WRITERS[name](partial)
-            partial.replace(path)
+        # Pages run at the same time, in several processes and threads.
+        with open(kept / f".{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists() or path.stat().st_mtime < newest:
+                partial = kept / f".{os.getpid()}.{name}"
+                WRITERS[name](partial)
+                partial.replace(path)
         try:
             (folder / name).hardlink_to(path)
         except OSError:
@@ -85,4 +91,4 @@ def place(names: tuple[str, ...], kept: Path, folder: Path) -> None:
 
 def _sources() -> tuple[str, ...]:
     functions = (WRITERS["small.gguf"], write_real, write_shape, write_lora, write_projector)
-    return tuple(function.__code__.co_filename for function in functions)  # type: ignore[attr-defined]
+    return tuple(function.__code__.co_filename for function in functions)

@@ -48,7 +48,6 @@ _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,})(?P<info>[^`]*)$")
 _NOT_RUN = re.compile(r"^ *<!-- not run: \S.*-->$")
 _OWN = re.compile(r"^ *<!-- figures of this machine -->$")
 _TITLE = re.compile(r'title="([^"]+)"')
-_DIAGRAMS = ("mermaid",)
 
 
 def pages() -> tuple[Path, ...]:
@@ -90,8 +89,6 @@ def _kind(info: str, before: str, has_title: bool) -> Kind:
     if _NOT_RUN.match(before):
         return Kind.NOT_RUN
     language = info.split()[0] if info else ""
-    if language in _DIAGRAMS:
-        return Kind.NOT_RUN
     if has_title:
         return Kind.FILE
     return {"console": Kind.CONSOLE, "python": Kind.PYTHON}.get(language, Kind.UNKNOWN)
@@ -114,7 +111,7 @@ def commands(block: Block) -> list[Command]:
 
 _SECONDS = re.compile(r"\d[\d,]*(?:\.\d+)?(?= ?(?:s|ms|seconds|milliseconds)\b)")
 _KEY_SECONDS = re.compile(r"""(seconds(?:["']: |=))\d+(?:\.\d+)?(?:e-?\d+)?""")
-_FIGURE = re.compile(r"\d[\d,]*(?:\.\d+)?")
+_FIGURE = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def same(written: str, printed: str, *, is_own: bool) -> bool:

@@ -14,8 +14,8 @@ from tools.cuda_reference import card
 from tools.oracle.draw import ARCHITECTURES
 
 HERE = Path(__file__).resolve().parent
-ANSWERS = HERE.parent / "data" / "cuda" / "operations.txt"
-ROCM_ANSWERS = HERE.parent / "data" / "rocm" / "operations.txt"
+ANSWERS = HERE.parents[1] / "tests" / "data" / "cuda" / "operations.txt"
+ROCM_ANSWERS = HERE.parents[1] / "tests" / "data" / "rocm" / "operations.txt"
 LIBRARIES = Path(llama_cpp.__file__).parent / "lib"
 
 _CAPABILITIES = (60, 61, 70, 72, 75, 80, 86, 89, 90, 100, 120, 121)

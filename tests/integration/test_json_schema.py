@@ -1,0 +1,144 @@
+"""Every JSON document is what its published schema says, and every key of a schema is printed by some document."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import fitter
+from fitter.cli import main
+from fitter.output.json import verification_to_dict
+from fitter.planning.verified import MemoryUse
+from tools.docs import models
+from tools.docs.of_json import DOCUMENTS, keys, printed
+from tools.docs.pages import ROOT
+
+PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+    "it fits": ("llama-3.1-8b.gguf", {"gpus": "rtx-4090"}),
+    "experts on the host": ("qwen3-30b-a3b.gguf", {"gpus": ["12GiB", "rtx-3060-12gb"], "host_memory": "64GiB"}),
+    "far from the bound": ("qwen3-30b-a3b.gguf", {"gpus": "rtx-4090:free=2GiB", "n_ctx": 4096}),
+    "tensors are placed": ("qwen3-30b-a3b.gguf", {"gpus": "24GiB", "override_tensor": "exps=CPU", "tensor_split": [1]}),
+    "it does not fit": ("llama-3.1-8b.gguf", {"gpus": "2GiB", "n_gpu_layers": 33, "host_memory": "1GiB"}),
+    "no GPU": ("llama-3.1-8b.gguf", {"gpus": "none", "n_seq_max": 4, "kv_unified_per_slot": 4096}),
+    "a card is left out": ("llama-3.1-8b.gguf", {"gpus": ["24GiB", "1GiB"]}),
+    "something is given up": ("llama-3.1-8b.gguf", {"gpus": "12GiB", "n_ctx": 65536, "allow": ["kv-q8_0", "ubatch"]}),
+    "draft, adapter, reserved": (
+        "llama-3.1-8b.gguf",
+        {"gpus": "rtx-4090", "model_draft": "draft.gguf", "lora": "adapter.gguf", "reserve": "host=1GiB"},
+    ),
+    "projector": ("gemma3-12b.gguf", {"gpus": "vulkan:24GiB", "mmproj": "mmproj.gguf"}),
+    "drafts of its own": ("glm45-air.gguf", {"gpus": "2x 48GiB", "mtp": True, "n_ctx": 8192}),
+    "as upstream places": ("qwen3-30b-a3b.gguf", {"gpus": "rocm:gfx1100:16GiB", "strategy": "llama.cpp"}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("models")
+    names = {model for model, _ in PLANS.values()} | {"draft.gguf", "adapter.gguf", "mmproj.gguf", "small.gguf"}
+    models.place(tuple(sorted(names)), found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def plan(folder: Path) -> Iterator[Callable[[str], fitter.Plan]]:
+    """The plans, each made when it is first asked for."""
+
+    @functools.cache
+    def made(name: str) -> fitter.Plan:
+        model, keywords = PLANS[name]
+        return fitter.fit(model, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield made
+
+
+def check(name: str, *documents: dict[str, Any], all_keys: bool = True) -> None:
+    """Each of ``documents`` is one by its schema, and together they have all of its keys."""
+    schema = json.loads((ROOT / "docs" / "reference" / f"{name}.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for document in documents:
+        jsonschema.Draft202012Validator(schema).validate(json.loads(json.dumps(document)))
+    if all_keys:
+        listed = {path for path, _ in keys(schema)}
+        assert {path for document in documents for path in printed(schema, document)} == listed
+
+
+def test_plans_of_all_kinds(plan: Callable[[str], fitter.Plan]) -> None:
+    assert plan("it fits").fits and not plan("it does not fit").fits
+    documents = {name: plan(name).to_dict() for name in PLANS}
+    check("plan", *documents.values())
+    for name, document in documents.items():
+        for place in (document, document["params"], document["host"], document["search"], *document["memory"][:1]):
+            place["another"] = 1
+            with pytest.raises(jsonschema.ValidationError, match="'another' was unexpected"):
+                check("plan", document, all_keys=False)
+            del place["another"]
+        # None of them has all keys.
+        with pytest.raises(AssertionError, match="=="):
+            check("plan", document)
+        assert documents[name] == plan(name).to_dict()
+
+
+def test_verifications(plan: Callable[[str], fitter.Plan], folder: Path) -> None:
+    done = fitter.verify(folder / "small.gguf", n_ctx=512, devices=["none"])
+    assert done.holds
+    refused = fitter.verify(folder / "small.gguf", devices=["none"], host_memory=2**24)
+    assert not refused.fits
+    # No device is here: what it would be is added.
+    everything = plan("draft, adapter, reserved")
+    with_card = replace(
+        done, memory=(MemoryUse("CUDA0", 5, 2, 2), *done.memory), shared=everything.shared, params=everything.params
+    )
+    overrides = replace(done, params=plan("tensors are placed").params)
+    check("verify", *map(verification_to_dict, (done, refused, with_card, overrides)))
+
+
+def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    main(words)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_inspections_and_devices(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check("inspect", answer(["inspect", str(folder / "small.gguf"), "--json"], capsys))
+    check("devices", answer(["devices", "--gpu", "rtx-4090", "--json"], capsys))
+    check("catalogue", answer(["devices", "--catalogue", "--json"], capsys))
+
+
+CASES = """\
+[cases.same]
+model = "llama-3.1-8b.gguf"
+gpu = "rtx-4090"
+
+[cases.longer]
+model = "llama-3.1-8b.gguf"
+gpu = ["12GiB", "8GiB"]
+n_ctx = {n_ctx}
+"""
+
+
+def test_checks_and_differences(
+    folder: Path,
+    plan: Callable[[str], fitter.Plan],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    Path("fitter.toml").write_text(CASES.format(n_ctx=8192))
+    assert main(["lock"]) == 0
+    Path("fitter.toml").write_text(CASES.format(n_ctx=131072) + '[cases.new]\nmodel = "missing.gguf"\n')
+    capsys.readouterr()
+    check("check", answer(["check", "--json"], capsys))
+    for name in ("it fits", "it does not fit"):
+        Path(f"{name}.json").write_text(json.dumps(plan(name).to_dict()))
+    check("diff", answer(["diff", "it fits.json", "it does not fit.json", "--json"], capsys))
+    assert set(DOCUMENTS) == {path.name.partition(".")[0] for path in ROOT.glob("docs/reference/*.schema.json")}

@@ -1,0 +1,158 @@
+"""The profiles answer what the real backends answered: a sample of the rows of tests/data here, all in test-slow."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fitter.llama.client import Worker
+from fitter.llama.library import backend_path
+from fitter.machine.catalogue import capability
+from fitter.machine.gpu import VULKAN_DRIVERS
+from tools import cuda_reference, shapes
+from tools.metal import loads as metal
+from tools.oracle import operations
+from tools.oracle.draw import ARCHITECTURES
+from tools.vulkan import loads as vulkan
+
+
+@dataclass(frozen=True)
+class Table:
+    """``count`` rows or more, whose loads ``different`` makes; every ``step``-th is in the sample.
+
+    ``of`` counts what a sample must have some of: models, environments, drivers.
+    """
+
+    rows: Callable[[], Iterable[object]]
+    different: Callable[[Iterable[object], Path], list[str]]
+    step: int
+    count: int
+    of: Callable[[object], object]
+
+
+def different_on_cuda(loads: Iterable[object], directory: Path) -> list[str]:
+    """On the devices of ``cuda`` or ``rocm``: bytes of every kind, and graph splits."""
+    with cuda_reference.Workers() as workers:
+        return [said for load in loads if (said := workers.difference(directory, load))]  # type: ignore[arg-type]
+
+
+def different_on_vulkan(rows: Iterable[object], directory: Path) -> list[str]:
+    found = []
+    by_environment = itertools.groupby(rows, key=lambda row: row[0].environment)  # type: ignore[index]
+    for environment, group in by_environment:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in {variable.partition("=")[0] for variable in vulkan.ENVIRONMENTS}:
+                patch.delenv(name, raising=False)
+            if environment:
+                patch.setenv(*environment.split("=", 1))
+            with Worker() as worker:
+                for load, expected in group:  # type: ignore[misc]
+                    worker.configure(load.devices)
+                    path = shapes.write(load.model, directory, vocab=False)
+                    answer = vulkan.answer(worker, path, load.params)
+                    found += [] if answer == expected else [f"{load}\n  expected {expected}\n  found    {answer}"]
+    return found
+
+
+def different_on_metal(rows: Iterable[object], directory: Path) -> list[str]:
+    known = list(rows)
+    answers = metal.answers([load for load, _ in known], directory, None)  # type: ignore[misc]
+    return [
+        f"{load}\n  expected {expected}\n  found    {answer}"
+        for (load, expected), answer in zip(known, answers, strict=True)  # type: ignore[misc]
+        if answer != expected
+    ]
+
+
+def of_cuda(table: str, step: int, count: int) -> Table:
+    return Table(
+        lambda: cuda_reference.loads(table),
+        different_on_cuda,
+        step,
+        count,
+        lambda load: (load.model, load.rows is None),  # type: ignore[attr-defined]
+    )
+
+
+TABLES: Mapping[str, Table] = {
+    **{f"cuda {name}": of_cuda(name, 12 if name == "published" else 2, 1) for name in cuda_reference.TABLES},
+    "rocm": of_cuda("rocm", 6, 600),
+    "vulkan": Table(vulkan.known, different_on_vulkan, 6, 200, lambda row: (row[0].driver, row[0].environment)),  # type: ignore[index]
+    "metal": Table(metal.known, different_on_metal, 5, 400, lambda row: (row[0].model, row[0].environment)),  # type: ignore[index]
+}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_sample_is_what_the_real_backend_says(table: Table, tmp_path: Path) -> None:
+    sample = list(table.rows())[:: table.step]
+    assert len(sample) >= 50 and len(set(map(table.of, sample))) >= 6
+    assert table.different(sample, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_every_row_is_what_the_real_backend_says(table: Table, tmp_path: Path) -> None:
+    rows = list(table.rows())
+    assert len(rows) >= table.count
+    assert table.different(rows, tmp_path) == []
+
+
+def test_the_tables_of_cuda_are_what_they_are_said_to_be() -> None:
+    published, drawn = cuda_reference.loads("published"), cuda_reference.loads("drawn")
+    assert len(published) == 3824
+    assert sum(load.rows is None for load in published) == 1169
+    capabilities = {device.compute_capability for load in drawn for device in load.devices}
+    assert {600, 610, 700, 720, 750, 800, 860, 890, 900, 1000, 1200, 1210} <= capabilities
+    assert len({load.model for load in drawn}) == 12
+    assert Counter(bool(load.environment) for load in drawn)[True] > 100
+
+
+def test_the_table_of_rocm_is_what_it_is_said_to_be() -> None:
+    drawn = cuda_reference.loads("rocm")
+    assert len(drawn) == 600
+    devices = {device for load in drawn for device in load.devices}
+    assert {device.compute_capability for device in devices} == set(map(capability, ARCHITECTURES))
+    assert {device.profile for device in devices} == {"rocm"}
+    buffer_types = {name for load in drawn for name in load.rows or ()}
+    assert {"ROCm0", "ROCm1", "ROCm_Host", "CPU"} <= buffer_types
+
+
+def test_the_samples_of_vulkan_and_metal_have_some_of_everything() -> None:
+    rows = [load for load, _ in vulkan.known()[:: TABLES["vulkan"].step]]
+    assert {load.driver for load in rows} == set(VULKAN_DRIVERS)
+    assert {load.model for load in rows} >= set(vulkan.MODELS)
+    assert {load.environment for load in rows} >= {"", *vulkan.ENVIRONMENTS}
+    others = [load for load, _ in metal.known()[:: TABLES["metal"].step]]
+    assert {load.model for load in others} == set(vulkan.MODELS)
+    assert {load.environment for load in others} == {"", *metal.ENVIRONMENTS}
+
+
+@pytest.fixture(scope="module")
+def ops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The program that asks a backend about random operations."""
+    fetch = Path(__file__).parents[2] / "vendor" / "llama.cpp" / "fetch.py"
+    command = [sys.executable, str(fetch), "--headers-only"]
+    source = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    yield operations.build_ops(Path(source) / "ggml" / "include", tmp_path_factory.mktemp("ops"))
+
+
+@pytest.mark.parametrize(
+    ("cards", "answers"),
+    [
+        pytest.param(operations.CUDA_CARDS, operations.ANSWERS, id="cuda"),
+        pytest.param(operations.ROCM_CARDS, operations.ROCM_ANSWERS, id="rocm"),
+    ],
+)
+def test_what_is_supported_is_what_the_real_backend_supports(
+    ops: Path, cards: tuple[object, ...], answers: Path
+) -> None:
+    expected = answers.read_text().splitlines()
+    assert len(expected) >= 100
+    assert operations.answers(ops, backend_path(), cards).splitlines() == expected  # type: ignore[arg-type]

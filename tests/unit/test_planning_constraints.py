@@ -1,0 +1,208 @@
+"""What is made of the user's words before a model is known well: batches, margins, overrides, the request to price."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fitter.errors import UsageError
+from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride, TensorInfo
+from fitter.machine.gpu import parse_gpus
+from fitter.model.header import Model
+from fitter.planning import constraints
+from fitter.planning.cost import Workload
+from fitter.planning.request import MIB, DeviceLimit
+from fitter.planning.shared import HOST_NAME
+from fitter.planning.summary import Problem
+
+CARD = DeviceInfo("CUDA0", "a card", "gpu", "CUDA", 8192 * MIB, 8000 * MIB, buffer_type="CUDA0", largest_tensor=MIB)
+
+
+BATCHES = {
+    "nothing": (False, None, None, (None, 512)),
+    "a batch": (False, 4096, None, (4096, 512)),
+    "a micro batch": (False, None, 1024, (None, 1024)),
+    "embeddings": (True, None, None, (512, 512)),
+    "embeddings in larger batches": (True, 2048, None, (2048, 2048)),
+    "embeddings in larger micro batches": (True, None, 1024, (1024, 1024)),
+    "both are given": (True, 2048, 256, (2048, 256)),
+}
+
+
+@pytest.mark.parametrize(("embedding", "n_batch", "n_ubatch", "expected"), BATCHES.values(), ids=BATCHES)
+def test_batches(embedding: bool, n_batch: int | None, n_ubatch: int | None, expected: tuple[int | None, int]) -> None:
+    assert constraints.batches_of(embedding, n_batch, n_ubatch) == expected
+
+
+SEQUENCES = {
+    "nothing": (False, None, None, False, (1, False)),
+    "as it is given": (False, None, 4, True, (4, True)),
+    "unified": (False, None, None, True, (1, True)),
+    "embeddings": (True, None, None, False, (256, True)),
+    "embeddings in small batches": (True, 32, None, False, (32, True)),
+    "embeddings as they are given": (True, 512, 2, False, (2, False)),
+}
+
+
+@pytest.mark.parametrize(
+    ("embedding", "n_batch", "n_seq_max", "kv_unified", "expected"), SEQUENCES.values(), ids=SEQUENCES
+)
+def test_sequences(
+    embedding: bool, n_batch: int | None, n_seq_max: int | None, kv_unified: bool, expected: tuple[int, bool]
+) -> None:
+    assert constraints.sequences_of(embedding, n_batch, n_seq_max, kv_unified) == expected
+
+
+PARAMS = {
+    "nothing": ({}, Params()),
+    "a larger micro batch alone": ({"n_ubatch": 4096}, replace(Params(), n_ubatch=4096, n_batch=4096)),
+    "a smaller micro batch": ({"n_ubatch": 64}, replace(Params(), n_ubatch=64)),
+    "as they are given": ({"n_ubatch": 4096, "n_batch": 128}, replace(Params(), n_ubatch=4096, n_batch=128)),
+}
+
+
+@pytest.mark.parametrize(("words", "expected"), PARAMS.values(), ids=PARAMS)
+def test_params(words: dict[str, int], expected: Params) -> None:
+    assert constraints.params_of(None, **words) == expected  # type: ignore[arg-type]
+    assert constraints.params_of(["a", "b"], **words).devices == ("a", "b")  # type: ignore[arg-type]
+
+
+def test_a_context_for_each_slot() -> None:
+    found = constraints.params_of(None, kv_unified_per_slot=1000, n_seq_max=3)
+    assert (found.n_ctx, constraints.params_of(None, kv_unified_per_slot=1000).n_ctx) == (3000, 1000)
+    assert constraints.params_of(None, kv_unified_per_slot=1000, n_seq_max=3, n_ctx=512).n_ctx == 512
+
+
+SEQUENCE = {
+    "divided": ({"n_ctx": 4096, "n_seq_max": 4}, 1024),
+    "unified": ({"n_ctx": 4096, "n_seq_max": 4, "kv_unified": True}, 4096),
+    "unified, and one": ({"n_ctx": 4096, "kv_unified": True}, 4096),
+    "the model's own": ({"n_seq_max": 4}, 777),
+    "no more than a slot has": ({"n_ctx": 4096, "n_seq_max": 4, "kv_unified": True, "kv_unified_per_slot": 512}, 512),
+}
+
+
+@pytest.mark.parametrize(("words", "expected"), SEQUENCE.values(), ids=SEQUENCE)
+def test_the_context_of_a_sequence(words: dict[str, int], expected: int) -> None:
+    params = constraints.params_of(None, **words)  # type: ignore[arg-type]
+    assert constraints.context_of_a_sequence(params, 777) == expected
+
+
+def test_a_model_that_does_not_say_is_causal() -> None:
+    path = Path("model.gguf")
+    model = Model(path, (path,), "model", "llama", 2, 1, 0, 4096, 8, (), {})
+    params = constraints.params_of(None, n_ctx=3, n_seq_max=4)
+    with pytest.raises(UsageError, match=r"n_ctx .-c. is 3, and 4 sequences"):
+        constraints.for_model(params, model, False, None)
+
+
+EXPERTS = ".ffn_(up|down|gate|gate_up)_(ch|)exps"
+NAMES = ("blk.0.ffn_up_exps.weight", "blk.1.ffn_up_exps.weight", "blk.10.ffn_up_exps.weight")
+OVERRIDES: dict[str, tuple[bool, int | None, tuple[TensorBuftOverride, ...]]] = {
+    "nothing": (False, None, ()),
+    "of no layer": (False, 0, ()),
+    "all": (True, None, (TensorBuftOverride(EXPERTS, "CPU"),)),
+    "all, whatever is said of layers": (True, 1, (TensorBuftOverride(EXPERTS, "CPU"),)),
+    "the first layer": (False, 1, (TensorBuftOverride(f"^blk.(0){EXPERTS}", "CPU"),)),
+    "the first ten": (False, 10, (TensorBuftOverride(f"^blk.(0|1){EXPERTS}", "CPU"),)),
+}
+
+
+@pytest.mark.parametrize(("cpu_moe", "n_cpu_moe", "expected"), OVERRIDES.values(), ids=OVERRIDES)
+def test_experts_on_the_host(cpu_moe: bool, n_cpu_moe: int | None, expected: tuple[TensorBuftOverride, ...]) -> None:
+    assert constraints.expert_overrides(cpu_moe, n_cpu_moe, NAMES) == expected
+
+
+def test_a_tensor_as_large_as_a_device_takes() -> None:
+    override = TensorBuftOverride(".*", "CUDA0")
+    constraints.check_targets([(TensorInfo("a", "f32", (1,), MIB), override)], [CARD], [CARD])
+    with pytest.raises(UsageError, match="puts a of 2 MiB on CUDA0, which takes tensors of 1 MiB at most"):
+        constraints.check_targets([(TensorInfo("a", "f32", (1,), MIB + 1), override)], [CARD], [CARD])
+
+
+@pytest.mark.parametrize("kind", ["gpu", "igpu"])
+def test_a_tensor_on_a_device_that_is_left_out(kind: str) -> None:
+    caught = [(TensorInfo("a", "f32", (1,), 1), TensorBuftOverride(".*", "CUDA0"))]
+    with pytest.raises(UsageError, match="puts a on CUDA0, and -dev"):
+        constraints.check_targets(caught, [], [replace(CARD, type=kind)])
+
+
+def test_what_a_device_is_in_a_fit() -> None:
+    devices = [CARD, replace(CARD, name="CUDA1", buffer_type=None, largest_tensor=None)]
+    assert constraints.device_limits(devices, [0, 5]) == (
+        DeviceLimit("CUDA0", "a card", 8192 * MIB, 8000 * MIB, 0, "CUDA0", MIB),
+        DeviceLimit("CUDA1", "a card", 8192 * MIB, 8000 * MIB, 5, "CUDA1", None),
+    )
+
+
+LACKING = Problem("CUDA0", MIB + 1, "it does not fit")
+ON_HOST = replace(LACKING, device=HOST_NAME)
+
+
+def card(margin: int) -> DeviceLimit:
+    return DeviceLimit("CUDA0", "a card", 8 * MIB, 7 * MIB, margin, "CUDA0")
+
+
+MARGINS: dict[str, tuple[list[DeviceLimit], list[Problem], str]] = {
+    "nothing is wrong": ([card(9 * MIB)], [], ""),
+    "no device": ([], [ON_HOST], ""),
+    "as much as there is": ([card(8 * MIB)], [ON_HOST], ""),
+    "one of two is large enough": ([card(9 * MIB), card(1)], [ON_HOST], ""),
+    "the host lacks memory": (
+        [card(9 * MIB)],
+        [LACKING, ON_HOST],
+        r"(9 MiB of CUDA0 with 8 MiB), so nothing can be placed there, but without a device the host lacks 2 MiB: "
+        "use a smaller --fit-target",
+    ),
+    "nothing but a device will do": (
+        [card(9 * MIB), card(10 * MIB)],
+        [LACKING],
+        "(9 MiB of CUDA0 with 8 MiB, 10 MiB of CUDA0 with 8 MiB), so nothing can be placed there, but -ngl, -ts or -ot "
+        "needs a device: use a smaller --fit-target",
+    ),
+}
+
+
+@pytest.mark.parametrize(("devices", "problems", "said"), MARGINS.values(), ids=MARGINS)
+def test_margins_larger_than_every_device(devices: list[DeviceLimit], problems: list[Problem], said: str) -> None:
+    if not said:
+        constraints.check_margins(devices, problems)
+        return
+    with pytest.raises(UsageError) as caught:
+        constraints.check_margins(devices, problems)
+    assert str(caught.value) == f"the margin is larger than the device {said}"
+
+
+WORKLOADS = {
+    "both": (100, 200, 300, Workload(100, 200)),
+    "a prompt that leaves a token": (299, None, 300, Workload(299, 1)),
+    "an answer that leaves a token": (None, 299, 300, Workload(1, 299)),
+    "no room for more than a token": (None, None, 1, Workload(0, 1)),
+    "two tokens": (None, None, 2, Workload(1, 1)),
+}
+
+
+@pytest.mark.parametrize(("prompt", "generate", "context", "expected"), WORKLOADS.values(), ids=WORKLOADS)
+def test_a_request_as_large_as_the_context(
+    prompt: int | None, generate: int | None, context: int, expected: Workload
+) -> None:
+    assert constraints.workload_of(prompt, generate, context, is_set=True) == expected
+
+
+PROFILES = {
+    "none": (None, ["metal:64GiB"], ""),
+    "cards": ("library", ["rtx-4090", "rtx-3090"], ""),
+    "no cards": ("library", [], "describe them, such as --gpu rtx-4090"),
+    "another profile": ("library:/x", ["rtx-4090", "metal:64GiB"], "is for NVIDIA cards, but MTL0 is '"),
+}
+
+
+@pytest.mark.parametrize(("profile", "gpus", "said"), PROFILES.values(), ids=PROFILES)
+def test_what_a_library_is_for(profile: str | None, gpus: list[str], said: str) -> None:
+    if not said:
+        constraints.check_profile(profile, parse_gpus(gpus))
+        return
+    with pytest.raises(UsageError, match=said):
+        constraints.check_profile(profile, parse_gpus(gpus))

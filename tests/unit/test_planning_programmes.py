@@ -1,0 +1,178 @@
+"""Packing by time, and into gaps, at its edges: layers of 10 bytes of weights with a cache, items of 20 and 30."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fitter.planning.boundaries import Times
+from fitter.planning.memory import HOST, Item, Unit
+from fitter.planning.packing import brought, pack, pack_fastest
+from fitter.planning.placement import Placement
+from fitter.planning.spilling import spill_exact, spill_spread
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=2, max_size=5),
+    budgets=st.lists(st.integers(0, 30), min_size=1, max_size=3),
+    speeds=st.lists(st.integers(1, 5), min_size=3, max_size=3),
+    hop=st.integers(0, 4),
+    visits=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+    first=st.integers(0, 2),
+)
+def test_caches_visits_and_what_stays_on_the_host_count(
+    sizes: list[tuple[int, int]], budgets: list[int], speeds: list[int], hop: int, visits: list[int], first: int
+) -> None:
+    units = [Unit(i, *size) for i, size in enumerate(sizes)]
+    seconds = [[float(unit.weights * speed) for unit in units] for speed in speeds[: len(budgets)]]
+
+    def time_of(counts: tuple[int, ...]) -> float | None:
+        stop, spent = first, 0.0
+        for d, count in enumerate(counts):
+            start, stop = stop, stop + count
+            if sum(unit.weights + unit.cache for unit in units[start:stop]) > budgets[d] and count:
+                return None
+            spent += sum(seconds[d][start:stop]) + (visits[d] if count else 0) + (hop if count and start > first else 0)
+        return spent
+
+    every = [
+        counts for counts in product(range(len(units) + 1), repeat=len(budgets)) if sum(counts) == len(units) - first
+    ]
+    times = [time for counts in every if (time := time_of(counts)) is not None]
+    found = pack_fastest(units, budgets, seconds, float(hop), first, visits[: len(budgets)])
+    if found is None:
+        assert not times
+    else:
+        assert (found.first, time_of(found.counts)) == (first, min(times))
+
+
+def test_what_is_not_visited_costs_nothing_to_go_to() -> None:
+    units = [Unit(i, 10, 0) for i in range(3)]
+    assert pack_fastest(units, [20, 99], [[1.0] * 3, [1.2] * 3], 0.0) == Placement(0, (2, 1))
+
+
+def layer(index: int) -> Unit:
+    items = (Item(index, f"blk.{index}.a", ("weight",), 20), Item(index, f"blk.{index}.b", ("weight",), 30))
+    return Unit(index, 10, 5, items)
+
+
+UNITS = [*map(layer, range(4)), Unit(4, 15, 0)]
+WHOLE = 65
+
+
+@pytest.mark.parametrize(
+    ("seconds", "counts"),
+    [
+        pytest.param(None, (2, 3), id="by bytes"),
+        pytest.param((9.0, 1.0), (0, 3), id="the first is slower than the host"),
+    ],
+)
+def test_whole_layers_where_they_take_the_least_time(
+    seconds: tuple[float, float] | None, counts: tuple[int, ...]
+) -> None:
+    times = Times(tuple((each,) * 5 for each in seconds), (5.0,) * 5, (1.0, 1.0)) if seconds else None
+    found = pack(UNITS, [2 * WHOLE, 2 * WHOLE + 15], spread=False, times=times)
+    assert found is not None and found.counts == counts
+
+
+BROUGHT = {
+    "no room": ((0, 0), {}),
+    "for the small item": ((20, 0), {"blk.0.a": 0}),
+    "for the small item, twice": ((20, 20), {"blk.0.a": 0, "blk.1.a": 1}),
+    "for the large item": ((0, 30), {"blk.0.b": 1}),
+    "nearest in size": ((30, 40), {"blk.0.b": 0, "blk.1.b": 1}),
+    "for both of a layer": ((50, 0), {"blk.0.b": 0, "blk.0.a": 0}),
+}
+
+
+@pytest.mark.parametrize(("more", "expected"), BROUGHT.values(), ids=BROUGHT)
+def test_single_items_are_brought_where_there_is_room(more: tuple[int, int], expected: dict[str, int]) -> None:
+    base = Placement(2, (1, 2))
+    budgets = [WHOLE + more[0], WHOLE + 15 + more[1]]
+    found = brought(UNITS, budgets, base, "items")
+    assert {item.stem: target for item, target in found.moved} == expected
+
+
+LAYERS = {
+    "no room": ((49, 49), {}),
+    "for one": ((50, 0), {1: 0}),
+    "the larger gap": ((50, 51), {1: 1, 0: 0}),
+    "the larger gap is the first": ((51, 50), {1: 0, 0: 1}),
+    "two in one": ((0, 100), {1: 1, 0: 1}),
+    "next to one another as far as they go": ((60, 100), {1: 1, 0: 1}),
+}
+
+
+@pytest.mark.parametrize(("more", "expected"), LAYERS.values(), ids=LAYERS)
+def test_layers_are_brought_whole(more: tuple[int, int], expected: dict[int, int]) -> None:
+    base = Placement(2, (1, 2))
+    budgets = [WHOLE + more[0], WHOLE + 15 + more[1]]
+    found = brought(UNITS, budgets, base, "layers")
+    whole = {layer: {target for item, target in found.moved if item.layer == layer} for layer in expected}
+    assert whole == {layer: {target} for layer, target in expected.items()}
+    for index in expected:
+        assert len([item for item, _ in found.moved if item.layer == index]) == 2
+
+
+@pytest.mark.parametrize(
+    ("far", "target"),
+    [pytest.param((), 1, id="none is far"), pytest.param((1,), None, id="it has no layer and is far")],
+)
+def test_nothing_is_brought_to_a_far_device_without_a_layer(far: tuple[int, ...], target: int | None) -> None:
+    found = brought(UNITS, [2 * WHOLE + 15, 20], Placement(2, (3, 0)), "items", far)
+    assert [where for _, where in found.moved] == ([] if target is None else [target])
+    at_hand = brought(UNITS, [WHOLE, WHOLE + 15 + 20], Placement(2, (1, 2)), "items", far)
+    assert [where for _, where in at_hand.moved] == [1], "a far device that has a layer anyway"
+
+
+def test_an_item_that_leaves_its_device_is_said_to_be_on_the_host() -> None:
+    found = pack(UNITS, [2 * WHOLE + 15 - 1], spread=True, counts=(3,))
+    assert found is not None and [(item.bytes, target) for item, target in found.moved] == [(20, HOST)]
+    assert replace(found, moved=()) == Placement(2, (3,))
+
+
+ALIKE = st.lists(st.lists(st.sampled_from([20, 20, 30, 45]), min_size=1, max_size=3), min_size=1, max_size=4)
+
+
+@settings(deadline=None)
+@given(sizes=ALIKE, gap=st.integers(0, 300), apart=st.sampled_from([0, 5, 25, 60]))
+def test_items_of_one_size_are_alike(sizes: list[list[int]], gap: int, apart: int) -> None:
+    units = [
+        Unit(i, 10, 5, tuple(Item(i, f"blk.{i}.{j}", ("weight",), size) for j, size in enumerate(own)))
+        for i, own in enumerate(sizes)
+    ]
+    items = [item for unit in units for item in unit.items]
+    total = sum(item.bytes for item in items)
+
+    def worth(spilled: tuple[Item, ...]) -> int:
+        return total - sum(item.bytes for item in spilled) - apart * len({item.layer for item in spilled})
+
+    found = spill_exact(units, gap, apart)
+    kept = total - sum(item.bytes for item in found)
+    assert len(set(found)) == len(found) and set(found) <= set(items) and kept <= gap
+    assert worth(found) >= worth(spill_spread(units, gap))
+    if not apart:
+        sums = {sum(choice) for n in range(len(items) + 1) for choice in combinations([i.bytes for i in items], n)}
+        assert kept == max(size for size in sums if size <= gap)
+
+
+FEWEST = {
+    "one of two alike": ([[20, 20], [20, 20]], 60, 1, [(1, 20)]),
+    "both of the last layer": ([[20, 20], [20, 20]], 40, 1, [(1, 20), (1, 20)]),
+    "three: a layer and one of another": ([[20, 20], [20, 20]], 20, 1, [(0, 20), (1, 20), (1, 20)]),
+    "one of each size, of one layer": ([[20, 30], [20, 30], [20, 30]], 100, 1, [(2, 20), (2, 30)]),
+}
+
+
+@pytest.mark.parametrize(("sizes", "gap", "apart", "expected"), FEWEST.values(), ids=FEWEST)
+def test_few_layers_lose_items(sizes: list[list[int]], gap: int, apart: int, expected: list[tuple[int, int]]) -> None:
+    units = [
+        Unit(i, 10, 5, tuple(Item(i, f"blk.{i}.{j}", ("weight",), size) for j, size in enumerate(own)))
+        for i, own in enumerate(sizes)
+    ]
+    assert sorted((item.layer, item.bytes) for item in spill_exact(units, gap, apart)) == expected

@@ -1,0 +1,129 @@
+"""A plan keeps its margins when it is loaded for real, where that takes more than the dummy load says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from fitter.llama.types import Breakdown, Params, Row
+from fitter.planning.fit import DummyLoads, LoadCalls, fit
+from fitter.planning.plan import ModelSummary, Plan
+from fitter.planning.real_load import room_for, with_room
+from fitter.planning.request import DeviceLimit, Request
+from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+
+MODEL = SyntheticModel()
+SUMMARY = ModelSummary("model.gguf", "model", "llama", 0)
+
+
+@dataclass
+class Greedy(SyntheticLlama):
+    """A model that takes so much ``more`` MiB of a device, or of the ``CPU``, when it is loaded for real."""
+
+    more: Mapping[str, int] = field(default_factory=dict)
+
+    def measure(self, params: Params) -> Breakdown:
+        found = super().measure(params)
+        return replace(found, rows=tuple(replace(row, reserved=self._real(row)) for row in found.rows))
+
+    def _real(self, row: Row) -> int:
+        return max(0, row.compute + self.more.get(row.buffer_type, 0) * MIB) if row.used else row.compute
+
+
+def run(asked: Request, more: Mapping[str, int], *, has_skeleton: bool = True) -> tuple[Plan, Greedy]:
+    llama = Greedy(MODEL, asked.devices, more=more)
+    skeleton = SyntheticLlama(MODEL, asked.devices)
+    loads = DummyLoads(skeleton.measure, skeleton.record) if has_skeleton else None
+    calls = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0, loads)
+    return fit(asked, SUMMARY, calls, lambda progress: None, True), llama
+
+
+def left_in_a_real_load(plan: Plan, name: str) -> int:
+    """Bytes beside the margin."""
+    if name == "host":
+        return (plan.host.free or 0) - plan.host.margin - plan.breakdown.most.host.used
+    use = next(use for use in plan.devices if use.name == name)
+    return use.free - use.margin - plan.breakdown.most.on(name).used
+
+
+MACHINES: dict[str, tuple[Request, Mapping[str, int], bool]] = {
+    # how much more, and whether the plan is another one for it
+    "one device": (request(MODEL, limits(900)), {"CUDA0": 30}, True),
+    "the first of two": (request(MODEL, limits(900, 500)), {"CUDA0": 30}, True),
+    "the second of two": (request(MODEL, limits(900, 500)), {"CUDA1": 100}, True),
+    "all of three": (request(MODEL, limits(400, 300, 500)), {"CUDA0": 16, "CUDA1": 16, "CUDA2": 16}, True),
+    "with room for it": (request(MODEL, limits(8000)), {"CUDA0": 30}, False),
+    "less": (request(MODEL, limits(900, 500)), {"CUDA0": -30, "CUDA1": -30}, False),
+    "the same": (request(MODEL, limits(900, 500)), {}, False),
+    "the host, with room for it": (request(MODEL, limits(900), host_mib=700), {"CPU": 180}, False),
+}
+
+
+@pytest.mark.parametrize("has_skeleton", [True, False], ids=["skeleton", "own file"])
+@pytest.mark.parametrize(("asked", "more", "is_another"), MACHINES.values(), ids=MACHINES)
+def test_margins_are_kept(asked: Request, more: Mapping[str, int], is_another: bool, has_skeleton: bool) -> None:
+    plan, _ = run(asked, more, has_skeleton=has_skeleton)
+    plain, _ = run(asked, {}, has_skeleton=has_skeleton)
+    assert plan.fits and plain.fits
+    assert all(left_in_a_real_load(plan, use.name) >= 0 for use in plan.devices)
+    assert plan.host.free is None or left_in_a_real_load(plan, "host") >= 0
+    assert (plan.params != plain.params) == is_another
+    assert [(use.free, use.margin) for use in plan.devices] == [(use.free, use.margin) for use in plain.devices]
+
+
+def test_a_plan_that_cannot_be_another_does_not_fit() -> None:
+    (device,) = limits(8000)
+    plain, _ = run(request(MODEL, (device,)), {})
+    asked = request(
+        MODEL,
+        (replace(device, free=plain.devices[0].used + 10 * MIB),),
+        host_mib=111,  # nothing but what is always there
+        params=replace(plain.params, devices=None),
+        fixed=("n_ctx", "n_gpu_layers"),
+    )
+    assert run(asked, {"CUDA0": 10})[0].fits
+    plan, _ = run(asked, {"CUDA0": 11})
+    assert [(problem.device, problem.missing) for problem in plan.problems] == [("CUDA0", MIB)]
+    assert "MiB are needed, up to 11 MiB more when it is loaded for real, plus a margin" in plan.problems[0].message
+
+
+def test_a_host_without_room_for_it() -> None:
+    plan, _ = run(request(MODEL, limits(900), host_mib=700), {"CPU": 200})
+    (problem,) = plan.problems
+    assert problem.device == "host" and 18 * MIB < problem.missing < 20 * MIB
+    assert ", up to 200 MiB more when it is loaded for real," in problem.message
+
+
+def test_what_was_measured_is_not_measured_again() -> None:
+    """``SyntheticLlama`` refuses the same question twice, and there are two searches."""
+    plan, llama = run(*MACHINES["the second of two"][:2], has_skeleton=False)
+    assert plan.fits and len(set(llama.asked)) == len(llama.asked) > 1
+
+
+def row(name: str, compute: int, reserved: int | None) -> Row:
+    return Row(name, None if name == "CPU" else name, name == "CPU", 10, 5, compute, reserved)
+
+
+def bytes_of(name: str, free: int) -> DeviceLimit:
+    return replace(limits(1, 1)[int(name[-1])], free=free, margin=0)
+
+
+ROOMS: dict[str, tuple[tuple[int, int | None], tuple[int, int | None], dict[str, int]]] = {
+    # compute and reserved of two devices with 100 bytes each
+    "nothing is known": ((85, None), (85, None), {}),
+    "just enough": ((80, 85), (80, 85), {}),
+    "a byte too much": ((80, 86), (80, 80), {"CUDA0": 6, "CUDA1": 6, "host": 0}),
+    "the most needy one": ((80, 90), (70, 95), {"CUDA0": 25, "CUDA1": 25, "host": 0}),
+    "less": ((85, 20), (85, 20), {}),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), ROOMS.values(), ids=ROOMS)
+def test_room(first: tuple[int, int | None], second: tuple[int, int | None], expected: dict[str, int]) -> None:
+    asked = request(MODEL, (bytes_of("CUDA0", 100), bytes_of("CUDA1", 100)))
+    found = Breakdown((row("CUDA0", *first), row("CUDA1", *second), row("CPU", 1, 1)), ("CUDA0", "CUDA1"), 256)
+    room = room_for(asked, found)
+    assert room == expected
+    assert [device.target for device in with_room(asked, room).devices] == [100 - room.get("CUDA0", 0)] * 2

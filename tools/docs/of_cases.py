@@ -1,0 +1,137 @@
+"""Reference pages of ``fitter.toml`` and of the pytest plugin."""
+
+from __future__ import annotations
+
+from fitter import kinds
+from fitter.kinds import Kind
+from fitter.parameters import of_a_case
+from fitter.regression import MARKER, marks, pytest_plugin
+from fitter.regression.cases import Budget, Case
+from tools.docs.attributes import documented
+from tools.docs.markdown import code, codes, fenced, page, plain, sentence, table
+from tools.docs.of_options import default_of, meaning_of
+
+_EXAMPLE = """\
+[defaults]
+gpu = "rtx-4090"
+max_growth = "1%"
+
+[cases.chat]
+model = "models/chat.gguf"
+n_ctx = 32768
+type_k = "q8_0"
+type_v = "q8_0"
+
+[cases.chat.budget]
+CUDA0 = "20GiB"
+"""
+
+_AMOUNT = 'a share such as `"1%"`, bytes, or a text such as `"64MiB"`'
+
+
+def toml_type(kind: Kind) -> str:
+    """How a value of a kind is written in TOML."""
+    if isinstance(kind, kinds.Flag):
+        return "`true` or `false`"
+    if isinstance(kind, kinds.Whole):
+        return "whole number"
+    if isinstance(kind, kinds.Size):
+        return 'bytes, or a text such as `"24GiB"`' + (", or a list of them" if kind.is_list else "")
+    if isinstance(kind, kinds.Shares):
+        return "list of numbers"
+    if isinstance(kind, kinds.Texts):
+        return "string, or list of strings"
+    if isinstance(kind, kinds.Path):
+        return "string, relative to the file's directory"
+    return "string"
+
+
+def _settings() -> list[tuple[str, str, str, str]]:
+    return [
+        (
+            f"[`{key}`](options.md#{each.long})",
+            toml_type(each.kind),
+            default_of(each),
+            meaning_of(each),
+        )
+        for key, each in of_a_case().items()
+    ]
+
+
+def toml_page() -> str:
+    """Every key of ``fitter.toml``."""
+    case, budget = documented(Case), documented(Budget)
+    limits = [
+        ("`max_growth`", _AMOUNT, "0", sentence(case["max_growth"])),
+        ("`max_slowdown`", 'a share such as `"5%"`', "2 %", sentence(case["max_slowdown"])),
+    ]
+    budgets = [
+        ("a device, such as `CUDA0`", toml_type(kinds.Size()), "The most memory there."),
+        ("`host`", toml_type(kinds.Size()), "The most host memory."),
+        ("`n_ctx`", "whole number", sentence(budget["n_ctx"])),
+        *((code(name), "number", sentence(budget[name])) for name in budget if name.endswith("per_second")),
+    ]
+    head = ("key", "value", "default", "meaning")
+    return page(
+        "fitter.toml",
+        "The cases that `fitter lock` records and `fitter check` compares: each a model on a machine. `--file` names "
+        "another file. A case without `gpu` is a machine without a GPU, never this machine.",
+        fenced(_EXAMPLE, "the guide about CI has one that runs", "toml"),
+        "## `[defaults]` { #defaults }",
+        "Keys that hold for every case that does not set them: all of those below but `model` and `budget`.",
+        "## `[cases.NAME]` { #cases }",
+        "A table for each case. A name has no spaces, parentheses, brackets or hidden characters.",
+        table(head, [("`model`", "string", "required", sentence(case["model"])), *limits, *_settings()]),
+        "## `[cases.NAME.budget]` { #budget }",
+        sentence(case["budget"]) + " A case that exceeds one fails, whether it did when it was recorded or not.",
+        table(("key", "value", "meaning"), budgets),
+    )
+
+
+def pytest_page() -> str:
+    """The marker, the fixtures and the options of the pytest plugin."""
+    case = documented(Case)
+    limits = [(code(name), plain(text)) for name, text in marks.LIMITS.items()]
+    changes = [(code(name), sentence(case[name])) for name in marks.CHANGES]
+    settings = [(cells[0], cells[3]) for cells in _settings() if cells[0] != "[`gpu`](options.md#gpu)"]
+    options = [
+        (
+            code("--" + name.replace("_", "-") + (f" {settings_['metavar']}" if "metavar" in settings_ else "")),
+            code(name),
+            plain(text.replace("%%", "%")),
+        )
+        for name, (text, settings_) in pytest_plugin.OPTIONS.items()
+    ]
+    fixtures = [
+        (code(name), sentence(getattr(pytest_plugin, name).__doc__)) for name in ("fitter_plan", "fitter_model")
+    ]
+    known = set(marks.keywords())
+    assert {"model", "gpu", "gpus", *marks.LIMITS, *marks.CHANGES} <= known
+    head = ("keyword", "meaning")
+    return page(
+        "pytest",
+        "The plugin comes with fitter: nothing has to be switched on. A test with the marker fails before its body "
+        "runs if a marker does. It is shown as `MEMORY` if memory is the reason.",
+        f"## `@pytest.mark.{MARKER}(…)` {{ #{MARKER} }}",
+        f"Without any of the limits, what the test takes is compared with `fitter.lock`; `pytest --fitter-update` "
+        f"records it there. With {codes(marks.CHANGES)} that comparison allows for some change. Several "
+        "markers are all checked.",
+        "### The model and the machine",
+        table(
+            head,
+            [
+                ("`model`", "The model's path, relative to the rootdir; by default that of `--fitter-model`."),
+                ("`gpu`, `gpus`", "The GPUs, as `--gpu` describes them. Without any it is a machine without a GPU."),
+            ],
+        ),
+        "### Limits",
+        table(head, [*limits, *changes]),
+        "### Parameters",
+        "As the keywords of `fitter.fit`.",
+        table(head, settings),
+        "## Fixtures",
+        table(("fixture", "what it is"), fixtures),
+        "## Options",
+        "On the command line, or in the ini file (`pytest.ini`, `[tool.pytest.ini_options]` of `pyproject.toml`).",
+        table(("option", "ini", "meaning"), options),
+    )
