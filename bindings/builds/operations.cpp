@@ -23,7 +23,7 @@ struct named_op {
 
 // Each operation of ggml.h and what ggml_op_name says of it; CMake makes the list of ggml.h.
 constexpr named_op named_ops[] = {
-#include "builds/operations.inc"
+#include "operations.inc"
 };
 
 std::array<ggml_op, most_ops> same_numbers() {
