@@ -34,10 +34,11 @@ fitter_versions_t fitter_versions(void);
 
 // What the build of llama.cpp that is loaded does otherwise than others, where nothing in it tells.
 typedef struct {
-    // Number of operations (GGML_OP_COUNT of its ggml.h), and ggml_op_name of the last one.
+    // Number of operations (GGML_OP_COUNT of its ggml.h), and ggml_op_name of the last one: "GLU" of 96 in 0.3.25, of 97
+    // from 0.3.30 (b9842) and of 101 from b10068 on.
     int32_t      n_ops;
     const char * last_op;
-    // Whether a backend's graph_optimize is given ggml_backend_graph_optimize_params: from v0.5.0 on.
+    // Whether a backend's graph_optimize is given ggml_backend_graph_optimize_params: from v0.4.0 on, not in b10434.
     bool         graph_optimize_has_params;
     // Architectures (general.architecture) whose last graph it reserves with one sequence however many there are, each
     // followed by a space: "" before v0.4.0, then "minimax-01 ", from v0.5.0 on "kimi-linear minimax-01 ".

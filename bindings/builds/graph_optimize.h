@@ -1,4 +1,4 @@
-// graph_optimize of a backend has an argument more from v0.5.0 on: where to say which tensors stay allocated for how long.
+// graph_optimize of a backend has an argument more from v0.4.0 on: where to say which tensors stay allocated for how long.
 // Nothing but a call tells which of the two it is, so each call is looked at.
 
 #pragma once

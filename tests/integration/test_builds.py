@@ -247,7 +247,8 @@ for path in sorted(folder.glob("libggml*.so*")):
     if "cpu" not in path.name and "cuda" not in path.name and "vulkan" not in path.name:
         ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
 ffi = native.declarations()
-fitter, backend = (ffi.dlopen(str(native._find(name)), ffi.RTLD_NOW) for name in ("libfitter.so", "libggml-fitter.so"))
+path = native.backend_path()
+fitter, backend = (ffi.dlopen(str(each), ffi.RTLD_NOW) for each in (path.with_name("libfitter.so"), path))
 accepted, last, alone = [], ffi.new("char[]", b"GLU"), ffi.new("char[]", b"")
 for n_ops in range(90, 110):
     build = ffi.new("fitter_build_t *", [n_ops, last, False, alone])
