@@ -36,7 +36,7 @@ bool are_operations_the_same();
 bool can_fuse_nodes(const ggml_cgraph * graph, const int * nodes, int n_nodes, const ggml_op * ops, const int * outputs,
                     int n_outputs);
 
-// ggml_is_contiguous_to_3, which builds before 0.3.31 (b10068) do not have.
+// ggml_is_contiguous_to_3, which builds before b10068 do not have.
 bool is_contiguous_to_3(const ggml_tensor * tensor);
 
 }  // namespace fitter

@@ -11,7 +11,7 @@ struct llama_model;
 
 namespace fitter {
 
-// gguf_get_tensor_ne: the dimensions of a tensor, from 0.3.31 (b10068) on. Before, they are only in the ggml_context that is
+// gguf_get_tensor_ne: the dimensions of a tensor, from b10068 on. Before, they are only in the ggml_context that is
 // made along with the header, which has to be asked for where the header is opened.
 class tensor_shapes {
    public:

@@ -59,7 +59,7 @@ def failure(path: str, what: str) -> LlamaCppError:
 # Lines that name the same fact in other builds; one that has none of them is one whose log does not say it.
 _CHOSEN = re.compile(r": flash_attn\s+= (\w+)")
 _RESOLVED = (
-    re.compile(r": Flash Attention (enabled|not supported)"),  # from 0.3.31 (b10068) on
+    re.compile(r": Flash Attention (enabled|not supported)"),  # from b10068 on
     re.compile(r": Flash Attention was auto, set to (enabled|disabled)"),
 )
 _SPLITS = (
