@@ -32,6 +32,29 @@ typedef struct {
 
 fitter_versions_t fitter_versions(void);
 
+// What the build of llama.cpp that is loaded does otherwise than others, where nothing in it tells.
+typedef struct {
+    // Number of operations (GGML_OP_COUNT of its ggml.h), and ggml_op_name of the last one: "GLU" of 96 in 0.3.25, of 97
+    // from 0.3.30 (b9842) and of 101 from b10068 on.
+    int32_t      n_ops;
+    const char * last_op;
+    // Whether a backend's graph_optimize is given ggml_backend_graph_optimize_params: from v0.4.0 on, not in b10434.
+    bool         graph_optimize_has_params;
+    // Architectures (general.architecture) whose last graph it reserves with one sequence however many there are, each
+    // followed by a space: "" before v0.4.0, then "minimax-01 ", from v0.5.0 on "kimi-linear minimax-01 ".
+    const char * larger_alone;
+} fitter_build_t;
+
+// To be called in each of the two libraries, libfitter and libggml-fitter, before anything is loaded, where the loaded build
+// is not the one that they were compiled for. The strings are copied. Returns how many operations it has that no rule of a
+// profile knows (a virtual device refuses those), or -1, and changes nothing, if its operations are not as described;
+// fitter_last_error() or fitter_virtual_error() then says what differs.
+int32_t fitter_configure_build(const fitter_build_t * build);
+
+// Calls a function without arguments that returns a struct of at most so many bytes, larger than 16, into the buffer, which
+// keeps what the function does not write. The buffer must have 4096 bytes or more. False where it has not.
+bool fitter_probe(void * function, void * buffer, size_t size);
+
 // Versions of the ggml that is loaded in this process.
 const char * fitter_loaded_ggml_version(void);
 const char * fitter_loaded_ggml_commit(void);
@@ -193,6 +216,9 @@ void   fitter_projector_free(void * projector);
 void * fitter_hold_new(void);
 void   fitter_hold_use(void * hold);
 void   fitter_hold_release(void * hold);
+
+// Whether the load came to that line. If it has ended and did not, it did not wait, and was placed as nobody had said.
+bool   fitter_hold_reached(void * hold);
 void   fitter_hold_free(void * hold);
 
 // ---- libfitter: GGUF headers
@@ -264,6 +290,10 @@ int32_t fitter_regex_search(const void * regex, const char * text);
 // Returns the number of devices, or -1: fitter_virtual_error() then says what is wrong, and nothing has changed.
 int32_t      fitter_virtual_configure(const char * description);
 const char * fitter_virtual_error(void);
+
+// NULL, or how ggml called the backend otherwise than the configured build does: what was measured on it does not count then.
+// Something has to be loaded on a virtual device before that can be told. Lives as long as the process.
+const char * fitter_virtual_build_difference(void);
 
 // ggml_backend_dev_t of a described device, NULL past the last one; of the recorder device; whether a device is ours.
 void * fitter_virtual_device(int32_t i);

@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "builds/build.h"
+#include "builds/symbols.h"
 #include "fitter.h"
 // internal: the function of a buffer type that is replaced while graphs are reserved; upstream may change it at any time
 #include "ggml-backend-impl.h"
@@ -21,8 +25,9 @@ bool fitter_model_info(const void * model, fitter_model_info_t * out) {
     return fitter::guarded(false, [&] {
         const auto * m     = static_cast<const llama_model *>(model);
         *out               = {};
-        out->n_layer       = llama_model_n_layer(m);
-        out->n_layer_nextn = llama_model_n_layer_nextn(m);
+        const auto layers  = fitter::layers_of(m);
+        out->n_layer       = layers.n_layer;
+        out->n_layer_nextn = layers.n_layer_nextn;
         out->n_ctx_train   = llama_model_n_ctx_train(m);
         out->n_embd        = llama_model_n_embd(m);
         out->n_head        = llama_model_n_head(m);
@@ -111,7 +116,7 @@ class without_memory {
 bool is_larger_alone(const llama_model * model) {
     char architecture[64] = "";
     llama_model_meta_val_str(model, "general.architecture", architecture, sizeof(architecture));
-    return std::strcmp(architecture, "kimi-linear") == 0 || std::strcmp(architecture, "minimax-01") == 0;
+    return fitter::loaded_build().larger_alone.find(std::string(architecture) + " ") != std::string::npos;
 }
 
 // What the scheduler has reserved, where it has. Until then llama.cpp counts a buffer once for every backend that shares it,
@@ -147,6 +152,12 @@ bool fitter_reserve(void * context) {
         const uint32_t n_seqs    = params.n_seq_max;
         const uint32_t n_tokens  = std::min(params.n_ctx, params.n_ubatch);
         const uint32_t n_outputs = std::min(n_tokens, params.n_outputs_max);
+        // The parameters of a context are in no public header: here is all that is read of them but n_outputs_max.
+        if (params.n_ctx != llama_n_ctx(ctx) || params.n_ctx_seq != llama_n_ctx_seq(ctx) ||
+            params.n_batch != llama_n_batch(ctx) || params.n_ubatch != llama_n_ubatch(ctx) || n_seqs != llama_n_seq_max(ctx) ||
+            params.n_outputs_max == 0) {
+            throw std::runtime_error("llama_cparams of this build of llama.cpp is another one");
+        }
         without_memory guard(ctx->get_sched());
         if (!llama_graph_reserve(ctx, n_tokens, n_seqs, n_outputs) || !llama_graph_reserve(ctx, n_seqs, n_seqs, n_seqs)) {
             return false;

@@ -1,6 +1,7 @@
-// The cells of a KV cache, without their memory. llama.cpp keeps 52 bytes a token in host memory for them, and writes to all
-// of them when it makes a cache, whether it allocates that or not. In a dummy load each cell stays as it was made, so that
-// one small piece of memory can stand for all: its pages are mapped again and again over the addresses of the whole.
+// The cells of a KV cache, without their memory. llama.cpp keeps 52 bytes a token (48 in older builds) in host memory for
+// them, and writes to all of them when it makes a cache, whether it allocates that or not. In a dummy load each cell stays
+// as it was made, so that one small piece of memory can stand for all: its pages are mapped again and again over the
+// addresses of the whole.
 //
 // This library has an operator new and an operator delete of its own. They are those of the whole process where it is opened
 // before libllama, with its symbols for all; where another library's come first nothing is different from without it.
@@ -27,6 +28,9 @@ constexpr size_t page = 4096;
 // The arrays of llama_kv_cells in the order in which they are resized, bytes per cell: pos, ext, shift and seq.
 constexpr size_t kinds[] = {4, 12, 4, 32};
 constexpr int    n_kinds = 4;
+
+constexpr int    ext       = 1;
+constexpr size_t older_ext = 8;  // until b10434, where cells know no tokens
 
 // Starts with a cell wherever it is repeated: a multiple of every size of a cell, and of a page.
 constexpr size_t window = 64 * page * 3;
@@ -141,7 +145,8 @@ bool free_repeated(void * pointer) {
 // Memory for an array of cells, nullptr for anything else. An array is known by its size and by those before it, so the
 // first one of a cache is always ordinary memory.
 void * cells(size_t size) {
-    const bool is_next = n_matched < n_kinds && size == kinds[n_matched] * expected;
+    const bool is_next = n_matched < n_kinds && (size == kinds[n_matched] * expected ||
+                                                 (n_matched == ext && size == older_ext * expected));
     n_matched          = is_next ? n_matched + 1 : size == kinds[0] * expected ? 1 : 0;
     if (n_matched == 1) {
         forget_recent();

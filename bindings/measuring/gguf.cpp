@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "builds/symbols.h"
 #include "measuring/file_reader.h"
 #include "fitter.h"
 #include "ggml.h"
@@ -61,11 +62,13 @@ void read_number(gguf_type type, const void * data, uint64_t index, fitter_gguf_
 
 void * fitter_gguf_open(const char * path) {
     return fitter::guarded<void *>(nullptr, [&]() -> void * {
-        const gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/nullptr};
+        fitter::tensor_shapes  shapes;
+        const gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/shapes.wanted()};
         fitter::file_reader    reader(path);
         gguf_context *         gguf =
             reader.size() > 0 ? gguf_init_from_callback(fitter::file_reader::read, &reader, 0, reader.size(), params)
                               : gguf_init_from_file(path, params);
+        shapes.keep_for(gguf);
         if (gguf == nullptr) {
             fitter::set_error("not a readable GGUF file");
         }
@@ -74,7 +77,10 @@ void * fitter_gguf_open(const char * path) {
 }
 
 void fitter_gguf_close(void * gguf) {
-    fitter::guarded([&] { gguf_free(static_cast<gguf_context *>(gguf)); });
+    fitter::guarded([&] {
+        fitter::tensor_shapes::forget(context(gguf));
+        gguf_free(static_cast<gguf_context *>(gguf));
+    });
 }
 
 bool fitter_gguf_info(const void * gguf, fitter_gguf_info_t * out) {
@@ -140,7 +146,7 @@ bool fitter_gguf_tensors(const void * gguf, fitter_columns_t * out) {
         for (int64_t i = 0; i < n; i++) {
             texts.append(gguf_get_tensor_name(ctx, i)).push_back('\0');
             texts.append(ggml_type_name(gguf_get_tensor_type(ctx, i))).push_back('\0');
-            const int64_t * ne = gguf_get_tensor_ne(ctx, i);
+            const int64_t * ne = fitter::tensor_shapes::of(ctx, i);
             numbers.insert(numbers.end(), ne, ne + GGML_MAX_DIMS);
             numbers.push_back(static_cast<int64_t>(gguf_get_tensor_size(ctx, i)));
         }

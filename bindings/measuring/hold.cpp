@@ -15,6 +15,7 @@ constexpr char placing[] = "load_tensors: loading model tensors";
 struct hold {
     std::mutex              mutex;
     std::condition_variable changed;
+    bool                    reached  = false;
     bool                    released = false;
 };
 
@@ -27,6 +28,7 @@ void fitter::wait_if_held(const char * text) {
         return;
     }
     std::unique_lock<std::mutex> lock(held->mutex);
+    held->reached = true;
     held->changed.wait(lock, [] { return held->released; });
 }
 
@@ -44,6 +46,14 @@ void fitter_hold_release(void * pointer) {
         std::lock_guard<std::mutex> lock(released->mutex);
         released->released = true;
         released->changed.notify_all();
+    });
+}
+
+bool fitter_hold_reached(void * pointer) {
+    return fitter::guarded(false, [&] {
+        auto *                      asked = static_cast<hold *>(pointer);
+        std::lock_guard<std::mutex> lock(asked->mutex);
+        return asked->reached;
     });
 }
 

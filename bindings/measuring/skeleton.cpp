@@ -18,6 +18,7 @@
 #include <sys/syscall.h>
 #endif
 
+#include "builds/symbols.h"
 #include "fitter.h"
 #include "ggml.h"
 #include "gguf.h"
@@ -77,7 +78,7 @@ void add_tensors(gguf_context * to, const gguf_context * from, std::unordered_se
         ggml_tensor tensor = {};
         ggml_set_name(&tensor, name);
         tensor.type        = gguf_get_tensor_type(from, i);
-        const int64_t * ne = gguf_get_tensor_ne(from, i);
+        const int64_t * ne = fitter::tensor_shapes::of(from, i);
         size_t          nb = ggml_type_size(tensor.type);
         for (int j = 0; j < GGML_MAX_DIMS; j++) {
             tensor.ne[j] = ne[j];

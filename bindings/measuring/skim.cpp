@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "builds/symbols.h"
 #include "measuring/file_reader.h"
 #include "fitter.h"
 #include "gguf.h"
@@ -189,8 +190,10 @@ void * fitter_skeleton_open(const char * path) {
         fitter::file_reader file(path);
         skimmed             found = skim(file);
 
-        const gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/nullptr};
+        fitter::tensor_shapes  shapes;
+        const gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/shapes.wanted()};
         gguf_context * gguf = gguf_init_from_callback(spliced::read, &found.stream, 0, found.stream.size(), params);
+        shapes.keep_for(gguf);
         if (gguf == nullptr) {
             throw std::runtime_error("not a readable GGUF file");
         }

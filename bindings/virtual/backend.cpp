@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "builds/graph_optimize.h"
+#include "builds/operations.h"
 #include "virtual/describe.h"
 #include "fitter.h"
 // internal: the interfaces that a backend of one's own fills in; upstream may change it at any time
@@ -273,9 +275,7 @@ void stream_event_wait(ggml_backend_t, ggml_backend_event_t) {}
 void stream_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
     const description & self = slot_of(backend->device).described;
     if (self.profile->graph_optimize != nullptr) {
-        self.profile->graph_optimize(self, graph, [params](ggml_tensor * tensor, ggml_tensor * until) {
-            params->add_alloc_dep(params->user_data, tensor, until);
-        });
+        self.profile->graph_optimize(self, graph, fitter::keep_alive_of(params, __builtin_frame_address(0)));
     }
 }
 
@@ -348,6 +348,9 @@ ggml_backend_buffer_t device_buffer_from_host_ptr(ggml_backend_dev_t device, voi
 
 bool device_supports_op(ggml_backend_dev_t device, const ggml_tensor * op) {
     const description & self = slot_of(device).described;
+    if (fitter::op_of(op) == fitter::unknown_op) {
+        return false;
+    }
     for (const ggml_tensor * source : op->src) {
         if (self.profile->own_sources_only && source != nullptr && source->buffer != nullptr &&
             is_virtual(source->buffer->buft) && source->buffer->buft->device != device) {
@@ -482,6 +485,8 @@ int32_t fitter_virtual_configure(const char * text) {
 }
 
 const char * fitter_virtual_error(void) { return fitter::last_error().c_str(); }
+
+const char * fitter_virtual_build_difference(void) { return fitter::graph_optimize_difference(); }
 
 void * fitter_virtual_device(int32_t i) {
     return fitter::guarded<void *>(nullptr, [&]() -> void * {
@@ -618,6 +623,10 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
             const char *             text = std::getenv("FITTER_DEVICES");
             if (text == nullptr) {
                 std::fprintf(stderr, "fitter: FITTER_DEVICES is not set, so there are no virtual devices\n");
+            } else if (!fitter::are_operations_the_same()) {
+                std::fprintf(stderr, "fitter: this is not the build of llama.cpp that fitter was compiled for: reinstall "
+                                     "llama-fitter with LLAMA_CPP_SOURCE_DIR set to its source; there are no virtual "
+                                     "devices\n");
             } else {
                 try {
                     devices = fitter::parse_descriptions(text);

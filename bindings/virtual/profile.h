@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "builds/operations.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 

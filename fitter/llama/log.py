@@ -56,9 +56,16 @@ def failure(path: str, what: str) -> LlamaCppError:
     return LlamaCppError(f"{path}: {reason(lines) or what}", tuple(line.text for line in lines))
 
 
-_RESOLVED = re.compile(r": Flash Attention (enabled|not supported)")
+# Lines that name the same fact in other builds; one that has none of them is one whose log does not say it.
 _CHOSEN = re.compile(r": flash_attn\s+= (\w+)")
-_SPLITS = re.compile(r": graph.*: nodes = .*, splits = (\d+)(?: / (\d+))?,")
+_RESOLVED = (
+    re.compile(r": Flash Attention (enabled|not supported)"),  # from b10068 on
+    re.compile(r": Flash Attention was auto, set to (enabled|disabled)"),
+)
+_SPLITS = (
+    re.compile(r": graph.*: nodes = .*, splits = (\d+)(?: / (\d+))?,"),  # from v0.5.0 on
+    re.compile(r": graph splits = (\d+)(?: \(with bs=\d+\), (\d+) \(with bs=\d+\))?"),
+)
 
 
 def flash_attn_from(log: Iterable[str]) -> bool | None:
@@ -67,7 +74,7 @@ def flash_attn_from(log: Iterable[str]) -> bool | None:
     for line in log:
         if chosen := _CHOSEN.search(line):
             answer = {"enabled": True, "disabled": False}.get(chosen[1])
-        elif resolved := _RESOLVED.search(line):
+        elif resolved := _first(_RESOLVED, line):
             answer = resolved[1] == "enabled"
     return answer
 
@@ -76,6 +83,10 @@ def n_splits_from(log: Iterable[str]) -> tuple[int, int] | None:
     """The graph splits of prompt processing and of generation, from llama.cpp's log."""
     answer: tuple[int, int] | None = None
     for line in log:
-        if found := _SPLITS.search(line):
+        if found := _first(_SPLITS, line):
             answer = (int(found[1]), int(found[2] or found[1]))
     return answer
+
+
+def _first(patterns: Iterable[re.Pattern[str]], line: str) -> re.Match[str] | None:
+    return next((found for pattern in patterns if (found := pattern.search(line))), None)

@@ -22,6 +22,14 @@ FLASH_ATTN: dict[str, tuple[list[str], bool | None]] = {
         [CHOSEN.format("auto"), "resolve_fused_ops: Flash Attention not supported, set to disabled"],
         False,
     ),
+    "automatic, on, before b10068": (
+        [CHOSEN.format("auto"), "sched_reserve: Flash Attention was auto, set to enabled"],
+        True,
+    ),
+    "automatic, off, before b10068": (
+        [CHOSEN.format("auto"), "sched_reserve: Flash Attention was auto, set to disabled"],
+        False,
+    ),
     "another context before": ([CHOSEN.format("enabled"), CHOSEN.format("disabled")], False),
 }
 
@@ -39,6 +47,11 @@ SPLITS: dict[str, tuple[str, tuple[int, int] | None]] = {
     "prompt and generation": (
         "sched_reserve: graph (pp bs=512, tg bs=1): nodes = 9 / 8, splits = 146 / 98, input objects = 5 / 5, input "
         "tensors = 6 / 6",
+        (146, 98),
+    ),
+    "both the same, before v0.5.0": ("sched_reserve: graph splits = 2", (2, 2)),
+    "prompt and generation, before v0.5.0": (
+        "sched_reserve: graph splits = 146 (with bs=512), 98 (with bs=1)",
         (146, 98),
     ),
     "another line": ("sched_reserve: reserve took 2.00 ms, sched copies = 1", None),

@@ -15,7 +15,7 @@ constexpr int64_t row_padding = 512;
 }  // namespace
 
 size_t alloc_size(const description & device, const ggml_tensor * tensor) {
-    size_t size = tensor->op == GGML_OP_FLASH_ATTN_EXT
+    size_t size = op_of(tensor) == GGML_OP_FLASH_ATTN_EXT
                       ? flash_attn_ext_get_alloc_size(device.compute_capability, tensor)
                       : ggml_nbytes(tensor);
     const int64_t over = tensor->ne[0] % row_padding;

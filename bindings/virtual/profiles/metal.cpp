@@ -19,7 +19,7 @@ namespace {
 size_t buffer_type_get_max_size(const description & device) { return device.total / 4 * 3; }
 
 bool device_offload_op(const description &, const ggml_tensor * op) {
-    return (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && is_worth_fetching(op);
+    return (op_of(op) == GGML_OP_MUL_MAT || op_of(op) == GGML_OP_MUL_MAT_ID) && is_worth_fetching(op);
 }
 
 bool pins_host_memory() { return false; }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -21,10 +22,17 @@ ggml_tensor * node_at(const ggml_cgraph * graph, int index) {
     return index < graph->n_nodes ? graph->nodes[index] : nullptr;
 }
 
-bool is_op(const ggml_tensor * node, ggml_op op) { return node != nullptr && node->op == op; }
+bool is_op(const ggml_tensor * node, ggml_op op) { return node != nullptr && op_of(node) == op; }
 
 bool is_contiguous_f32(const ggml_tensor * tensor) {
     return tensor != nullptr && tensor->type == GGML_TYPE_F32 && ggml_is_contiguous(tensor);
+}
+
+// Whether nothing of a row of nodes is used elsewhere but its outputs.
+bool can_fuse_row(const ggml_cgraph * graph, int start, const std::vector<ggml_op> & ops, const int * outputs, int n_outputs) {
+    std::vector<int> nodes(ops.size());
+    std::iota(nodes.begin(), nodes.end(), start);
+    return can_fuse_nodes(graph, nodes.data(), static_cast<int>(nodes.size()), ops.data(), outputs, n_outputs);
 }
 
 // ---- experts * weights, summed over the experts
@@ -133,14 +141,14 @@ std::optional<moe_weighted_reduction> match_moe_weighted_reduction(const ggml_cg
         } else {
             return std::nullopt;
         }
-        ops.push_back(node->op);
+        ops.push_back(op_of(node));
     }
     if (views.size() != static_cast<size_t>(n_experts) || n_adds + 1 != views.size() || !ggml_is_contiguous(sum) ||
         sum->ne[0] != weighted->ne[0] || sum->ne[1] != n_tokens || sum->ne[2] != 1 || sum->ne[3] != 1) {
         return std::nullopt;
     }
     const int last = start + match.node_count - 1;
-    if (!ggml_can_fuse_subgraph(graph, start, match.node_count, ops.data(), &last, 1)) {
+    if (!can_fuse_row(graph, start, ops, &last, 1)) {
         return std::nullopt;
     }
     match.dst = graph->nodes[last];
@@ -195,10 +203,10 @@ class chain {
 
 // The activation of the gate: softmax, sigmoid, or the square root of softplus.
 bool step_activation(chain & nodes, const ggml_tensor * gate) {
-    if (gate->op == GGML_OP_SOFT_MAX) {
+    if (op_of(gate) == GGML_OP_SOFT_MAX) {
         return nodes.step(GGML_OP_SOFT_MAX);
     }
-    if (gate->op != GGML_OP_UNARY) {
+    if (op_of(gate) != GGML_OP_UNARY) {
         return false;
     }
     switch (ggml_get_unary_op(gate)) {
@@ -263,7 +271,7 @@ bool should_use_topk_moe(const ggml_tensor * gate, const ggml_tensor * weights, 
     if (!ggml_is_contiguous(weights) || !ggml_is_contiguous(logits)) {
         return false;
     }
-    if (gate->op == GGML_OP_SOFT_MAX) {
+    if (op_of(gate) == GGML_OP_SOFT_MAX) {
         const float scale    = ggml_get_op_params_f32(gate, 0);
         const float max_bias = ggml_get_op_params_f32(gate, 1);
         const bool  is_plain = gate->src[1] == nullptr && gate->src[2] == nullptr;
@@ -304,7 +312,7 @@ void keep_for_fusion(ggml_cgraph * graph, const keep_alive & keep) {
         }
         const int count      = static_cast<int>(match->ops.size());
         const int outputs[2] = {i + match->ids, i + count - 1};
-        if (ggml_can_fuse_subgraph(graph, i, count, match->ops.data(), outputs, 2) &&
+        if (can_fuse_row(graph, i, match->ops, outputs, 2) &&
             should_use_topk_moe(graph->nodes[i], graph->nodes[outputs[1]], graph->nodes[outputs[0]])) {
             keep_topk_moe(graph, i, count, keep);
             i += count - 1;
@@ -314,7 +322,7 @@ void keep_for_fusion(ggml_cgraph * graph, const keep_alive & keep) {
 
 // ---- branches that run on streams of their own (GGML_CUDA_GRAPH_OPT=1)
 
-bool is_noop(const ggml_tensor * node) { return ggml_op_is_empty(node->op) || ggml_is_empty(node); }
+bool is_noop(const ggml_tensor * node) { return ggml_op_is_empty(op_of(node)) || ggml_is_empty(node); }
 
 bool depends_on(const ggml_tensor * node, const ggml_tensor * other) {
     const auto storage = [](const ggml_tensor * tensor) { return tensor->view_src ? tensor->view_src : tensor; };

@@ -70,7 +70,7 @@ bool op_mul_mat_use_fwht(const ggml_tensor * op) {
     const ggml_tensor * a    = op->src[0];
     const ggml_tensor * b    = op->src[1];
     const int32_t       hint = op->op_params[1];
-    return op->op == GGML_OP_MUL_MAT && hint == GGML_HINT_SRC0_IS_HADAMARD && a->type == GGML_TYPE_F32 &&
+    return op_of(op) == GGML_OP_MUL_MAT && hint == GGML_HINT_SRC0_IS_HADAMARD && a->type == GGML_TYPE_F32 &&
            op->type == GGML_TYPE_F32 && f32_f16.hold(b->type) && ggml_is_contiguous(b) && ggml_is_contiguous(op) &&
            ggml_are_same_shape(b, op);
 }
@@ -94,7 +94,7 @@ bool mul_mat(const description &, const ggml_tensor * op) {
     if (b->type == GGML_TYPE_F16 && a->type != GGML_TYPE_F16 && !op_mul_mat_use_fwht(op)) {
         return false;
     }
-    if (op->op == GGML_OP_MUL_MAT_ID && op->op_params[3] == GGML_PREC_F32) {
+    if (op_of(op) == GGML_OP_MUL_MAT_ID && op->op_params[3] == GGML_PREC_F32) {
         return false;
     }
     return mul_mat_weights.hold(a->type);
@@ -161,7 +161,7 @@ bool concat(const description &, const ggml_tensor * op) {
     }
     const bool along_last = op->op_params[0] == 3;
     for (const ggml_tensor * source : {op->src[0], op->src[1]}) {
-        if (!(along_last ? ggml_is_contiguous(source) : ggml_is_contiguous_to_3(source)) ||
+        if (!(along_last ? ggml_is_contiguous(source) : is_contiguous_to_3(source)) ||
             source->ne[0] % ggml_blck_size(type) != 0) {
             return false;
         }
@@ -381,7 +381,7 @@ std::array<rule, GGML_OP_COUNT> by_op() {
 bool device_supports_op(const description & device, const ggml_tensor * op) {
     static const std::array<rule, GGML_OP_COUNT> rules = by_op();
 
-    const rule supported = rules[op->op];
+    const rule supported = rules[op_of(op)];
     return supported != nullptr && supported(device, op);
 }
 

@@ -30,7 +30,7 @@ constexpr auto SCALE    = GGML_OP_SCALE;
 constexpr auto NORM     = GGML_OP_NORM;
 constexpr auto RMS_NORM = GGML_OP_RMS_NORM;
 
-bool is_empty(const ggml_tensor * node) { return ggml_op_is_empty(node->op); }
+bool is_empty(const ggml_tensor * node) { return ggml_op_is_empty(op_of(node)); }
 
 // ---- fused kernels
 
@@ -108,7 +108,7 @@ bool check_gdn_cache(const fusion &, const match & nodes) {
     const ggml_tensor * tail      = cpy->src[0];
     const ggml_tensor * cache     = cpy->src[1];
     const int64_t       shape[]   = {state, v->ne[3], n_written, 1};
-    return tail->op == VIEW && tail->view_src == gdn && ggml_is_contiguous(tail) &&
+    return op_of(tail) == VIEW && tail->view_src == gdn && ggml_is_contiguous(tail) &&
            tail->view_offs == ggml_row_size(GGML_TYPE_F32, ggml_nelements(v)) && cache->type == GGML_TYPE_F32 &&
            std::equal(shape, shape + GGML_MAX_DIMS, cache->ne) && cache->nb[0] == sizeof(float) &&
            cache->nb[1] == ggml_row_size(GGML_TYPE_F32, state);
@@ -125,7 +125,7 @@ bool check_ssm_conv_silu(const fusion &, const match & nodes) {
 bool match_raw_pattern(const fusion & self, const ggml_cgraph * graph, int start) {
     const int count = static_cast<int>(self.ops_all.size());
     return start + count <= graph->n_nodes && std::equal(self.ops_all.begin(), self.ops_all.end(), graph->nodes + start,
-                                                         [](ggml_op op, const ggml_tensor * node) { return node->op == op; });
+                                                         [](ggml_op op, const ggml_tensor * node) { return op_of(node) == op; });
 }
 
 // Whether nothing of a row of nodes is used elsewhere but its outputs.
@@ -134,7 +134,7 @@ bool can_fuse_subgraph(const fusion & self, const ggml_cgraph * graph, int start
     for (size_t i = 0; i < self.ops_all.size(); i++) {
         indices.push_back(start + static_cast<int>(i));
     }
-    return ggml_can_fuse_subgraph_ext(graph, indices.data(), static_cast<int>(indices.size()), self.ops_all.data(),
+    return can_fuse_nodes(graph, indices.data(), static_cast<int>(indices.size()), self.ops_all.data(),
                                       outputs.data(), static_cast<int>(outputs.size()));
 }
 
@@ -286,7 +286,7 @@ bool is_chain(const fusion & self, const match & nodes) {
             return false;
         }
     }
-    return ggml_can_fuse_subgraph_ext(nodes.graph, nodes.indices, count, self.ops.data(), &nodes.indices[count - 1], 1);
+    return can_fuse_nodes(nodes.graph, nodes.indices, count, self.ops.data(), &nodes.indices[count - 1], 1);
 }
 
 // How many of these nodes one kernel computes, 1 if none is fused.
@@ -299,7 +299,7 @@ int fusion_next(const match & nodes, int available) {
         }
         bool same = true;
         for (int i = 0; i < count && same; i++) {
-            same = nodes[i]->op == candidate.ops[static_cast<size_t>(i)];
+            same = op_of(nodes[i]) == candidate.ops[static_cast<size_t>(i)];
         }
         if (same && (!candidate.chain || is_chain(candidate, nodes)) && candidate.check(candidate, nodes)) {
             best = count;
@@ -417,7 +417,7 @@ struct range_set {
 
 // Operations that others are looked for behind.
 bool is_safe(const ggml_tensor * node) {
-    switch (node->op) {
+    switch (op_of(node)) {
         case GGML_OP_MUL_MAT:
         case GGML_OP_MUL_MAT_ID:
         case GGML_OP_ROPE:

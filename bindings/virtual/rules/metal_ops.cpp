@@ -301,7 +301,7 @@ bool has_bf16(const ggml_tensor * op) {
 
 size_t buffer_type_get_alloc_size(const description &, const ggml_tensor * tensor) {
     const size_t size = ggml_nbytes(tensor);
-    switch (tensor->op) {
+    switch (op_of(tensor)) {
         case GGML_OP_MUL_MAT_ID: return size + mul_mat_id_extra(tensor);
         case GGML_OP_FLASH_ATTN_EXT:
             return size + flash_attn_ext_extra_pad(tensor) + flash_attn_ext_extra_blk(tensor) +
@@ -320,7 +320,7 @@ bool device_supports_op(const description &, const ggml_tensor * op) {
     }
     const ggml_tensor * a = op->src[0];
     const ggml_tensor * b = op->src[1];
-    switch (op->op) {
+    switch (op_of(op)) {
         case GGML_OP_NONE:
         case GGML_OP_RESHAPE:
         case GGML_OP_VIEW:

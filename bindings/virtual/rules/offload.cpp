@@ -1,5 +1,7 @@
 #include "virtual/rules/offload.h"
 
+#include "builds/operations.h"
+
 #include <cstdint>
 #include <cstdlib>
 
@@ -7,7 +9,7 @@ namespace {
 
 // Rows that an operation multiplies a weight with.
 int64_t batch_size(const ggml_tensor * op) {
-    switch (op->op) {
+    switch (fitter::op_of(op)) {
         case GGML_OP_GET_ROWS: return 0;
         case GGML_OP_MUL_MAT: return op->ne[1];
         case GGML_OP_MUL_MAT_ID:

@@ -109,10 +109,10 @@ template <size_t N>
 bool is_one_of(const std::array<std::array<ggml_op, 2>, N> & pairs, const ggml_tensor * first,
                const ggml_tensor * second) {
     return std::any_of(pairs.begin(), pairs.end(),
-                       [&](const auto & pair) { return pair[0] == first->op && pair[1] == second->op; });
+                       [&](const auto & pair) { return pair[0] == op_of(first) && pair[1] == op_of(second); });
 }
 
-bool is_empty(const ggml_tensor * node) { return ggml_op_is_empty(node->op); }
+bool is_empty(const ggml_tensor * node) { return ggml_op_is_empty(op_of(node)); }
 
 const ggml_tensor * base(const ggml_tensor * tensor) { return tensor->view_src ? tensor->view_src : tensor; }
 
@@ -175,7 +175,7 @@ class reordering {
 
    private:
     ggml_tensor * node(int i) const { return graph_->nodes[i]; }
-    ggml_op       op(int i) const { return node(i)->op; }
+    ggml_op       op(int i) const { return op_of(node(i)); }
     bool          used(int i) const { return used_[static_cast<size_t>(i)]; }
 
     bool in_set(int i) const { return std::find(set_.begin(), set_.end(), i) != set_.end(); }
@@ -315,7 +315,7 @@ class reordering {
 
     // A weight or an input, or computed by then.
     bool is_available(const ggml_tensor * tensor) const {
-        return tensor->op == GGML_OP_NONE || taken_.count(tensor) != 0;
+        return op_of(tensor) == GGML_OP_NONE || taken_.count(tensor) != 0;
     }
 
     int end_of_search(int i) const { return std::min(i + num_to_check_consumer, n_); }
@@ -327,8 +327,8 @@ class reordering {
         }
         for (int k = i + 1; k < end_of_search(i); k++) {
             const ggml_tensor * rope = node(k);
-            if (rope->op == GGML_OP_ROPE && rope->src[0] == node(i) && rope->src[1]->op == GGML_OP_NONE &&
-                (rope->src[2] == nullptr || rope->src[2]->op == GGML_OP_NONE)) {
+            if (op_of(rope) == GGML_OP_ROPE && rope->src[0] == node(i) && op_of(rope->src[1]) == GGML_OP_NONE &&
+                (rope->src[2] == nullptr || op_of(rope->src[2]) == GGML_OP_NONE)) {
                 pull(k);
                 return k;
             }
@@ -358,7 +358,7 @@ class reordering {
         }
         const std::array<int, 3>     indices = {i, view, set_rows};
         const std::array<ggml_op, 3> ops     = {op(i), GGML_OP_VIEW, GGML_OP_SET_ROWS};
-        if (!ggml_can_fuse_subgraph_ext(graph_, indices.data(), 3, ops.data(), &set_rows, 1)) {
+        if (!can_fuse_nodes(graph_, indices.data(), 3, ops.data(), &set_rows, 1)) {
             return;
         }
         for (int k = i + 1; k < set_rows; k++) {
@@ -401,7 +401,7 @@ class reordering {
         }
         for (int k = i + 1; k < end_of_search(i); k++) {
             const ggml_tensor * mul = node(k);
-            if (mul->op != GGML_OP_MUL || (mul->src[0] != node(i) && mul->src[1] != node(i))) {
+            if (op_of(mul) != GGML_OP_MUL || (mul->src[0] != node(i) && mul->src[1] != node(i))) {
                 continue;
             }
             const ggml_tensor * other = mul->src[mul->src[0] == node(i) ? 1 : 0];

@@ -120,7 +120,7 @@ bool mul_mat(const limits & limits, const ggml_tensor * op) {
     if (!weights.hold(a->type)) {
         return false;
     }
-    if (op->op == GGML_OP_MUL_MAT_ID) {
+    if (op_of(op) == GGML_OP_MUL_MAT_ID) {
         if (!matmul_shmem_support(limits, a->type) || op->op_params[3] == GGML_PREC_F32 || op->src[2]->ne[3] != b->ne[3]) {
             return false;
         }
@@ -197,7 +197,7 @@ bool dsv4_hc(const limits & limits, const ggml_tensor * op) {
     if (!is_f32(op)) {
         return false;
     }
-    switch (op->op) {
+    switch (op_of(op)) {
         case GGML_OP_DSV4_HC_PRE: return op->src[0]->ne[1] == n_streams;
         case GGML_OP_DSV4_HC_POST: return op->src[1]->ne[1] == n_streams;
         default: return limits.subgroup_operations && limits.computeFullSubgroups && limits.subgroupSize >= 16;
@@ -249,7 +249,7 @@ bool ssm_scan(const limits & limits, const ggml_tensor * op) {
 }
 
 bool conv_2d(const ggml_tensor * op) {
-    const bool          transpose = op->op == GGML_OP_CONV_TRANSPOSE_2D;
+    const bool          transpose = op_of(op) == GGML_OP_CONV_TRANSPOSE_2D;
     const ggml_tensor * kernel    = op->src[0];
     const int64_t       n_out     = kernel->ne[transpose ? 2 : 3];
     const int64_t       n_in      = kernel->ne[transpose ? 3 : 2];
@@ -261,13 +261,13 @@ bool conv_2d(const ggml_tensor * op) {
 // VK_EXT_shader_64bit_indexing, are not held to maxStorageBufferRange; those are not answered for.
 bool tensor_size_supported(const limits & limits, const ggml_tensor * op, const ggml_tensor * tensor) {
     // These take an address instead.
-    const bool uses_bda = (op->op == GGML_OP_IM2COL || op->op == GGML_OP_IM2COL_3D) && limits.bufferDeviceAddress;
+    const bool uses_bda = (op_of(op) == GGML_OP_IM2COL || op_of(op) == GGML_OP_IM2COL_3D) && limits.bufferDeviceAddress;
     const size_t size   = ggml_nbytes(tensor);
     return size <= max_buffer_size(limits) && (uses_bda || size <= limits.maxStorageBufferRange);
 }
 
 bool supports(const limits & limits, const ggml_tensor * op) {
-    switch (op->op) {
+    switch (op_of(op)) {
         case GGML_OP_NONE:
         case GGML_OP_RESHAPE:
         case GGML_OP_VIEW:

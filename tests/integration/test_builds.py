@@ -1,0 +1,286 @@
+"""What the shim is told of the build of llama.cpp that is loaded, and what it finds out by itself."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fitter.llama import library as native
+from fitter.llama.functions import structs_of
+from tools.shapes import write
+from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "vendor/llama.cpp/source"
+BUILDS = "FITTER_TEST_LLAMA_CPP"
+"""Directories of other builds' libraries, separated as in PATH."""
+
+
+def operations() -> list[str]:
+    """The names of ggml.h's operations."""
+    text = (SOURCE / "ggml/include/ggml.h").read_text(encoding="utf-8")
+    return re.findall(r"GGML_OP_([A-Z0-9_]+)", text.partition("enum ggml_op {")[2].partition("}")[0])[:-1]
+
+
+def configure(n_ops: int, last_op: str, has_params: bool = True) -> list[tuple[int, str]]:
+    """What both libraries answer to this build, and their last error."""
+    library, backend = native.libraries(), native.open_backend()
+    name, alone = library.ffi.new("char[]", last_op.encode()), library.ffi.new("char[]", b"kimi-linear minimax-01 ")
+    build = library.ffi.new("fitter_build_t *", [n_ops, name, has_params, alone])
+    errors = {library.fitter: library.fitter.fitter_last_error, backend: backend.fitter_virtual_error}
+    return [(each.fitter_configure_build(build), library.text(error()) or "") for each, error in errors.items()]
+
+
+N_OPS = len(operations())
+WRONG = {
+    "one operation less": (N_OPS - 1, "GLU", "is not where it was expected"),
+    "one operation more": (N_OPS + 1, "GLU", "is not where it was expected"),
+    "another last operation": (N_OPS, "UNARY", "is not where it was expected"),
+    "no operation": (0, "GLU", "cannot have 0 operations"),
+    "more operations than there can be": (1000, "GLU", "cannot have 1000 operations"),
+}
+
+
+@pytest.mark.parametrize(("n_ops", "last_op", "message"), WRONG.values(), ids=WRONG.keys())
+def test_a_build_with_other_operations_is_refused(n_ops: int, last_op: str, message: str) -> None:
+    for status, error in configure(n_ops, last_op):
+        assert status == -1
+        assert message in error
+
+
+def test_the_build_that_fitter_was_compiled_for_has_no_unknown_operation() -> None:
+    assert [status for status, _ in configure(N_OPS, "GLU")] == [0, 0]
+
+
+# ---- operations by name, in a ggml that numbers them otherwise
+
+_TRANSLATOR = r"""
+#include "builds/operations.h"
+static const char * names[] = {NAMES};
+extern "C" {
+const char * ggml_op_name(enum ggml_op op) { return names[op]; }
+bool ggml_is_contiguous(const struct ggml_tensor *) { return false; }
+struct ggml_cgraph;
+static int seen[2];
+bool ggml_can_fuse_subgraph_ext(const ggml_cgraph *, const int *, int, const ggml_op * ops, const int *, int) {
+    seen[0] = ops[0];
+    seen[1] = ops[1];
+    return true;
+}
+int number(int n, const char * last) { try { return fitter::number_operations(n, last); } catch (...) { return -1; } }
+bool same() { return fitter::are_operations_the_same(); }
+int read(int op) { ggml_tensor t = {}; t.op = static_cast<ggml_op>(op); return fitter::op_of(&t); }
+int fused(int a, int b) {
+    const int nodes[] = {0, 1};
+    const ggml_op ops[] = {static_cast<ggml_op>(a), static_cast<ggml_op>(b)};
+    return fitter::can_fuse_nodes(nullptr, nodes, 2, ops, nodes, 1) ? seen[0] * 1000 + seen[1] : -1;
+}
+}
+"""
+
+
+def translator(names: Sequence[str], folder: Path) -> Any:
+    """``builds/operations.cpp`` beside a ggml whose operations have these names."""
+    listed = ", ".join(f'"{name}"' for name in names) + ', "none", "x"'
+    source, library = folder / "translator.cpp", folder / f"translator-{len(names)}.so"
+    (folder / "operations.inc").write_text("".join(f'{{GGML_OP_{name}, "{name}"}},\n' for name in operations()))
+    source.write_text(_TRANSLATOR.replace("NAMES", listed))
+    headers = [ROOT / "bindings", folder, SOURCE / "ggml/include", SOURCE / "ggml/src"]
+    subprocess.run(
+        [os.environ.get("CXX", "c++"), "-std=c++17", "-shared", "-fPIC", "-w", "-fvisibility-inlines-hidden"]
+        + [f"-I{each}" for each in headers]
+        + [str(source), str(ROOT / "bindings/builds/operations.cpp"), "-Wl,-Bsymbolic", "-o", str(library)],
+        check=True,
+    )
+    return ctypes.CDLL(str(library))
+
+
+def older() -> list[str]:
+    """As 0.3.25 has them."""
+    later = {"COL2IM_1D", "LIGHTNING_INDEXER", "DSV4_HC_COMB", "DSV4_HC_PRE", "DSV4_HC_POST"}
+    return [name for name in operations() if name not in later]
+
+
+def newer() -> list[str]:
+    """With one in the middle that nobody knows."""
+    names = operations()
+    return [*names[:40], "SOMETHING_NEW", *names[40:]]
+
+
+NUMBERINGS = {"fewer operations": (older(), 0), "an operation more": (newer(), 1)}
+
+
+@pytest.mark.parametrize(("names", "n_unknown"), NUMBERINGS.values(), ids=NUMBERINGS.keys())
+def test_operations_are_read_by_name(names: list[str], n_unknown: int, tmp_path: Path) -> None:
+    known = {name: number for number, name in enumerate(operations())}
+    unknown = len(known)
+    shim = translator(names, tmp_path)
+    assert not shim.same()
+    assert shim.number(len(names) - 1, b"GLU") == shim.number(len(names) + 1, b"GLU") == -1
+    assert shim.read(names.index("GLU")) == names.index("GLU"), "a numbering that was refused changes nothing"
+
+    assert shim.number(len(names), b"GLU") == n_unknown
+    assert [shim.read(number) for number in range(len(names))] == [known.get(name, unknown) for name in names]
+    assert shim.read(len(names)) == shim.read(255) == shim.read(100000) == unknown
+    assert shim.fused(known["GLU"], known["MUL"]) == names.index("GLU") * 1000 + names.index("MUL")
+    assert (shim.fused(known["COL2IM_1D"], known["MUL"]) == -1) == ("COL2IM_1D" not in names)
+    assert shim.fused(unknown, known["MUL"]) == -1
+
+
+def test_the_same_operations_are_told(tmp_path: Path) -> None:
+    assert translator(operations(), tmp_path).same()
+
+
+# ---- structs, by what a function writes
+
+
+def test_a_struct_is_returned_into_a_poisoned_buffer() -> None:
+    library = native.libraries()
+    structs = structs_of("0.3.36")
+    for name in ("llama_model_default_params", "llama_context_default_params"):
+        function = getattr(library.llama, name)
+        expected = bytes(function())
+        address = library.pointer(ctypes.cast(function, ctypes.c_void_p))
+        written = []
+        for poison in (0x00, 0xA5):
+            buffer = library.ffi.new("unsigned char[4096]", bytes([poison]) * 4096)
+            assert library.fitter.fitter_probe(address, buffer, 4096)
+            written.append(bytes(library.ffi.buffer(buffer)))
+            assert written[-1][len(expected) :] == bytes([poison]) * (4096 - len(expected))
+        struct = structs[name.replace("default_", "")]
+        for field, *_ in struct._fields_:
+            place = getattr(struct, field)
+            bytes_of_field = slice(place.offset, place.offset + place.size)
+            assert written[0][bytes_of_field] == written[1][bytes_of_field] == expected[bytes_of_field], field
+
+
+def test_a_buffer_that_is_too_small_is_not_written() -> None:
+    library = native.libraries()
+    buffer = library.ffi.new("unsigned char[64]")
+    assert not library.fitter.fitter_probe(library.ffi.cast("void *", 1), buffer, 64)
+
+
+# ---- in a process of their own: what one load after another shows
+
+
+def run(script: str, *words: str) -> Any:
+    """What the script prints, as JSON; its arguments are the words."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+_OPTIMIZED = """
+import json, sys
+from fitter.llama import devices, library as native
+from fitter.llama.loader import Loader
+from fitter.llama.types import Params, VirtualDevice, describe
+from tests.integration.test_builds import N_OPS, configure
+native.prepare()
+configure(N_OPS, "GLU", has_params=sys.argv[2] == "with")
+native.register_virtual(describe([VirtualDevice("CUDA0", "Card", "cuda", 890, 2**34, 2**34)]))
+found = Loader(devices.registry(virtual=True)).measure(sys.argv[1], Params(n_ctx=512))
+difference = native.open_backend().fitter_virtual_build_difference()
+print(json.dumps([native.libraries().text(difference), sum(row.compute for row in found.rows)]))
+"""
+
+
+@pytest.mark.parametrize("shape", [TINY_DENSE, TINY_MOE], ids=["dense", "MoE"])
+def test_another_graph_optimize_than_configured_is_told(shape: Any, tmp_path: Path) -> None:
+    model = str(write_tiny(tmp_path / "model.gguf", shape))
+    assert run(_OPTIMIZED, model, "with")[0] is None
+    assert "called with an argument" in run(_OPTIMIZED, model, "without")[0]
+
+
+_HELD = """
+import json, os, sys, threading, time
+from fitter.llama import library as native
+native.prepare()
+library = native.libraries()
+hold, seen = library.fitter.fitter_hold_new(), []
+def load():
+    library.fitter.fitter_hold_use(hold)
+    params = library.llama.llama_model_default_params()
+    params.no_alloc = True
+    params.load_mode = 0
+    seen.append(bool(library.llama.llama_model_load_from_file(os.fsencode(sys.argv[1]), params)))
+seen.append(bool(library.fitter.fitter_hold_reached(hold)))
+thread = threading.Thread(target=load)
+thread.start()
+until = time.monotonic() + 60
+while thread.is_alive() and not library.fitter.fitter_hold_reached(hold) and time.monotonic() < until:
+    time.sleep(0.01)
+seen.append(bool(library.fitter.fitter_hold_reached(hold)))
+library.fitter.fitter_hold_release(hold)
+thread.join()
+print(json.dumps(seen))
+"""
+
+
+def test_a_hold_tells_whether_the_load_came_to_it(tmp_path: Path) -> None:
+    model = str(write_tiny(tmp_path / "model.gguf", TINY_DENSE))
+    assert run(_HELD, model) == [False, True, True]
+    assert run(_HELD, str(tmp_path / "no.gguf")) == [False, False, False]
+
+
+# ---- other builds, where there are any
+
+_OTHER = """
+import ctypes, importlib, json, os, sys
+from pathlib import Path
+from fitter.llama import library as native
+folder, header = Path(sys.argv[1]), sys.argv[2]
+names = sorted(path for path in folder.iterdir() if path.name.startswith("libllama.") or path.name == "libllama.so")
+llama = ctypes.CDLL(str(names[0]), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+for path in sorted(folder.glob("libggml*.so*")):
+    if "cpu" not in path.name and "cuda" not in path.name and "vulkan" not in path.name:
+        ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+ffi = native.declarations()
+path = native.backend_path()
+fitter, backend = (ffi.dlopen(str(each), ffi.RTLD_NOW) for each in (path.with_name("libfitter.so"), path))
+accepted, last, alone = [], ffi.new("char[]", b"GLU"), ffi.new("char[]", b"")
+for n_ops in range(90, 110):
+    build = ffi.new("fitter_build_t *", [n_ops, last, False, alone])
+    answers = {library.fitter_configure_build(build) for library in (fitter, backend)}
+    if answers != {-1}:
+        accepted.append([n_ops, sorted(answers)])
+gguf, out = fitter.fitter_gguf_open(os.fsencode(header)), ffi.new("fitter_columns_t *")
+filled = fitter.fitter_gguf_tensors(gguf, out)
+numbers = ffi.unpack(out.numbers, out.n_numbers)
+skeleton = fitter.fitter_skeleton_open(os.fsencode(header))
+written = fitter.fitter_skeleton_write(ffi.new("void *[]", [skeleton]), 1)
+fitter.fitter_gguf_close(gguf)
+print(json.dumps([accepted, filled, numbers, written >= 0]))
+"""
+
+
+def other_builds() -> list[str]:
+    return [each for each in os.environ.get(BUILDS, "").split(os.pathsep) if each]
+
+
+@pytest.mark.skipif(not other_builds(), reason=f"{BUILDS} names no directory of another build of llama.cpp")
+@pytest.mark.parametrize("folder", other_builds())
+def test_both_libraries_load_with_another_build(folder: str, tmp_path: Path) -> None:
+    header = write("qwen3-30b-a3b", tmp_path)
+    library = native.libraries()
+    gguf, out = library.fitter.fitter_gguf_open(os.fsencode(header)), library.ffi.new("fitter_columns_t *")
+    assert library.fitter.fitter_gguf_tensors(gguf, out)
+    expected = library.ffi.unpack(out.numbers, out.n_numbers)
+    library.fitter.fitter_gguf_close(gguf)
+
+    accepted, filled, numbers, is_written = run(_OTHER, folder, str(header))
+    assert [answers for _, answers in accepted] == [[0]]
+    assert filled
+    assert numbers == expected
+    assert is_written
