@@ -1,4 +1,4 @@
-"""llama.cpp's C functions that fitter calls, with the parameter structs of a layout in ``layouts.json``.
+"""llama.cpp's C functions that fitter calls, with its parameter structs in the layout that the loaded libllama has.
 
 llama-cpp-python's own bindings need every symbol of the version that they are for, so they are not used for planning.
 """
@@ -6,33 +6,25 @@ llama-cpp-python's own bindings need every symbol of the version that they are f
 from __future__ import annotations
 
 import ctypes
-import functools
-import json
-import os
+import platform
 
 from fitter.errors import LibraryError
+from fitter.llama.layouts import layout_of, layouts, structs_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
-LAYOUT = "0.3.36"
-"""The layout of the llama.cpp that fitter is compiled for, by the version of llama-cpp-python that it came with."""
+    from fitter.llama.layouts import Layout, Probe
 
-LLAMA_LOAD_MODE_NONE = 0
 LLAMA_SPLIT_MODE_LAYER = 1
+
+_HIDDEN_POINTER = ("x86_64", "AMD64")
+"""Machines whose C calling convention passes the place of a large result as if it were the first argument."""
 
 ProgressCallback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
 """``llama_progress_callback``: false cancels the load."""
-
-_KINDS: dict[str, Any] = {
-    "bool": ctypes.c_bool,
-    "float": ctypes.c_float,
-    "int32_t": ctypes.c_int32,
-    "size_t": ctypes.c_size_t,
-    "float *": ctypes.POINTER(ctypes.c_float),
-    "void *": ctypes.c_void_p,
-}
 
 
 class Batch(ctypes.Structure):
@@ -88,34 +80,45 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 """The result and the arguments of each function; structs by their names."""
 
 
+_ABSENT = frozenset({"llama_version"})
+"""Functions that a llama.cpp that fitter can use may lack."""
+
+
 class Functions:
     """The functions of the libllama at ``path``, called as in C. Models, contexts and adapters are addresses.
 
-    Raises ``LibraryError`` if it lacks one of them, and ``OSError`` if it cannot be loaded.
+    ``layout``: which layout its parameter structs have, by name. It is asked with ``probe``, and if it is none that
+    fitter knows, the ``llama.h`` among the files ``headers`` is read. A function that it may lack is ``None`` then.
+    Raises ``LibraryError`` if it is not a llama.cpp that fitter can use, and ``OSError`` if it cannot be loaded.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, headers: Iterable[str] = (), probe: Probe | None = None) -> None:
         self.library = ctypes.CDLL(path)
-        structs = structs_of(LAYOUT)
-        for name, signature in _SIGNATURES.items():
-            try:
-                function = getattr(self.library, name)
-            except AttributeError:
-                raise LibraryError(f"{path} is not a llama.cpp that fitter can use: it has no {name}") from None
-            function.restype, *function.argtypes = (structs.get(kind, kind) for kind in signature)
+        functions = {name: getattr(self.library, name, None) for name in _SIGNATURES}
+        missing = [name for name, function in functions.items() if function is None and name not in _ABSENT]
+        if missing:
+            raise LibraryError(f"{path} is not a llama.cpp that fitter can use: it has no {missing[0]}")
+        try:
+            self.layout, layout = self._layout(headers, probe)
+        except LibraryError as error:
+            raise LibraryError(f"{path} is not a llama.cpp that fitter can use: {error}") from None
+        structs = structs_of(layout)
+        for name, (result, *arguments) in _SIGNATURES.items():
+            if function := functions[name]:
+                function.restype = structs.get(result, result)
+                function.argtypes = [structs.get(kind, kind) for kind in arguments]
             setattr(self, name, function)
+
+    def _layout(self, headers: Iterable[str], probe: Probe | None) -> tuple[str, Layout]:
+        if probe is None and platform.machine() not in _HIDDEN_POINTER:
+            # Without a compiled probe, it is taken for the llama.cpp that fitter is compiled for.
+            return list(layouts().items())[-1]
+        return layout_of(probe or self._probe, headers)
+
+    def _probe(self, name: str, memory: Any) -> None:
+        """Call a function that returns a large struct: where to, is a hidden first argument."""
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)((name, self.library))(ctypes.addressof(memory))
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
-
-
-@functools.cache
-def structs_of(layout: str) -> dict[str, type[ctypes.Structure]]:
-    """The parameter structs of a layout, by their names in C."""
-    with open(os.path.join(os.path.dirname(__file__), "layouts.json"), encoding="utf-8") as file:
-        layouts: dict[str, dict[str, dict[str, str]]] = json.load(file)
-    return {
-        name: type(name, (ctypes.Structure,), {"_fields_": [(field, _KINDS[kind]) for field, kind in fields.items()]})
-        for name, fields in layouts[layout].items()
-    }

@@ -307,8 +307,10 @@ def _open(ffi: Any, name: str) -> Any:
 
 
 def _loaded_versions(library: Library) -> Versions:
+    # Not there before llama.cpp had versions of its own.
+    llama_version = library.llama.llama_version
     return Versions(
-        (library.llama.llama_version() or b"unknown").decode(),
+        (llama_version and llama_version() or b"unknown").decode(),
         library.text(library.fitter.fitter_loaded_ggml_version()) or "unknown",
         library.text(library.fitter.fitter_loaded_ggml_commit()) or "",
     )
