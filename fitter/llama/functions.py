@@ -6,22 +6,17 @@ llama-cpp-python's own bindings need every symbol of the version that they are f
 from __future__ import annotations
 
 import ctypes
-import platform
+import os
 
 from fitter.errors import LibraryError
-from fitter.llama.layouts import layout_of, layouts, structs_of
+from fitter.llama.layouts import layout_of, structs_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
-    from fitter.llama.layouts import Layout, Probe
-
 LLAMA_SPLIT_MODE_LAYER = 1
-
-_HIDDEN_POINTER = ("x86_64", "AMD64")
-"""Machines whose C calling convention passes the place of a large result as if it were the first argument."""
 
 ProgressCallback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
 """``llama_progress_callback``: false cancels the load."""
@@ -80,6 +75,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 """The result and the arguments of each function; structs by their names."""
 
 
+_STRUCTS = frozenset({_MODEL_PARAMS, _CONTEXT_PARAMS})
 _ABSENT = frozenset({"llama_version"})
 """Functions that a llama.cpp that fitter can use may lack."""
 
@@ -87,38 +83,54 @@ _ABSENT = frozenset({"llama_version"})
 class Functions:
     """The functions of the libllama at ``path``, called as in C. Models, contexts and adapters are addresses.
 
-    ``layout``: which layout its parameter structs have, by name. It is asked with ``probe``, and if it is none that
-    fitter knows, the ``llama.h`` among the files ``headers`` is read. A function that it may lack is ``None`` then.
-    Raises ``LibraryError`` if it is not a llama.cpp that fitter can use, and ``OSError`` if it cannot be loaded.
+    A function that it may lack is ``None`` then. Those with parameter structs can be called after ``lay_out``. Raises
+    ``LibraryError`` if it is not a llama.cpp that fitter can use, and ``OSError`` if it cannot be loaded.
     """
 
-    def __init__(self, path: str, headers: Iterable[str] = (), probe: Probe | None = None) -> None:
+    layout = ""
+    """The name of the layout that its parameter structs have."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
         self.library = ctypes.CDLL(path)
-        functions = {name: getattr(self.library, name, None) for name in _SIGNATURES}
-        missing = [name for name, function in functions.items() if function is None and name not in _ABSENT]
-        if missing:
-            raise LibraryError(f"{path} is not a llama.cpp that fitter can use: it has no {missing[0]}")
-        try:
-            self.layout, layout = self._layout(headers, probe)
-        except LibraryError as error:
-            raise LibraryError(f"{path} is not a llama.cpp that fitter can use: {error}") from None
-        structs = structs_of(layout)
         for name, (result, *arguments) in _SIGNATURES.items():
-            if function := functions[name]:
-                function.restype = structs.get(result, result)
-                function.argtypes = [structs.get(kind, kind) for kind in arguments]
+            function = getattr(self.library, name, None)
+            if function is None and name not in _ABSENT:
+                raise LibraryError(f"{path} is not a llama.cpp that fitter can use: it has no {name}")
+            if function is not None and _STRUCTS.isdisjoint((result, *arguments)):
+                function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
 
-    def _layout(self, headers: Iterable[str], probe: Probe | None) -> tuple[str, Layout]:
-        if probe is None and platform.machine() not in _HIDDEN_POINTER:
-            # Without a compiled probe, it is taken for the llama.cpp that fitter is compiled for.
-            return list(layouts().items())[-1]
-        return layout_of(probe or self._probe, headers)
+    def lay_out(self, probe: Callable[[int, Any], None] | None = None, headers: Iterable[str] = ()) -> None:
+        """Find how its parameter structs are laid out.
 
-    def _probe(self, name: str, memory: Any) -> None:
-        """Call a function that returns a large struct: where to, is a hidden first argument."""
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)((name, self.library))(ctypes.addressof(memory))
+        ``probe`` calls the function at an address, which returns a struct, into the given memory. Where the layout is
+        none that fitter knows, that of the ``llama.h`` among the files ``headers`` is taken, if it is that of this
+        libllama. Raises ``LibraryError`` if there is none.
+        """
+
+        def ask(name: str, memory: Any) -> None:
+            address = ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value
+            (probe or _hidden_pointer)(address or 0, memory)
+
+        try:
+            self.layout, layout = layout_of(ask, headers)
+        except LibraryError as error:
+            raise LibraryError(f"{self.path} is not a llama.cpp that fitter can use: {error}") from None
+        structs = structs_of(layout)
+        for name, (result, *arguments) in _SIGNATURES.items():
+            if not _STRUCTS.isdisjoint((result, *arguments)):
+                function = getattr(self, name)
+                function.restype = structs.get(result, result)
+                function.argtypes = [structs.get(kind, kind) for kind in arguments]
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+
+def _hidden_pointer(address: int, memory: Any) -> None:
+    # On x86-64, C passes the place of a large result as if it were the first argument.
+    if os.uname().machine != "x86_64":
+        raise LibraryError("its parameters cannot be read on this machine: reinstall llama-fitter")
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(memory))
