@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 from typing import NamedTuple
 
 from fitter.errors import LibraryError, UsageError
@@ -20,14 +19,25 @@ if TYPE_CHECKING:
 PYTHON = "python"
 """What the libllama of the installed llama-cpp-python is called."""
 
-_LIBLLAMA = re.compile(r"libllama\.(?:[\w.+-]+\.)?so(?:\.[0-9.]+)?")
-_GGML = re.compile(r"libggml(?:-[\w-]+)?\.(?:[\w.+-]+\.)?so(?:\.[0-9.]+)?")
-_CORE = re.compile(r"libggml(?:-base)?\.(?:[\w.+-]+\.)?so(?:\.[0-9.]+)?")
-_CPU = re.compile(r"libggml-cpu(?:-[\w-]+)?\.(?:[\w.+-]+\.)?so(?:\.[0-9.]+)?")
-_BACKEND = re.compile(r"libggml-(?!base\.)([\w-]+)")
 _BELOW = ("", "lib", "lib64", "bin", "build/bin", "usr/lib", "usr/lib64")
 _WHERE = "a directory with libllama.so and ggml's libraries, or a llama-server that is linked to them"
 _OTHER = f"name another llama.cpp: {_WHERE}"
+
+
+_LIBLLAMA = ("libllama.",)
+_GGML = ("libggml.", "libggml-")
+_CORE = ("libggml.", "libggml-base.")
+_CPU = ("libggml-cpu.", "libggml-cpu-")
+"""What names of libraries begin with."""
+
+
+def _is(path: str, beginnings: tuple[str, ...]) -> bool:
+    """Whether it is a library whose name begins so, such as libllama.so, libllama.so.0 and libllama.v0.5.0.so."""
+    name = os.path.basename(path)
+    if not name.startswith(beginnings):
+        return False
+    _, found, version = name.partition(".so.")
+    return version.replace(".", "").isdigit() if found else name.endswith(".so")
 
 
 class Build(NamedTuple):
@@ -54,14 +64,14 @@ class Build(NamedTuple):
     @property
     def cpu_plugins(self) -> tuple[str, ...]:
         """The plugins for a CPU, of which one is loaded."""
-        return tuple(path for path in self.plugins if _CPU.fullmatch(os.path.basename(path)))
+        return tuple(path for path in self.plugins if _is(path, _CPU))
 
     @property
     def backends(self) -> tuple[str, ...]:
         """The names of ggml's backends that it has, such as ``cpu`` and ``cuda``."""
-        files = map(os.path.basename, (*self.libraries, *self.plugins))
-        found = {"cpu" if _CPU.fullmatch(file) else match[1] for file in files if (match := _BACKEND.match(file))}
-        return tuple(sorted(found))
+        files = [path for path in (*self.libraries, *self.plugins) if _is(path, _GGML) and not _is(path, _CORE)]
+        names = (os.path.basename(path).removeprefix("libggml-").partition(".")[0] for path in files)
+        return tuple(sorted({"cpu" if name.startswith("cpu-") else name for name in names}))
 
     @property
     def key(self) -> str:
@@ -82,7 +92,7 @@ def find(where: str = PYTHON) -> Build:
     path = _existing(where)
     if os.path.isdir(path):
         build = _build(where, _in_directory(path), path)
-    elif _LIBLLAMA.fullmatch(os.path.basename(path)):
+    elif _is(path, _LIBLLAMA):
         build = _build(where, os.path.abspath(path), os.path.dirname(os.path.abspath(path)))
     else:
         build = _of_program(where, path)
@@ -135,9 +145,9 @@ def _in_directory(directory: str) -> str:
     raise LibraryError(f"there is no libllama.so in {directory}{why}: {_OTHER}")
 
 
-def _files(directory: str, name: re.Pattern[str]) -> list[str]:
+def _files(directory: str, beginnings: tuple[str, ...]) -> list[str]:
     try:
-        return [os.path.join(directory, file) for file in sorted(os.listdir(directory)) if name.fullmatch(file)]
+        return [os.path.join(directory, file) for file in sorted(os.listdir(directory)) if _is(file, beginnings)]
     except OSError:
         return []
 
@@ -159,7 +169,7 @@ def _of_program(where: str, path: str) -> Build:
     if not elf.is_elf(path):
         raise LibraryError(f"{path} is not a program that is linked to libllama (a script?): name {_WHERE}")
     found = linker.linked(path)
-    libllama = next((each for name, each in found.items() if _LIBLLAMA.fullmatch(name)), None)
+    libllama = next((each for name, each in found.items() if _is(name, _LIBLLAMA)), None)
     if libllama is None and not linker.missing(found):
         raise LibraryError(f"{path} is not linked to libllama, so llama.cpp is built into it or missing: name {_WHERE}")
     if libllama is None or not libllama.path:
@@ -173,7 +183,7 @@ def _of_program(where: str, path: str) -> Build:
 
 def _links_llama(program: str) -> bool:
     try:
-        return any(_LIBLLAMA.fullmatch(name) for name in linker.linked(program))
+        return any(_is(name, _LIBLLAMA) for name in linker.linked(program))
     except LibraryError:
         return False
 
@@ -186,7 +196,7 @@ def _build(where: str, libllama: str, before: str = "") -> Build:
 
 def _assembled(where: str, libllama: str, needed: Iterable[linker.Linked], places: Sequence[str]) -> Build:
     needed = list(needed)
-    ggml = [each for each in needed if _GGML.fullmatch(each.name)]
+    ggml = [each for each in needed if _is(each.name, _GGML)]
     if missing := [each.name for each in ggml if not each.path]:
         raise LibraryError(
             f"{libllama} needs {', '.join(missing)}, which is not beside it: install that llama.cpp whole, or name "
@@ -194,7 +204,7 @@ def _assembled(where: str, libllama: str, needed: Iterable[linker.Linked], place
         )
     beside = os.path.dirname(libllama)
     libraries = [each.path for each in needed if each in ggml or os.path.dirname(each.path) == beside]
-    has_own = any(_CPU.fullmatch(each.name) for each in ggml)
+    has_own = any(_is(each.name, _CPU) for each in ggml)
     plugins = () if has_own else _plugins(places)
     kept = [libllama, *(each.path for each in ggml), *plugins]
     return Build(where, libllama, tuple(libraries), plugins, _headers(libllama), _build_ids(kept))
@@ -208,8 +218,8 @@ def _plugins(places: Sequence[str]) -> tuple[str, ...]:
         directories += [os.path.join(place, "ggml"), *_below(os.path.join(place, "ggml"))]
     for directory in directories:
         files = _files(directory, _GGML)
-        if any(_CPU.fullmatch(os.path.basename(file)) for file in files):
-            return tuple(file for file in files if not _CORE.fullmatch(os.path.basename(file)))
+        if any(_is(file, _CPU) for file in files):
+            return tuple(file for file in files if not _is(file, _CORE))
     return ()
 
 
@@ -247,7 +257,7 @@ def _identity(path: str, linking: elf.Linking) -> str:
 
 def _check_symbols(build: Build) -> None:
     """Raise ``LibraryError`` where the symbols tell that it is no llama.cpp that fitter can use."""
-    core = [path for path in build.libraries if _CORE.fullmatch(os.path.basename(path))]
+    core = [path for path in build.libraries if _is(path, _CORE)]
     defined = frozenset[str]().union(*(elf.read(path).defined for path in (core or [build.libllama])))
     if "ggml_backend_dev_count" not in defined:
         raise LibraryError(f"{build.libllama} is too old for fitter, or without ggml's devices: {_OTHER}")
@@ -256,7 +266,7 @@ def _check_symbols(build: Build) -> None:
             f"{build.libllama} is not of the llama.cpp of ggml-org, but of a fork such as ik_llama.cpp, or too old (no "
             f"ggml_version): {_OTHER}"
         )
-    if not build.cpu_plugins and not any(_CPU.fullmatch(os.path.basename(path)) for path in build.libraries):
+    if not build.cpu_plugins and not any(_is(path, _CPU) for path in build.libraries):
         every = frozenset[str]().union(*(elf.read(path).defined for path in build.libraries))
         if "ggml_backend_cpu_reg" not in every and "ggml_backend_cpu_init" not in every:
             raise LibraryError(

@@ -15,7 +15,6 @@ import os
 import struct
 
 from fitter.errors import LibraryError
-from fitter.llama.llama_h import fields_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,14 +55,15 @@ _FLOAT = struct.Struct("<f")
 
 
 @functools.cache
-def _data() -> Any:
+def data() -> Any:
+    """What is in ``layouts.json``."""
     with open(os.path.join(os.path.dirname(__file__), "layouts.json"), encoding="utf-8") as file:
         return json.load(file)
 
 
 def layouts() -> dict[str, Layout]:
     """The layouts that fitter knows, by the version of llama-cpp-python that had each first; the oldest comes first."""
-    known: dict[str, Layout] = _data()["layouts"]
+    known: dict[str, Layout] = data()["layouts"]
     return known
 
 
@@ -127,7 +127,7 @@ def _is_default(name: str, field: str, kind: str, value: bytes) -> bool:
         number = int.from_bytes(value, "little", signed=kind == "int32_t")
     if kind == "bool" and number > 1:
         return False
-    known = _data()["defaults"][name].get(field)
+    known = data()["defaults"][name].get(field)
     return known is None or number in known
 
 
@@ -179,6 +179,8 @@ def read_header(path: str) -> Layout:
     """The layout in the ``llama.h`` at ``path``. Raises ``OSError``, and ``ValueError`` if it has none."""
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read()
+    from fitter.llama.llama_h import fields_of
+
     return {name: fields_of(text, name) for name in STRUCTS}
 
 

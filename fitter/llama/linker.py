@@ -24,9 +24,15 @@ _SYSTEM = (
 )
 """What names of libraries begin with that need nothing of llama.cpp's."""
 
+_SOUGHT = ("libllama", "libggml", "libmtmd")
+"""What names of libraries begin with that are sought among the system's."""
+
 
 class Linked(NamedTuple):
-    """A library that another one needs by ``name``; ``path`` is '' where the linker would not find it."""
+    """A library that another one needs by ``name``.
+
+    ``path`` is '' where the linker would not find it. Among the system's libraries, only llama.cpp's are looked up.
+    """
 
     name: str
     path: str
@@ -97,6 +103,8 @@ def _search(name: str, places: tuple[str, ...]) -> str:
         path = os.path.join(place, name)
         if os.path.isfile(path):
             return path
+    if not name.startswith(_SOUGHT):
+        return ""
     cached = _cache().get(name, "")
     if cached and os.path.isfile(cached):
         return cached
@@ -149,5 +157,5 @@ def _is_own(path: str) -> bool:
 
 
 def missing(found: dict[str, Linked]) -> list[str]:
-    """The names that the linker would not find."""
-    return [each.name for each in found.values() if not each.path]
+    """The names of llama.cpp's libraries that the linker would not find."""
+    return [each.name for each in found.values() if not each.path and each.name.startswith(_SOUGHT)]

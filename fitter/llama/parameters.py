@@ -11,7 +11,7 @@ from fitter.llama import library as native
 from fitter.llama.ahead import OverrideStruct, identity
 from fitter.llama.devices import Device, Registry, registry, select
 from fitter.llama.types import MAX_USED_DEVICES, Params, Skeleton
-from fitter.parameters import of_a_struct
+from fitter.parameters import Parameter, of_a_struct
 
 _POINTERS = ("devices", "tensor_split", "tensor_buft_overrides")
 """Parameters that llama.cpp's struct only has a pointer for."""
@@ -24,10 +24,11 @@ def apply(params: Params, model_params: Any, context_params: Any, devices: Regis
     """Write ``params`` into llama.cpp's two parameter structs, of ours or of llama-cpp-python's.
 
     Names of devices and buffer types are looked up in ``devices``, by default the real ones of this process. With that
-    default, ``params.devices`` of ``None`` leaves the choice to llama.cpp. Fields that ``Params`` lacks are unchanged.
+    default, ``params.devices`` of ``None`` leaves the choice to llama.cpp. Fields that ``Params`` lacks are unchanged,
+    and a default that the structs have no field for is left out.
 
     Returns the objects that the structs point to, which must live as long as the model. Raises ``UsageError`` for an
-    unknown name or a number out of range.
+    unknown name, a number out of range, or a parameter that this llama.cpp does not have.
     """
     available = devices or registry()
     pointed_to: list[object] = []
@@ -47,7 +48,7 @@ def _apply_model(params: Params, out: Any, available: Registry, leave_default: b
 
     for each in of_a_struct("model"):
         if each.key not in _POINTERS:
-            setattr(out, each.field, each.kind.native(str(each.key), params.of_parameter(each)))
+            _write(each, params, out)
 
     if params.tensor_split is not None:
         limit = int(llama.llama_max_devices())
@@ -81,7 +82,23 @@ def overrides_of(params: Params, available: Registry) -> list[tuple[bytes, int]]
 
 def apply_context(params: Params, out: Any) -> None:
     for each in of_a_struct("context"):
-        setattr(out, each.field, each.kind.native(str(each.key), params.of_parameter(each)))
+        _write(each, params, out)
+
+
+def _write(each: Parameter, params: Params, out: Any) -> None:
+    """Write a parameter into a struct. Raises ``UsageError`` if this llama.cpp lacks it and it is set."""
+    value = params.of_parameter(each)
+    if each.field in _fields_of(out):
+        setattr(out, each.field, each.kind.native(str(each.key), value))
+    elif value != each.default:
+        raise UsageError(
+            f"{each.key} is not a parameter of llama.cpp {native.llama_cpp_version()}: leave it out, or plan with a "
+            "newer llama.cpp"
+        )
+
+
+def _fields_of(struct: Any) -> set[str]:
+    return {name for name, *_ in struct._fields_}
 
 
 def _check_count(params: Params, selected: tuple[Device, ...]) -> None:

@@ -1,0 +1,96 @@
+"""What a build of llama.cpp says of itself, asked in a process of its own: ``python -m fitter.llama.looking WHERE``."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+
+from fitter.errors import FitterError
+from fitter.llama.builds import Build, find
+from fitter.llama.epochs import epoch_of
+from fitter.llama.opening import best_of, open_build
+
+_PATIENCE = 60.0
+"""Seconds that a build may take to load."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen of the build that ``where`` names. ``problem``: why it cannot be planned with, '' if it can.
+
+    ``libllama``: its path. ``version``: of llama.cpp, '' where it has none of its own; ``ggml``: the version of ggml.
+    ``backends``: the names of ggml's. ``cpu``: the file of the CPU backend that is loaded on this machine, '' where
+    there is only one. ``layout``: how its parameters are laid out, by the first llama-cpp-python that had it so.
+    ``key``: the same for equal files wherever they are.
+    """
+
+    where: str
+    libllama: str = ""
+    version: str = ""
+    ggml: str = ""
+    commit: str = ""
+    backends: tuple[str, ...] = ()
+    cpu: str = ""
+    layout: str = ""
+    key: str = ""
+    problem: str = ""
+
+
+def look(where: str) -> Look:
+    """Look at a build, in another process, so that a crash is a ``problem``, too. Never raises ``FitterError``."""
+    try:
+        build = find(where)
+    except FitterError as error:
+        return Look(where, problem=str(error))
+    command = [sys.executable, "-m", "fitter.llama.looking", where]
+    found = Look(where, build.libllama, backends=build.backends, key=build.key)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False)
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return _with(
+            found, problem=f"{build.libllama} did not answer for {_PATIENCE:.0f} seconds: name another llama.cpp"
+        )
+    except (ValueError, IndexError):
+        said = done.stderr.strip().splitlines()
+        why = f"ended with signal {-done.returncode}" if done.returncode < 0 else said[-1] if said else "said nothing"
+        return _with(found, problem=f"{build.libllama} cannot be asked ({why}): name another llama.cpp")
+    return _with(found, **answer)
+
+
+def _with(found: Look, **changes: str) -> Look:
+    return Look(**{**asdict(found), **changes})
+
+
+def ask(build: Build) -> dict[str, str]:
+    """What the libraries of ``build`` say, loaded into this process."""
+    answer: dict[str, str] = {}
+    try:
+        llama = open_build(build)
+        answer["version"] = (llama.llama_version() or b"").decode() if llama.llama_version else ""
+        for key, name in (("ggml", "ggml_version"), ("commit", "ggml_commit")):
+            function = ctypes.CFUNCTYPE(ctypes.c_char_p)((name, llama.library))
+            answer[key] = (function() or b"").decode("utf-8", "replace")
+        if build.cpu_plugins:
+            answer["cpu"] = best_of(build.cpu_plugins).rpartition("/")[2]
+        epoch_of(answer["ggml"])
+        llama.lay_out(headers=build.headers)
+        answer["layout"] = llama.layout
+    except (FitterError, OSError, AttributeError) as error:
+        known = f" (ggml {answer['ggml']}, commit {answer['commit']})" if "commit" in answer else ""
+        answer["problem"] = f"{build.libllama}{known} cannot be used: {' '.join(str(error).split())}"
+    return answer
+
+
+def main(args: list[str]) -> int:
+    """Print what the build that ``args`` names says of itself, as JSON on one line."""
+    (where,) = args
+    print(json.dumps(ask(find(where))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
