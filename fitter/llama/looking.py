@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from fitter.errors import FitterError
-from fitter.llama.builds import Build, find
+from fitter.llama.builds import PYTHON, Build, find
 from fitter.llama.epochs import epoch_of
 from fitter.llama.opening import best_of, open_build
 
@@ -59,6 +62,19 @@ def look(where: str) -> Look:
         why = f"ended with signal {-done.returncode}" if done.returncode < 0 else said[-1] if said else "said nothing"
         return _with(found, problem=f"{build.libllama} cannot be asked ({why}): name another llama.cpp")
     return _with(found, **answer)
+
+
+def look_around(given: Sequence[str] = ()) -> tuple[Look, ...]:
+    """Look at the builds of this Python, of the ``llama-server`` on the PATH, and at those that are ``given``."""
+    found = [PYTHON] if importlib.util.find_spec("llama_cpp") else []
+    if server := shutil.which("llama-server"):
+        found.append(server)
+    return tuple(look(where) for where in dict.fromkeys((*found, *given)))
+
+
+def is_any_unusable(looks: Iterable[Look], given: Sequence[str]) -> bool:
+    """Whether one of those that were ``given`` cannot be planned with."""
+    return any(look.problem for look in looks if look.where in given)
 
 
 def _with(found: Look, **changes: str) -> Look:
