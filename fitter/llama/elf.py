@@ -50,7 +50,7 @@ def read(path: str | os.PathLike[str]) -> SharedLibrary:
         return _parse(data)
     except OSError as error:
         raise LibraryError(f"{os.fspath(path)} cannot be read: {error.strerror}") from error
-    except (struct.error, ValueError, IndexError) as error:
+    except (struct.error, ValueError, IndexError, OverflowError) as error:
         raise LibraryError(f"{os.fspath(path)} is not a shared library for 64-bit Linux: use another one") from error
 
 
@@ -74,7 +74,7 @@ def linking_of(path: str | os.PathLike[str]) -> Linking:
             return _linking(_Reader(file.fileno()), name)
     except OSError as error:
         raise LibraryError(f"{name} cannot be read: {error.strerror}") from error
-    except (struct.error, ValueError, IndexError) as error:
+    except (struct.error, ValueError, IndexError, OverflowError) as error:
         raise LibraryError(f"{name} is damaged or not all there: download or build it again") from error
 
 

@@ -62,7 +62,7 @@ def fields_of(text: str, struct: str) -> Fields:
 def _declared(declaration: str, pointers: set[str], enums: set[str]) -> list[tuple[str, str]]:
     """The names that ``declaration`` declares, with their kinds."""
     first, *others = declaration.split(",")
-    if not _PLAIN.fullmatch(first):
+    if not _PLAIN.fullmatch(first) or not first.strip():
         raise ValueError(f"has '{_short(declaration)}', which fitter cannot read")
     words = first.replace("*", " * ").split()
     name, words = words[-1], words[:-1]
