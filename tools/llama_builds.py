@@ -36,7 +36,7 @@ class Packaged:
     """A build in a package. ``name``: llama.cpp's own for it, or the version of llama-cpp-python.
 
     ``kind``: ``npm``, ``wheel`` or ``sdist``. ``folder``: the directory in the package that is kept. ``layout``: which
-    one its parameters have, by name.
+    one its parameters have, by name; '' where fitter refuses the build.
     """
 
     name: str
@@ -62,8 +62,13 @@ def packaged() -> dict[str, Packaged]:
 
 
 def libraries() -> dict[str, Packaged]:
-    """Those that have libraries."""
-    return {name: each for name, each in packaged().items() if each.kind != "sdist"}
+    """Those with libraries that fitter can use."""
+    return {name: each for name, each in packaged().items() if each.kind != "sdist" and each.layout}
+
+
+def refused() -> dict[str, Packaged]:
+    """Those that are too old, or of a fork."""
+    return {name: each for name, each in packaged().items() if not each.layout}
 
 
 def headers() -> dict[str, Packaged]:

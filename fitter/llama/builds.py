@@ -29,15 +29,24 @@ _GGML = ("libggml.", "libggml-")
 _CORE = ("libggml.", "libggml-base.")
 _CPU = ("libggml-cpu.", "libggml-cpu-")
 """What names of libraries begin with."""
+_HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 def _is(path: str, beginnings: tuple[str, ...]) -> bool:
     """Whether it is a library whose name begins so, such as libllama.so, libllama.so.0 and libllama.v0.5.0.so."""
-    name = os.path.basename(path)
+    name = _own_name(path)
     if not name.startswith(beginnings):
         return False
     _, found, version = name.partition(".so.")
     return version.replace(".", "").isdigit() if found else name.endswith(".so")
+
+
+def _own_name(path: str) -> str:
+    """The file's name, without what a repaired wheel adds to it: libllama.so for libllama-43a2e278.so."""
+    name = os.path.basename(path)
+    stem, dot, rest = name.partition(".")
+    before, _, added = stem.rpartition("-")
+    return f"{before}{dot}{rest}" if before and len(added) == 8 and set(added) <= _HEXADECIMAL else name
 
 
 class Build(NamedTuple):
@@ -70,7 +79,7 @@ class Build(NamedTuple):
     def backends(self) -> tuple[str, ...]:
         """The names of ggml's backends that it has, such as ``cpu`` and ``cuda``."""
         files = [path for path in (*self.libraries, *self.plugins) if _is(path, _GGML) and not _is(path, _CORE)]
-        names = (os.path.basename(path).removeprefix("libggml-").partition(".")[0] for path in files)
+        names = (_own_name(path).removeprefix("libggml-").partition(".")[0] for path in files)
         return tuple(sorted({"cpu" if name.startswith("cpu-") else name for name in names}))
 
     @property
@@ -259,12 +268,10 @@ def _check_symbols(build: Build) -> None:
     """Raise ``LibraryError`` where the symbols tell that it is no llama.cpp that fitter can use."""
     core = [path for path in build.libraries if _is(path, _CORE)]
     defined = frozenset[str]().union(*(elf.read(path).defined for path in (core or [build.libllama])))
-    if "ggml_backend_dev_count" not in defined:
-        raise LibraryError(f"{build.libllama} is too old for fitter, or without ggml's devices: {_OTHER}")
-    if "ggml_version" not in defined:
+    if missing := {"ggml_backend_dev_count", "ggml_version"} - defined:
         raise LibraryError(
             f"{build.libllama} is not of the llama.cpp of ggml-org, but of a fork such as ik_llama.cpp, or too old (no "
-            f"ggml_version): {_OTHER}"
+            f"{min(missing)}): {_OTHER}"
         )
     if not build.cpu_plugins and not any(_is(path, _CPU) for path in build.libraries):
         every = frozenset[str]().union(*(elf.read(path).defined for path in build.libraries))

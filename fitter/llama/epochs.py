@@ -56,8 +56,8 @@ def epoch_of(ggml: str) -> Epoch:
     found = [each for each in epochs() if _numbers(each.ggml) <= version]
     if not version or not found:
         raise LibraryError(
-            f"its ggml is {ggml or 'of no version'}, and fitter needs {epochs()[0].ggml} or newer: take llama.cpp "
-            "b9842 or newer, or llama-cpp-python 0.3.25 or newer"
+            f"its ggml is {ggml or 'of no version'}, and {epochs()[0].ggml} is needed: take llama.cpp b9842 or newer, "
+            "or llama-cpp-python 0.3.25 or newer"
         )
     return found[-1]
 

@@ -116,7 +116,11 @@ class Functions:
         try:
             self.layout, layout = layout_of(ask, headers)
         except LibraryError as error:
-            raise LibraryError(f"{self.path} is not a llama.cpp that fitter can use: {error}") from None
+            commit = ggml_version(self.library)[1] or "unknown"
+            raise LibraryError(
+                f"{self.path} (commit {commit}) is not a llama.cpp that fitter can use: {error}; put its llama.h into "
+                f"{os.path.join(os.path.dirname(self.path), 'include')}, or plan with another one"
+            ) from None
         structs = structs_of(layout)
         for name, (result, *arguments) in _SIGNATURES.items():
             if not _STRUCTS.isdisjoint((result, *arguments)):
@@ -127,6 +131,17 @@ class Functions:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+
+def ggml_version(library: ctypes.CDLL) -> tuple[str, str]:
+    """The version of ggml, and the commit of llama.cpp, that a loaded libllama or one of ggml's libraries has."""
+    found = []
+    for name in ("ggml_version", "ggml_commit"):
+        function = getattr(library, name, None)
+        if function is not None:
+            function.restype = ctypes.c_char_p
+        found.append(((function and function()) or b"").decode("utf-8", "replace"))
+    return found[0], found[1]
 
 
 def _hidden_pointer(address: int, memory: Any) -> None:

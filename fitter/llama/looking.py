@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import json
 import shutil
@@ -13,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from fitter.errors import FitterError
 from fitter.llama.builds import PYTHON, Build, find
-from fitter.llama.epochs import epoch_of
+from fitter.llama.functions import ggml_version
 from fitter.llama.opening import best_of, open_build
 
 _PATIENCE = 60.0
@@ -87,17 +86,14 @@ def ask(build: Build) -> dict[str, str]:
     try:
         llama = open_build(build)
         answer["version"] = (llama.llama_version() or b"").decode() if llama.llama_version else ""
-        for key, name in (("ggml", "ggml_version"), ("commit", "ggml_commit")):
-            function = ctypes.CFUNCTYPE(ctypes.c_char_p)((name, llama.library))
-            answer[key] = (function() or b"").decode("utf-8", "replace")
+        answer["ggml"], answer["commit"] = ggml_version(llama.library)
         if build.cpu_plugins:
             answer["cpu"] = best_of(build.cpu_plugins).rpartition("/")[2]
-        epoch_of(answer["ggml"])
         llama.lay_out(headers=build.headers)
         answer["layout"] = llama.layout
-    except (FitterError, OSError, AttributeError) as error:
-        known = f" (ggml {answer['ggml']}, commit {answer['commit']})" if "commit" in answer else ""
-        answer["problem"] = f"{build.libllama}{known} cannot be used: {' '.join(str(error).split())}"
+    except (FitterError, OSError) as error:
+        why = " ".join(str(error).split())
+        answer["problem"] = why if build.libllama in why else f"{build.libllama} cannot be used: {why}"
     return answer
 
 

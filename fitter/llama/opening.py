@@ -10,7 +10,8 @@ import ctypes
 import os
 
 from fitter.errors import LibraryError
-from fitter.llama.functions import Functions
+from fitter.llama.epochs import epoch_of
+from fitter.llama.functions import Functions, ggml_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,11 +23,16 @@ if TYPE_CHECKING:
 def open_build(build: Build) -> Functions:
     """The functions of a build's libllama, whose parameter structs are not laid out yet.
 
-    What it needs is loaded before it, from where ``build`` says. Raises ``LibraryError`` if it lacks a function, and
-    ``OSError`` if it cannot be loaded.
+    What it needs is loaded before it, from where ``build`` says. Raises ``LibraryError`` if it is too old or lacks a
+    function, and ``OSError`` if it cannot be loaded.
     """
     for path in build.libraries:
         ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+    ggml, commit = ggml_version(ctypes.CDLL(build.libllama))
+    try:
+        epoch_of(ggml)
+    except LibraryError as error:
+        raise LibraryError(f"{build.libllama} (commit {commit or 'unknown'}) is too old for fitter: {error}") from None
     return Functions(build.libllama)
 
 

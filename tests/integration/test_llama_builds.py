@@ -110,7 +110,10 @@ def test_a_header_is_read_where_a_layout_is_not_known(tmp_path: Path) -> None:
     other.write_text(Path(own[0]).read_text().replace("lazy_mode;", "lazy_mode; int32_t more;"))
     assert "more" in llama_h.fields_of(other.read_text(), "llama_model_params")
     failed = subprocess.run([sys.executable, "-c", code, str(other)], capture_output=True, text=True, check=False)
-    assert "belongs to another version" in failed.stderr.splitlines()[-1]
+    said = failed.stderr.splitlines()[-1]
+    assert "(commit 0c1e570" in said
+    assert "belongs to another version (llama_model_params." in said
+    assert "; put its llama.h into " in said
 
 
 @pytest.mark.parametrize("name", WITH_PLUGINS)
@@ -130,8 +133,19 @@ def test_the_cpu_backend_is_the_one_that_ggml_chooses(name: str) -> None:
 def test_a_llama_server_and_its_directory_are_one_build() -> None:
     directory = fetched("b10434")
     by_server, by_directory = find(str(directory / "llama-server")), find(str(directory))
-    assert by_server._replace(where="", headers=()) == by_directory._replace(where="", headers=())
+    assert (by_server.key, by_server.libraries) == (by_directory.key, by_directory.libraries)
     assert by_server.backends == ("cpu", "rpc", "vulkan")
+
+
+@pytest.mark.parametrize(("name", "commit", "ggml"), [("b8390", "57bea3d", "0.9.7"), ("b7347", "7e467cc", "0.9.4")])
+def test_a_build_that_is_too_old(name: str, commit: str, ggml: str) -> None:
+    found = look(where(name))
+    assert f"(commit {commit}) is too old for fitter: its ggml is {ggml}, and 0.13.1 is needed" in found.problem
+
+
+def test_a_fork() -> None:
+    found = look(str(fetched("ik_llama.cpp") / "ik_llama_cpp"))
+    assert "but of a fork such as ik_llama.cpp" in found.problem
 
 
 def test_every_build_has_a_key_of_its_own() -> None:
