@@ -11,7 +11,7 @@ from fitter.llama import library as native
 from fitter.llama.ahead import OverrideStruct, identity
 from fitter.llama.devices import Device, Registry, registry, select
 from fitter.llama.types import MAX_USED_DEVICES, Params, Skeleton
-from fitter.parameters import Parameter, of_a_struct
+from fitter.parameters import of_a_struct
 
 _POINTERS = ("devices", "tensor_split", "tensor_buft_overrides")
 """Parameters that llama.cpp's struct only has a pointer for."""
@@ -46,9 +46,7 @@ def _apply_model(params: Params, out: Any, available: Registry, leave_default: b
         out.devices = ctypes.cast(pointers, ctypes.c_void_p)
         pointed_to.append(pointers)
 
-    for each in of_a_struct("model"):
-        if each.key not in _POINTERS:
-            _write(each, params, out)
+    write("model", params, out)
 
     if params.tensor_split is not None:
         limit = int(llama.llama_max_devices())
@@ -81,24 +79,26 @@ def overrides_of(params: Params, available: Registry) -> list[tuple[bytes, int]]
 
 
 def apply_context(params: Params, out: Any) -> None:
-    for each in of_a_struct("context"):
-        _write(each, params, out)
+    write("context", params, out)
 
 
-def _write(each: Parameter, params: Params, out: Any) -> None:
-    """Write a parameter into a struct. Raises ``UsageError`` if this llama.cpp lacks it and it is set."""
-    value = params.of_parameter(each)
-    if each.field in _fields_of(out):
-        setattr(out, each.field, each.kind.native(str(each.key), value))
-    elif value != each.default:
-        raise UsageError(
-            f"{each.key} is not a parameter of llama.cpp {native.llama_cpp_version()}: leave it out, or plan with a "
-            "newer llama.cpp"
-        )
+def write(struct: str, params: Params, out: Any) -> None:
+    """Write the plain values of ``params`` for llama.cpp's ``struct``, ``model`` or ``context``, into ``out``.
 
-
-def _fields_of(struct: Any) -> set[str]:
-    return {name for name, *_ in struct._fields_}
+    A default that ``out`` has no field for is left out. Raises ``UsageError`` for another value that it has none for.
+    """
+    fields = {name for name, *_ in out._fields_}
+    for each in of_a_struct(struct):
+        if each.key in _POINTERS:
+            continue
+        value = params.of_parameter(each)
+        if each.field in fields:
+            setattr(out, each.field, each.kind.native(str(each.key), value))
+        elif value != each.default:
+            raise UsageError(
+                f"{each.key} is not a parameter of llama.cpp {native.llama_cpp_version()}: leave it out, or plan with "
+                "a newer llama.cpp"
+            )
 
 
 def _check_count(params: Params, selected: tuple[Device, ...]) -> None:

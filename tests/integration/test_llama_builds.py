@@ -130,6 +130,18 @@ def test_the_cpu_backend_is_the_one_that_ggml_chooses(name: str) -> None:
     assert mapped == {look(directory).cpu}
 
 
+@pytest.mark.parametrize(("name", "devices"), [("v0.5.0", False), ("b9842", True)])
+def test_the_cpu_backend_is_loaded(name: str, devices: bool) -> None:
+    directory = where(name)
+    code = (
+        "import sys\nfrom fitter.llama.builds import find\nfrom fitter.llama.opening import load_plugins, open_build\n"
+        "build = find(sys.argv[1])\nllama = open_build(build)\nbefore = llama.library.ggml_backend_dev_count()\n"
+        f"print(load_plugins(llama, build, devices={devices}), before, llama.library.ggml_backend_dev_count())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, directory], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [look(directory).cpu, "0", "1"]
+
+
 def test_a_llama_server_and_its_directory_are_one_build() -> None:
     directory = fetched("b10434")
     by_server, by_directory = find(str(directory / "llama-server")), find(str(directory))
