@@ -24,8 +24,12 @@ def write(
     build_id: str = "",
     machine: str = os.uname().machine,
     bits: int = 64,
+    code: int = 0,
 ) -> Path:
-    """Write a library, or a program where ``name`` is ''; by default it calls itself what the file is called."""
+    """Write a library, or a program where ``name`` is ''; by default it calls itself what the file is called.
+
+    ``code``: bytes of memory that nothing here reads.
+    """
     strings = bytearray(b"\0")
 
     def text(value: str) -> int:
@@ -45,7 +49,7 @@ def write(
     at_strings = at_symbols + len(symbols)
     tags += [(_STRTAB, at_strings), (_STRSZ, len(strings)), (0, 0)]
     dynamic = b"".join(struct.pack("<QQ", *tag) for tag in tags)
-    at_sections = at_strings + len(strings)
+    at_sections = at_strings + len(strings) + code
     # type, offset, size, linked section
     sections = [(0, 0, 0, 0), (3, at_strings, len(strings), 0), (11, at_symbols, len(symbols), 1)]
     sections.append((6, at_dynamic, len(dynamic), 1))
@@ -56,7 +60,7 @@ def write(
         *(len(sections), 0),
     )
     data = header + b"".join(struct.pack("<IIQQQQQQ", kind, 4, at, at, at, n, n, 8) for kind, at, n in segments)
-    data += note.ljust(at_dynamic - base, b"\0") + dynamic + symbols + bytes(strings)
+    data += note.ljust(at_dynamic - base, b"\0") + dynamic + symbols + bytes(strings) + bytes(code)
     data += b"".join(struct.pack("<IIQQQQIIQQ", 0, kind, 0, 0, at, n, link, 0, 8, 0) for kind, at, n, link in sections)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)

@@ -73,6 +73,14 @@ def test_every_shorter_file_is_refused(tmp_path: Path) -> None:
             elf.linking_of(part)
 
 
+def test_a_file_without_the_end_of_its_code_is_refused(tmp_path: Path) -> None:
+    path = libraries.write(tmp_path / "liba.so", code=1000)
+    assert elf.linking_of(path).name == "liba.so"
+    path.write_bytes(path.read_bytes()[:1200])
+    with pytest.raises(LibraryError, match="is damaged or not all there"):
+        elf.linking_of(path)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), min_size=1, max_size=8))
 def test_damage_is_an_error_or_harmless(tmp_path: Path, changes: list[tuple[int, int]]) -> None:

@@ -93,6 +93,18 @@ def test_an_unknown_layout_is_refused_or_read(name: str, more: dict[str, str], t
         assert why in str(caught.value)
 
 
+def test_a_field_that_is_not_written_is_not_there(tmp_path: Path) -> None:
+    known = {name: layout for name, layout in KNOWN.items() if name != "0.3.36"}
+    fields = KNOWN["0.3.36"]["llama_model_params"]
+    at = list(fields).index("tensor_split")
+    # it would be where the struct has four bytes that are not used, so that all else is as it was
+    more = dict([*list(fields.items())[:at], ("n_new", "int32_t"), *list(fields.items())[at:]])
+    path = tmp_path / "llama.h"
+    path.write_text(header_of({**KNOWN["0.3.36"], "llama_model_params": more}))
+    with pytest.raises(LibraryError, match=r"another version \(llama_model_params\.n_new is not written\)"):
+        layout_of(Build(KNOWN["0.3.36"]), [str(path)], known)
+
+
 def test_a_header_of_another_version_is_not_believed_where_the_layout_is_known(tmp_path: Path) -> None:
     path = tmp_path / "llama.h"
     path.write_text(header_of(KNOWN["0.3.25"]))
