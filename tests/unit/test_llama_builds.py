@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -339,6 +340,7 @@ def test_llama_cpp_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     install(package / "lib", llama="libllama.so")
     (package / "__init__.py").write_text("raise SystemExit('llama_cpp was imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
     assert builds.find() == find("python")
     assert find("python").libllama == str(package / "lib" / "libllama.so")
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(install(tmp_path / "given", llama="libllama.so")))
@@ -346,6 +348,7 @@ def test_llama_cpp_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_no_llama_cpp_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
     monkeypatch.setattr("sys.path", [])
     monkeypatch.setattr("sys.meta_path", [])
     with pytest.raises(LibraryError, match="llama-cpp-python is not installed: pip install"):
