@@ -26,6 +26,7 @@ COMMANDS = {
     "lock": "Record what the cases of fitter.toml take.",
     "check": "Fail if a case takes more than was recorded.",
     "diff": "Compare two plans.",
+    "llama-cpp": "List the builds of llama.cpp to plan with.",
 }
 """The help for each. A command is a function in a file, both of that name, imported when the command is called."""
 
@@ -78,7 +79,8 @@ class Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"fitter.cli.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"fitter.cli.{name}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

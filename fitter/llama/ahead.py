@@ -11,7 +11,8 @@ import threading
 
 from fitter.errors import LibraryError
 from fitter.llama import library as native
-from fitter.llama.functions import LLAMA_LOAD_MODE_NONE, LLAMA_SPLIT_MODE_LAYER
+from fitter.llama.functions import LLAMA_SPLIT_MODE_LAYER
+from fitter.llama.layouts import read_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def params_of(description: str, is_held: bool) -> tuple[Any, list[object], Any]:
     params.split_mode = LLAMA_SPLIT_MODE_LAYER
     params.main_gpu = 0
     params.no_alloc = True
-    params.load_mode = LLAMA_LOAD_MODE_NONE
+    read_whole(params)
     if is_held:
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
     return params, [pointers, overrides], overrides

@@ -1,24 +1,45 @@
-"""Reading a shared library: the libraries that it is linked to, and the symbols that it needs and defines."""
+"""Reading libraries and programs without loading them: what they are linked to, their build ids, their symbols."""
 
 from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from fitter.errors import LibraryError
 
 _DYNAMIC, _DYNSYM = 6, 11
-_NEEDED = 1
+_LOAD_SEGMENT, _DYNAMIC_SEGMENT, _NOTE_SEGMENT = 1, 2, 4
+_NEEDED, _STRTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 1, 5, 10, 14, 15, 29
+_BUILD_ID = 3
+_MOST = 1 << 24
+"""Bytes that no part of a file that is read here has."""
+
+_MACHINES = {3: "i686", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64", 21: "ppc64le"}
+"""The names that Python has for the machines of ELF's ``e_machine``."""
 
 
-@dataclass(frozen=True)
-class SharedLibrary:
+class SharedLibrary(NamedTuple):
     """``needed``: names of the libraries it is linked to, in order. ``defined`` and ``undefined``: its symbols."""
 
     needed: tuple[str, ...]
     defined: frozenset[str]
     undefined: frozenset[str]
+
+
+class Linking(NamedTuple):
+    """What the dynamic linker reads of a file. ``name``: what it calls itself, '' for a program.
+
+    ``needed``: as ``SharedLibrary``'s. ``rpath`` and ``runpath``: directories that are searched before and after
+    ``LD_LIBRARY_PATH``, as they stand there. ``build_id``: hexadecimal, '' without one.
+    """
+
+    name: str
+    needed: tuple[str, ...]
+    rpath: tuple[str, ...]
+    runpath: tuple[str, ...]
+    build_id: str
 
 
 def read(path: str | os.PathLike[str]) -> SharedLibrary:
@@ -29,8 +50,126 @@ def read(path: str | os.PathLike[str]) -> SharedLibrary:
         return _parse(data)
     except OSError as error:
         raise LibraryError(f"{os.fspath(path)} cannot be read: {error.strerror}") from error
-    except (struct.error, ValueError, IndexError) as error:
+    except (struct.error, ValueError, IndexError, OverflowError) as error:
         raise LibraryError(f"{os.fspath(path)} is not a shared library for 64-bit Linux: use another one") from error
+
+
+def is_elf(path: str | os.PathLike[str]) -> bool:
+    """Whether the file begins as a library or a program for Linux does."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
+
+
+def linking_of(path: str | os.PathLike[str]) -> Linking:
+    """What the dynamic linker would read of the library or program at ``path``.
+
+    Raises ``LibraryError`` if it is none for this machine, or is not all there.
+    """
+    name = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            return _linking(_Reader(file.fileno()), name)
+    except OSError as error:
+        raise LibraryError(f"{name} cannot be read: {error.strerror}") from error
+    except (struct.error, ValueError, IndexError, OverflowError) as error:
+        raise LibraryError(f"{name} is damaged or not all there: download or build it again") from error
+
+
+class _Reader:
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.size = os.fstat(descriptor).st_size
+
+    def at(self, offset: int, size: int) -> bytes:
+        """So many bytes. Raises ``ValueError`` where the file does not have them."""
+        if size > _MOST or offset + size > self.size:
+            raise ValueError("behind the end of the file")
+        data = os.pread(self.descriptor, size, offset)
+        if len(data) != size:
+            raise ValueError("the file has become shorter")
+        return data
+
+
+def _linking(file: _Reader, path: str) -> Linking:
+    header = file.at(0, min(64, file.size))
+    if header[:4] != b"\x7fELF":
+        raise LibraryError(f"{path} is not a library or a program for Linux: name another one")
+    if len(header) < 64:
+        raise ValueError("the header is not all there")
+    _check_machine(header, path)
+    (start,) = struct.unpack_from("<Q", header, 0x20)
+    size, count = struct.unpack_from("<HH", header, 0x36)
+    table = file.at(start, size * count)
+    # type, offset, address, size in the file
+    segments = [struct.unpack_from("<I4xQQ8xQ", table, i * size) for i in range(count)]
+    if any(offset + length > file.size for kind, offset, _, length in segments if kind == _LOAD_SEGMENT):
+        raise ValueError("a segment ends behind the end of the file")
+    names: dict[int, list[int]] = {tag: [] for tag in (_NEEDED, _SONAME, _RPATH, _RUNPATH)}
+    strings, length = 0, 0
+    for kind, offset, _, in_file in segments:
+        if kind == _DYNAMIC_SEGMENT:
+            data = file.at(offset, in_file - in_file % 16)
+            for tag, value in struct.iter_unpack("<QQ", data):
+                if tag == 0:
+                    break
+                if tag in names:
+                    names[tag].append(value)
+                strings, length = (value if tag == _STRTAB else strings), (value if tag == _STRSZ else length)
+    table = file.at(_offset(strings, segments), length) if length else b""
+    found = {tag: [_string(table, value) for value in values] for tag, values in names.items()}
+    return Linking(
+        next(iter(found[_SONAME]), ""),
+        tuple(found[_NEEDED]),
+        _directories(found[_RPATH]),
+        _directories(found[_RUNPATH]),
+        _build_id(file, segments),
+    )
+
+
+def _check_machine(header: bytes, path: str) -> None:
+    own = os.uname().machine
+    if header[4] != 2:
+        raise LibraryError(f"{path} is for 32-bit machines: name a llama.cpp that was built for {own}")
+    if header[5] != 1:
+        raise LibraryError(f"{path} is for big-endian machines: name a llama.cpp that was built for {own}")
+    (number,) = struct.unpack_from("<H", header, 0x12)
+    machine = _MACHINES.get(number, f"another machine (number {number})")
+    if machine != own:
+        raise LibraryError(f"{path} is for {machine}, this machine is {own}: name a llama.cpp that was built for it")
+
+
+def _offset(address: int, segments: list[tuple[int, ...]]) -> int:
+    """Where in the file the memory at ``address`` is from."""
+    for kind, offset, begin, length in segments:
+        if kind == _LOAD_SEGMENT and begin <= address < begin + length:
+            return offset + address - begin
+    raise ValueError("an address of no segment")
+
+
+def _directories(texts: list[str]) -> tuple[str, ...]:
+    return tuple(place for text in texts for place in text.split(":") if place)
+
+
+def _build_id(file: _Reader, segments: list[tuple[int, ...]]) -> str:
+    for kind, offset, _, length in segments:
+        if kind == _NOTE_SEGMENT:
+            for owner, number, text in _notes(file.at(offset, length)):
+                if owner == b"GNU\0" and number == _BUILD_ID:
+                    return text.hex()
+    return ""
+
+
+def _notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+    """The notes of a segment: owner, type and text. Those that are aligned to 8 bytes are multiples of it, too."""
+    at = 0
+    while at + 12 <= len(data):
+        owner, length, number = struct.unpack_from("<III", data, at)
+        text = at + 12 + -(-owner // 4) * 4
+        yield data[at + 12 : at + 12 + owner], number, data[text : text + length]
+        at = text + -(-length // 4) * 4
 
 
 def _parse(data: bytes) -> SharedLibrary:
@@ -56,4 +195,4 @@ def _parse(data: bytes) -> SharedLibrary:
 
 
 def _string(data: bytes, start: int) -> str:
-    return data[start : data.index(b"\0", start)].decode()
+    return os.fsdecode(data[start : data.index(b"\0", start)])

@@ -1,4 +1,4 @@
-"""llama.cpp's C functions that fitter calls, with the parameter structs of a layout in ``layouts.json``.
+"""llama.cpp's C functions that fitter calls, with its parameter structs in the layout that the loaded libllama has.
 
 llama-cpp-python's own bindings need every symbol of the version that they are for, so they are not used for planning.
 """
@@ -6,33 +6,20 @@ llama-cpp-python's own bindings need every symbol of the version that they are f
 from __future__ import annotations
 
 import ctypes
-import functools
-import json
 import os
 
 from fitter.errors import LibraryError
+from fitter.llama.layouts import layout_of, structs_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from typing import Any
 
-LAYOUT = "0.3.36"
-"""The layout of the llama.cpp that fitter is compiled for, by the version of llama-cpp-python that it came with."""
-
-LLAMA_LOAD_MODE_NONE = 0
 LLAMA_SPLIT_MODE_LAYER = 1
 
 ProgressCallback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
 """``llama_progress_callback``: false cancels the load."""
-
-_KINDS: dict[str, Any] = {
-    "bool": ctypes.c_bool,
-    "float": ctypes.c_float,
-    "int32_t": ctypes.c_int32,
-    "size_t": ctypes.c_size_t,
-    "float *": ctypes.POINTER(ctypes.c_float),
-    "void *": ctypes.c_void_p,
-}
 
 
 class Batch(ctypes.Structure):
@@ -88,34 +75,77 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 """The result and the arguments of each function; structs by their names."""
 
 
+_STRUCTS = frozenset({_MODEL_PARAMS, _CONTEXT_PARAMS})
+_ABSENT = frozenset({"llama_version"})
+"""Functions that a llama.cpp that fitter can use may lack."""
+
+
 class Functions:
     """The functions of the libllama at ``path``, called as in C. Models, contexts and adapters are addresses.
 
-    Raises ``LibraryError`` if it lacks one of them, and ``OSError`` if it cannot be loaded.
+    A function that it may lack is ``None`` then. Those with parameter structs can be called after ``lay_out``. Raises
+    ``LibraryError`` if it is not a llama.cpp that fitter can use, and ``OSError`` if it cannot be loaded.
     """
 
+    layout = ""
+    """The name of the layout that its parameter structs have."""
+
     def __init__(self, path: str) -> None:
+        self.path = path
         self.library = ctypes.CDLL(path)
-        structs = structs_of(LAYOUT)
-        for name, signature in _SIGNATURES.items():
-            try:
-                function = getattr(self.library, name)
-            except AttributeError:
-                raise LibraryError(f"{path} is not a llama.cpp that fitter can use: it has no {name}") from None
-            function.restype, *function.argtypes = (structs.get(kind, kind) for kind in signature)
+        for name, (result, *arguments) in _SIGNATURES.items():
+            function = getattr(self.library, name, None)
+            if function is None and name not in _ABSENT:
+                raise LibraryError(f"{path} is not a llama.cpp that fitter can use: it has no {name}")
+            if function is not None and _STRUCTS.isdisjoint((result, *arguments)):
+                function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
+
+    def lay_out(self, probe: Callable[[int, Any], None] | None = None, headers: Iterable[str] = ()) -> None:
+        """Find how its parameter structs are laid out.
+
+        ``probe`` calls the function at an address, which returns a struct, into the given memory. Where the layout is
+        none that fitter knows, that of the ``llama.h`` among the files ``headers`` is taken, if it is that of this
+        libllama. Raises ``LibraryError`` if there is none.
+        """
+
+        def ask(name: str, memory: Any) -> None:
+            address = ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value
+            (probe or _hidden_pointer)(address or 0, memory)
+
+        try:
+            self.layout, layout = layout_of(ask, headers)
+        except LibraryError as error:
+            commit = ggml_version(self.library)[1] or "unknown"
+            raise LibraryError(
+                f"{self.path} (commit {commit}) is not a llama.cpp that fitter can use: {error}; put its llama.h into "
+                f"{os.path.join(os.path.dirname(self.path), 'include')}, or plan with another one"
+            ) from None
+        structs = structs_of(layout)
+        for name, (result, *arguments) in _SIGNATURES.items():
+            if not _STRUCTS.isdisjoint((result, *arguments)):
+                function = getattr(self, name)
+                function.restype = structs.get(result, result)
+                function.argtypes = [structs.get(kind, kind) for kind in arguments]
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
 
 
-@functools.cache
-def structs_of(layout: str) -> dict[str, type[ctypes.Structure]]:
-    """The parameter structs of a layout, by their names in C."""
-    with open(os.path.join(os.path.dirname(__file__), "layouts.json"), encoding="utf-8") as file:
-        layouts: dict[str, dict[str, dict[str, str]]] = json.load(file)
-    return {
-        name: type(name, (ctypes.Structure,), {"_fields_": [(field, _KINDS[kind]) for field, kind in fields.items()]})
-        for name, fields in layouts[layout].items()
-    }
+def ggml_version(library: ctypes.CDLL) -> tuple[str, str]:
+    """The version of ggml, and the commit of llama.cpp, that a loaded libllama or one of ggml's libraries has."""
+    found = []
+    for name in ("ggml_version", "ggml_commit"):
+        function = getattr(library, name, None)
+        if function is not None:
+            function.restype = ctypes.c_char_p
+        found.append(((function and function()) or b"").decode("utf-8", "replace"))
+    return found[0], found[1]
+
+
+def _hidden_pointer(address: int, memory: Any) -> None:
+    # On x86-64, C passes the place of a large result as if it were the first argument.
+    if os.uname().machine != "x86_64":
+        raise LibraryError("its parameters cannot be read on this machine: reinstall llama-fitter")
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(memory))

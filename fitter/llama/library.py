@@ -9,21 +9,21 @@ import contextlib
 import ctypes
 import functools
 import importlib
-import importlib.util
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fitter.llama
 from fitter.errors import LibraryError, UsageError
+from fitter.llama.builds import PYTHON, Build, find, python_package
 from fitter.llama.functions import Functions
+from fitter.llama.opening import open_build
 
 LLAMA_CPP_PYTHON_VERSION = "0.3.36"
 """The version of llama-cpp-python whose llama.cpp fitter is compiled for."""
 
-_LIBLLAMA = "libllama.so"
 _LIBFITTER = "libfitter.so"
 _BACKEND = "libggml-fitter.so"
 _CUDART = "libfitter-cudart.so"
@@ -142,13 +142,26 @@ def libraries() -> Library:
 
 @functools.cache
 def _libraries() -> Library:
-    llama = _load_llama()
+    llama, build = _load_llama()
     _make_global(llama)
     ffi = declarations()
     library = Library(llama, ffi, _open(ffi, _LIBFITTER))
+    llama.lay_out(_probe_of(library), build.headers)
     check_versions(_loaded_versions(library), built_versions(library))
     llama.llama_backend_init()
     return library
+
+
+def _probe_of(library: Library) -> Callable[[int, Any], None] | None:
+    """libfitter's probe of functions that return a struct; ``None`` where it has none."""
+    probe = getattr(library.fitter, "fitter_probe", None)
+    if probe is None:
+        return None
+
+    def ask(function: int, memory: Any) -> None:
+        probe(library.pointer(function), library.pointer(ctypes.addressof(memory)), len(memory))
+
+    return ask
 
 
 @functools.cache
@@ -220,25 +233,19 @@ def _version_in(package: Iterable[str]) -> str:
     return "unknown"
 
 
-def _load_llama() -> Functions:
-    """The libllama that llama-cpp-python loads, without importing llama-cpp-python."""
-    package = importlib.util.find_spec("llama_cpp")
-    places = package.submodule_search_locations if package is not None else None
-    if not places:
-        raise LibraryError(
-            f"llama-cpp-python is not installed: pip install llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
-        )
-    version = _version_in(places)
+def _load_llama() -> tuple[Functions, Build]:
+    """The libllama that llama-cpp-python would load, its structs not laid out yet."""
+    version = _version_in(python_package())
     if version != LLAMA_CPP_PYTHON_VERSION:
         raise LibraryError(
             f"fitter needs llama-cpp-python {LLAMA_CPP_PYTHON_VERSION}, but {version} is installed: "
             f"pip install llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
         )
-    given = os.environ.get("LLAMA_CPP_LIB_PATH")
-    names = [os.path.join(given or os.path.join(place, "lib"), _LIBLLAMA) for place in places]
     try:
-        return Functions(next(filter(os.path.exists, names), names[0]))
-    except OSError as error:
+        build = find(PYTHON)
+        return open_build(build), build
+    except (LibraryError, OSError) as error:
+        given = os.environ.get("LLAMA_CPP_LIB_PATH")
         where = f" from LLAMA_CPP_LIB_PATH={given}" if given else ""
         raise LibraryError(f"libllama cannot be loaded{where}: {_one_line(error)}") from error
 
@@ -307,8 +314,10 @@ def _open(ffi: Any, name: str) -> Any:
 
 
 def _loaded_versions(library: Library) -> Versions:
+    # Not there before llama.cpp had versions of its own.
+    llama_version = library.llama.llama_version
     return Versions(
-        (library.llama.llama_version() or b"unknown").decode(),
+        ((llama_version and llama_version()) or b"unknown").decode(),
         library.text(library.fitter.fitter_loaded_ggml_version()) or "unknown",
         library.text(library.fitter.fitter_loaded_ggml_commit()) or "",
     )

@@ -15,8 +15,8 @@ from fitter.llama.ahead import MAX_HELD_OVERRIDES, Ahead
 from fitter.llama.allocations import untouched
 from fitter.llama.breakdown import breakdown_of, model_info_of
 from fitter.llama.devices import Device, Registry, every_device, register_virtual, registry
-from fitter.llama.functions import LLAMA_LOAD_MODE_NONE
 from fitter.llama.headers import Headers
+from fitter.llama.layouts import read_whole
 from fitter.llama.log import captured_log, failure, flash_attn_from, n_splits_from
 from fitter.llama.parameters import apply, apply_context, is_placed_alone, model_key, overrides_of
 from fitter.llama.types import (
@@ -209,7 +209,7 @@ def _load_dummy(
     model_params = llama.llama_model_default_params()
     pointers = apply(params, model_params, llama.llama_context_default_params(), devices)
     model_params.no_alloc = True
-    model_params.load_mode = LLAMA_LOAD_MODE_NONE
+    read_whole(model_params)
     model = llama.llama_model_load_from_file(os.fsencode(file), model_params)
     if not model:
         raise failure(name, "llama.cpp cannot load the model")

@@ -24,10 +24,11 @@ def apply(params: Params, model_params: Any, context_params: Any, devices: Regis
     """Write ``params`` into llama.cpp's two parameter structs, of ours or of llama-cpp-python's.
 
     Names of devices and buffer types are looked up in ``devices``, by default the real ones of this process. With that
-    default, ``params.devices`` of ``None`` leaves the choice to llama.cpp. Fields that ``Params`` lacks are unchanged.
+    default, ``params.devices`` of ``None`` leaves the choice to llama.cpp. Fields that ``Params`` lacks are unchanged,
+    and a default that the structs have no field for is left out.
 
     Returns the objects that the structs point to, which must live as long as the model. Raises ``UsageError`` for an
-    unknown name or a number out of range.
+    unknown name, a number out of range, or a parameter that this llama.cpp does not have.
     """
     available = devices or registry()
     pointed_to: list[object] = []
@@ -45,9 +46,7 @@ def _apply_model(params: Params, out: Any, available: Registry, leave_default: b
         out.devices = ctypes.cast(pointers, ctypes.c_void_p)
         pointed_to.append(pointers)
 
-    for each in of_a_struct("model"):
-        if each.key not in _POINTERS:
-            setattr(out, each.field, each.kind.native(str(each.key), params.of_parameter(each)))
+    write("model", params, out)
 
     if params.tensor_split is not None:
         limit = int(llama.llama_max_devices())
@@ -80,8 +79,26 @@ def overrides_of(params: Params, available: Registry) -> list[tuple[bytes, int]]
 
 
 def apply_context(params: Params, out: Any) -> None:
-    for each in of_a_struct("context"):
-        setattr(out, each.field, each.kind.native(str(each.key), params.of_parameter(each)))
+    write("context", params, out)
+
+
+def write(struct: str, params: Params, out: Any) -> None:
+    """Write the plain values of ``params`` for llama.cpp's ``struct``, ``model`` or ``context``, into ``out``.
+
+    A default that ``out`` has no field for is left out. Raises ``UsageError`` for another value that it has none for.
+    """
+    fields = {name for name, *_ in out._fields_}
+    for each in of_a_struct(struct):
+        if each.key in _POINTERS:
+            continue
+        value = params.of_parameter(each)
+        if each.field in fields:
+            setattr(out, each.field, each.kind.native(str(each.key), value))
+        elif value != each.default:
+            raise UsageError(
+                f"{each.key} is not a parameter of llama.cpp {native.llama_cpp_version()}: leave it out, or plan with "
+                "a newer llama.cpp"
+            )
 
 
 def _check_count(params: Params, selected: tuple[Device, ...]) -> None:

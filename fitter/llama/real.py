@@ -14,7 +14,8 @@ from fitter.llama import library as native
 from fitter.llama.adapters import Adapters
 from fitter.llama.breakdown import breakdown_of
 from fitter.llama.devices import Device, Registry
-from fitter.llama.functions import LLAMA_LOAD_MODE_NONE, Batch
+from fitter.llama.functions import Batch
+from fitter.llama.layouts import read_whole
 from fitter.llama.log import failure
 from fitter.llama.parameters import apply
 from fitter.llama.types import Breakdown, MeasuredSpeed, Params
@@ -36,7 +37,7 @@ class RealLoad:
         model_params = self._llama.llama_model_default_params()
         context_params = self._llama.llama_context_default_params()
         self._keep = apply(params, model_params, context_params, devices)
-        model_params.load_mode = LLAMA_LOAD_MODE_NONE
+        read_whole(model_params)
         self._context: Any = None
         self._adapters: Adapters | None = None
         self._model = self._llama.llama_model_load_from_file(os.fsencode(path), model_params)

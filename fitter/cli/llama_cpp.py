@@ -1,0 +1,42 @@
+"""``fitter llama-cpp``: the builds of llama.cpp that there are."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from fitter.cli import options
+from fitter.errors import EXIT_FAILURE, EXIT_FITS
+
+_EPILOG = """\
+Examples:
+  fitter llama-cpp                              those of this Python and on the PATH
+  fitter llama-cpp ~/llama.cpp/build/bin        that of a directory as well
+"""
+
+
+@click.command("llama-cpp", cls=options.Command, epilog=_EPILOG)
+@click.argument("where", nargs=-1)
+@options.json_option
+def llama_cpp(where: tuple[str, ...], as_json: bool | None, **_: Any) -> int:
+    """Show the builds of llama.cpp on this machine, and whether fitter knows how to talk to them.
+
+    They are the installed llama-cpp-python's, that of the llama-server on the PATH, and those that are named. WHERE is
+    a directory with libllama and ggml's libraries, or a llama-server. The exit status is 3 if one that is named cannot
+    be used.
+    """
+    from fitter.llama import looking
+    from fitter.output import builds
+
+    found = looking.look_around(where)
+    if as_json:
+        from fitter.output import json
+
+        click.echo(json.dumps(builds.builds_to_dict(found)))
+    else:
+        from fitter.output import table
+
+        table.print_to(sys.stdout, builds.builds_table(found))
+    return EXIT_FAILURE if looking.is_any_unusable(found, where) else EXIT_FITS

@@ -1,0 +1,67 @@
+"""What differs between builds of llama.cpp beside their layouts, and nothing in a build tells.
+
+It is in ``layouts.json``, by the version of ggml that a build has.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import NamedTuple
+
+from fitter.errors import LibraryError
+from fitter.llama.layouts import data
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MOST_OPERATIONS = 256
+
+
+class Epoch(NamedTuple):
+    """``ggml``: the version of ggml that it begins with. ``last_op``: ``ggml_op_name`` of the last operation.
+
+    ``graph_optimize_has_params``: whether a backend's ``graph_optimize`` is given a place to say which tensors stay
+    allocated. ``larger_alone``: architectures whose last graph is reserved with one sequence, however many there are.
+    """
+
+    ggml: str
+    last_op: str
+    graph_optimize_has_params: bool
+    larger_alone: tuple[str, ...]
+
+    def n_operations(self, name_of: Callable[[int], str]) -> int:
+        """How many operations ggml has; ``name_of`` gives their names. Raises ``LibraryError`` if it is unclear."""
+        for i in range(_MOST_OPERATIONS):
+            name = name_of(i)
+            if name == self.last_op:
+                return i + 1
+            if not re.fullmatch("[A-Z0-9_]+", name):
+                break
+        raise LibraryError(
+            f"ggml's operations do not end with {self.last_op}, as those of every version that fitter knows"
+        )
+
+
+@functools.cache
+def epochs() -> tuple[Epoch, ...]:
+    """All that are known, the oldest first."""
+    return tuple(Epoch(**{**each, "larger_alone": tuple(each["larger_alone"])}) for each in data()["epochs"])
+
+
+def epoch_of(ggml: str) -> Epoch:
+    """The epoch of a version of ggml. Raises ``LibraryError`` if it is too old, or not a version."""
+    version = _numbers(ggml)
+    found = [each for each in epochs() if _numbers(each.ggml) <= version]
+    if not version or not found:
+        raise LibraryError(
+            f"its ggml is {ggml or 'of no version'}, and {epochs()[0].ggml} is needed: take llama.cpp b9842 or newer, "
+            "or llama-cpp-python 0.3.25 or newer"
+        )
+    return found[-1]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()

@@ -1,0 +1,108 @@
+"""What a build of llama.cpp says of itself, asked in a process of its own: ``python -m fitter.llama.looking WHERE``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from fitter.errors import FitterError
+from fitter.llama.builds import PYTHON, Build, find
+from fitter.llama.functions import ggml_version
+from fitter.llama.opening import best_of, open_build
+
+_PATIENCE = 60.0
+"""Seconds that a build may take to load."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen of the build that ``where`` names. ``problem``: why it cannot be planned with, '' if it can.
+
+    ``libllama``: its path. ``version``: of llama.cpp, '' where it has none of its own; ``ggml``: the version of ggml.
+    ``backends``: the names of ggml's. ``cpu``: the file of the CPU backend that is loaded on this machine, '' where
+    there is only one. ``layout``: how its parameters are laid out, by the first llama-cpp-python that had it so.
+    ``key``: the same for equal files wherever they are.
+    """
+
+    where: str
+    libllama: str = ""
+    version: str = ""
+    ggml: str = ""
+    commit: str = ""
+    backends: tuple[str, ...] = ()
+    cpu: str = ""
+    layout: str = ""
+    key: str = ""
+    problem: str = ""
+
+
+def look(where: str) -> Look:
+    """Look at a build, in another process, so that a crash is a ``problem``, too. Never raises ``FitterError``."""
+    try:
+        build = find(where)
+    except FitterError as error:
+        return Look(where, problem=str(error))
+    command = [sys.executable, "-m", "fitter.llama.looking", where]
+    found = Look(where, build.libllama, backends=build.backends, key=build.key)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False)
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return _with(
+            found, problem=f"{build.libllama} did not answer for {_PATIENCE:.0f} seconds: name another llama.cpp"
+        )
+    except (ValueError, IndexError):
+        said = done.stderr.strip().splitlines()
+        why = f"ended with signal {-done.returncode}" if done.returncode < 0 else said[-1] if said else "said nothing"
+        return _with(found, problem=f"{build.libllama} cannot be asked ({why}): name another llama.cpp")
+    return _with(found, **answer)
+
+
+def look_around(given: Sequence[str] = ()) -> tuple[Look, ...]:
+    """Look at the builds of this Python, of the ``llama-server`` on the PATH, and at those that are ``given``."""
+    found = [PYTHON] if importlib.util.find_spec("llama_cpp") else []
+    if server := shutil.which("llama-server"):
+        found.append(server)
+    return tuple(look(where) for where in dict.fromkeys((*found, *given)))
+
+
+def is_any_unusable(looks: Iterable[Look], given: Sequence[str]) -> bool:
+    """Whether one of those that were ``given`` cannot be planned with."""
+    return any(look.problem for look in looks if look.where in given)
+
+
+def _with(found: Look, **changes: str) -> Look:
+    return Look(**{**asdict(found), **changes})
+
+
+def ask(build: Build) -> dict[str, str]:
+    """What the libraries of ``build`` say, loaded into this process."""
+    answer: dict[str, str] = {}
+    try:
+        llama = open_build(build)
+        answer["version"] = (llama.llama_version() or b"").decode() if llama.llama_version else ""
+        answer["ggml"], answer["commit"] = ggml_version(llama.library)
+        if build.cpu_plugins:
+            answer["cpu"] = best_of(build.cpu_plugins).rpartition("/")[2]
+        llama.lay_out(headers=build.headers)
+        answer["layout"] = llama.layout
+    except (FitterError, OSError) as error:
+        why = " ".join(str(error).split())
+        answer["problem"] = why if build.libllama in why else f"{build.libllama} cannot be used: {why}"
+    return answer
+
+
+def main(args: list[str]) -> int:
+    """Print what the build that ``args`` names says of itself, as JSON on one line."""
+    (where,) = args
+    print(json.dumps(ask(find(where))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,43 @@
+"""The builds of llama.cpp that were found, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fitter.output.json import SCHEMA
+from fitter.text import printable
+
+if TYPE_CHECKING:
+    from fitter.llama.looking import Look
+
+
+def builds_to_dict(looks: Iterable[Look]) -> dict[str, Any]:
+    """The document of ``fitter llama-cpp``; a figure is ``null`` if the build does not tell it."""
+    return {
+        "schema": SCHEMA,
+        "builds": [{name: None if value == "" else value for name, value in asdict(look).items()} for look in looks],
+    }
+
+
+def builds_table(looks: Iterable[Look]) -> RenderableType:
+    """A row for each build, and below them why one cannot be used."""
+    looks = tuple(looks)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("llama.cpp", overflow="fold")
+    for column in ("version", "ggml", "commit", "backends", "layout"):
+        table.add_column(column, no_wrap=True)
+    for look in looks:
+        known = (look.version, look.ggml, look.commit, " ".join(look.backends), look.layout)
+        table.add_row(printable(look.where), *(printable(text) or "-" for text in known))
+    if not looks:
+        return Text(
+            "There is no llama.cpp: pip install llama-cpp-python, or name a directory with libllama.so: fitter "
+            "llama-cpp DIRECTORY"
+        )
+    return Group(table, *(Text(printable(look.problem)) for look in looks if look.problem))

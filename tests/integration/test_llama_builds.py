@@ -1,0 +1,215 @@
+"""Real builds of llama.cpp, older and newer than the pinned one: found, asked, told apart by their layouts.
+
+They are fetched by package name; where the package index cannot be reached, the tests that need them are skipped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fitter.cli import main
+from fitter.llama import layouts, llama_h
+from fitter.llama.builds import Build, find
+from fitter.llama.looking import Look, look
+from tools import llama_builds
+
+PINNED = "python"
+GGML = {
+    "b9842": "0.15.3",
+    "b10068": "0.17.0",
+    "b10361": "0.19.0",
+    "b10434": "0.20.0",
+    "v0.4.0": "0.23.0",
+    "v0.5.0": "0.25.1",
+}
+COMMITS = {
+    "b9842": "f53ea51",
+    "b10068": "ac12145",
+    "b10361": "adb92f2",
+    "b10434": "7e4c0a9",
+    "v0.4.0": "5b4ebc5",
+    "v0.5.0": "0ad4a86",
+}
+WITH_PLUGINS = ("b9842", "b10068", "b10361", "v0.4.0", "v0.5.0")
+
+_WRITTEN = """
+import json, sys
+from fitter.llama import layouts
+from fitter.llama.builds import find
+from fitter.llama.opening import open_build
+import ctypes
+llama = open_build(find(sys.argv[1]))
+def probe(name, memory):
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)((name, llama.library))(ctypes.addressof(memory))
+print(json.dumps({name: [each.hex() for each in both] for name, both in layouts.written_by(probe).items()}))
+"""
+
+
+def fetched(name: str) -> Path:
+    try:
+        return llama_builds.fetched(llama_builds.packaged()[name])
+    except llama_builds.FetchError as error:
+        pytest.skip(str(error))
+
+
+def where(name: str) -> str:
+    return PINNED if name == PINNED else str(fetched(name))
+
+
+def layout_name(name: str) -> str:
+    return "0.3.36" if name == PINNED else llama_builds.packaged()[name].layout
+
+
+@pytest.mark.parametrize("name", llama_builds.libraries())
+def test_what_a_build_says(name: str) -> None:
+    directory = where(name)
+    found = look(directory)
+    assert (found.problem, found.layout) == ("", llama_builds.packaged()[name].layout)
+    assert (found.ggml, found.commit) == (GGML[name], COMMITS[name])
+    assert found.version == (
+        f"{name.removeprefix('v')}-dev" if name.startswith("v") else "0.1.0-dev" * (name == "b10434")
+    )
+    assert found.key == find(directory).key
+
+
+@pytest.mark.skipif(sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8, reason="needs 64-bit Linux")
+@pytest.mark.parametrize("name", [*llama_builds.libraries(), PINNED])
+def test_every_layout_on_every_build(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", _WRITTEN, where(name)], capture_output=True, text=True, check=True)
+    written = {struct: tuple(map(bytes.fromhex, both)) for struct, both in json.loads(done.stdout).items()}
+    agreeing = [each for each, layout in layouts.layouts().items() if not layouts.disagreement(layout, written)]
+    assert agreeing == [layout_name(name)]
+
+
+@pytest.mark.parametrize("name", llama_builds.headers())
+def test_the_layouts_are_those_of_the_headers(name: str) -> None:
+    assert layouts.read_header(str(fetched(name) / "llama.h")) == layouts.layouts()[name]
+
+
+def test_a_header_is_read_where_a_layout_is_not_known(tmp_path: Path) -> None:
+    own = find(PINNED).headers
+    if not own:
+        pytest.skip("llama-cpp-python was installed without llama.h")
+    code = (
+        "import json, sys\nfrom fitter.llama import layouts\n"
+        "from fitter.llama.builds import find\nfrom fitter.llama.opening import open_build\n"
+        "layouts.data()['layouts'].pop('0.3.36')\nllama = open_build(find())\n"
+        "llama.lay_out(headers=sys.argv[1:])\nprint(llama.layout, llama.llama_context_default_params().n_ctx)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *own], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [layouts.HEADER, "512"]
+    other = tmp_path / "llama.h"
+    other.write_text(Path(own[0]).read_text().replace("lazy_mode;", "lazy_mode; int32_t more;"))
+    assert "more" in llama_h.fields_of(other.read_text(), "llama_model_params")
+    failed = subprocess.run([sys.executable, "-c", code, str(other)], capture_output=True, text=True, check=False)
+    said = failed.stderr.splitlines()[-1]
+    assert "(commit 0c1e570" in said
+    assert "belongs to another version (llama_model_params." in said
+    assert "; put its llama.h into " in said
+
+
+@pytest.mark.parametrize("name", WITH_PLUGINS)
+def test_the_cpu_backend_is_the_one_that_ggml_chooses(name: str) -> None:
+    directory = where(name)
+    code = (
+        "import ctypes, sys\nfrom fitter.llama.builds import find\nfrom fitter.llama.opening import open_build\n"
+        "llama = open_build(find(sys.argv[1]))\n"
+        "load = llama.library.ggml_backend_load_all_from_path\nload.restype, load.argtypes = None, [ctypes.c_char_p]\n"
+        "load(sys.argv[1].encode())\nprint(open('/proc/self/maps').read())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, directory], capture_output=True, text=True, check=True)
+    mapped = {Path(line.split()[-1]).name for line in done.stdout.splitlines() if "libggml-cpu" in line}
+    assert mapped == {look(directory).cpu}
+
+
+@pytest.mark.parametrize(("name", "devices"), [("v0.5.0", False), ("b9842", True)])
+def test_the_cpu_backend_is_loaded(name: str, devices: bool) -> None:
+    directory = where(name)
+    code = (
+        "import sys\nfrom fitter.llama.builds import find\nfrom fitter.llama.opening import load_plugins, open_build\n"
+        "build = find(sys.argv[1])\nllama = open_build(build)\nbefore = llama.library.ggml_backend_dev_count()\n"
+        f"print(load_plugins(llama, build, devices={devices}), before, llama.library.ggml_backend_dev_count())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, directory], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [look(directory).cpu, "0", "1"]
+
+
+def test_a_llama_server_and_its_directory_are_one_build() -> None:
+    directory = fetched("b10434")
+    by_server, by_directory = find(str(directory / "llama-server")), find(str(directory))
+    assert (by_server.key, by_server.libraries) == (by_directory.key, by_directory.libraries)
+    assert by_server.backends == ("cpu", "rpc", "vulkan")
+
+
+@pytest.mark.parametrize(("name", "commit", "ggml"), [("b8390", "57bea3d", "0.9.7"), ("b7347", "7e467cc", "0.9.4")])
+def test_a_build_that_is_too_old(name: str, commit: str, ggml: str) -> None:
+    found = look(where(name))
+    assert f"(commit {commit}) is too old for fitter: its ggml is {ggml}, and 0.13.1 is needed" in found.problem
+
+
+def test_a_fork() -> None:
+    found = look(str(fetched("ik_llama.cpp") / "ik_llama_cpp"))
+    assert "but of a fork such as ik_llama.cpp" in found.problem
+
+
+def test_every_build_has_a_key_of_its_own() -> None:
+    keys = [find(where(name)).key for name in (*llama_builds.libraries(), PINNED)]
+    assert all(a != b for a, b in itertools.combinations(keys, 2))
+
+
+def copy_of(name: str, into: Path) -> Build:
+    shutil.copytree(fetched(name), into, symlinks=True)
+    return find(str(into))
+
+
+@pytest.mark.parametrize("library", ["libllama.v0.5.0.so", "libggml.v0.5.0.so", "libggml-base.so"])
+def test_a_truncated_library_is_refused(library: str, tmp_path: Path) -> None:
+    copy_of("v0.5.0", tmp_path / "build")
+    path = tmp_path / "build" / library
+    data = path.read_bytes()
+    for part in (0, 3, 100, len(data) // 3, len(data) // 2):
+        path.write_bytes(data[:part])
+        assert library in look(str(path.parent)).problem
+
+
+def test_a_libllama_that_crashes_is_a_problem_of_one_line(tmp_path: Path) -> None:
+    build = copy_of("v0.5.0", tmp_path / "build")
+    path = Path(build.libllama)
+    data = bytearray(path.read_bytes())
+    # the code of every function, but not what the linker reads
+    data[0x100000 : len(data) // 2] = b"\x0f\x0b" * ((len(data) // 2 - 0x100000) // 2)
+    path.write_bytes(data)
+    found = look(str(path.parent))
+    assert "libllama.v0.5.0.so" in found.problem
+    assert "\n" not in found.problem
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["llama-cpp", "--json"]) == 0
+    (own,) = json.loads(capsys.readouterr().out)["builds"]
+    assert (own["where"], own["layout"], own["problem"], own["version"]) == ("python", "0.3.36", None, "0.5.0-dev")
+    assert set(own) == set(Look.__dataclass_fields__)
+    assert main(["llama-cpp", str(tmp_path)]) == 3
+    printed = capsys.readouterr().out
+    assert "0.25.3" in printed
+    assert f"there is no libllama.so in {tmp_path}" in printed
+
+
+def test_the_command_with_a_server_on_the_path(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = fetched("b10434")
+    monkeypatch.setenv("PATH", str(directory))
+    assert main(["llama-cpp", "--json"]) == 0
+    own, server = json.loads(capsys.readouterr().out)["builds"]
+    assert (own["where"], server["where"]) == ("python", str(directory / "llama-server"))
+    assert (server["commit"], server["layout"]) == (COMMITS["b10434"], "0.3.35")
