@@ -95,7 +95,7 @@ def select_by_plugin() -> None:
 
 
 def forget_unnoticed() -> None:
-    """Have mutants that no test noticed tried again: there may be a test by now, and mutmut keeps what it once found."""
+    """Have mutants that no test noticed tried again: there may be a test by now, and mutmut keeps what it found."""
     for path in MUTANTS.rglob("*.meta"):
         stored = json.loads(path.read_text())
         found = stored["exit_code_by_key"]
