@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import MIB, SyntheticModel, limits, priced, request
 
 from fitter.llama.types import (
     LAYOUT_DEVICE,
@@ -24,6 +23,7 @@ from fitter.planning.placement import Placement, counts_for_split, pattern_for
 from fitter.planning.request import DeviceLimit, Request
 from fitter.planning.room import Buffers, Room, room_left_by
 from fitter.planning.trial import Trial
+from tests.unit.synthetic import MIB, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
 TWO = limits(3000, 1000)
