@@ -178,12 +178,12 @@ class _Fit:
             try:
                 found = self._found()
             except TimeLimitError:
-                # what was found fits, but for a part of a margin when it is loaded for real
+                # what was found fits, by the figures of a dummy load
                 break
         return found
 
     def _room_for(self, found: _Found) -> dict[str, int]:
-        """What is to stay free beside the margins, so that they are kept when a plan is loaded for real."""
+        """What is to stay free at least, so that a plan has room when it is loaded for real."""
         candidate, choice, breakdown, uses = found
         if not candidate.trial.fits:
             return {}
@@ -469,14 +469,15 @@ def _problems(
         needed = f"{_mib_up(used)} MiB are needed"
         if shared:
             needed += f" ({_mib_up(shared)} MiB of them beside the model)"
-        if room.get(name):
-            needed += f", up to {_mib_up(room[name])} MiB more when it is loaded for real,"
+        extra = f"a margin of {margin // MIB} MiB"
+        if room.get(name, 0) > margin:
+            extra = f"up to {_mib_up(room[name])} MiB more when it is loaded for real"
         problems.append(
             Problem(
                 name,
                 missing,
-                f"{where} lacks {_mib_up(missing)} MiB: {needed} plus a margin of "
-                f"{margin // MIB} MiB, but {free // MIB} MiB are free; {remedy}",
+                f"{where} lacks {_mib_up(missing)} MiB: {needed} plus {extra}, but {free // MIB} MiB are free; "
+                f"{remedy}",
             )
         )
     return tuple(problems)
