@@ -101,7 +101,7 @@ lint: install ## ruff and mypy --strict
 	@$(PY) -m mypy --strict fitter
 
 .PHONY: test-unit
-test-unit: install ## tests/unit alone, which needs nothing but the install: 20 seconds on two cores
+test-unit: install ## tests/unit alone, which needs nothing but the install: half a minute on two cores
 	@$(PY) -m pytest tests/unit -n $(JOBS) $(PYTEST_ARGS)
 
 # A file's tests share what they have measured, so a file is one process's; tests/conftest.py has the longest begin first.

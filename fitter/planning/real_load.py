@@ -14,11 +14,8 @@ from dataclasses import replace
 
 from fitter.llama.types import Breakdown
 from fitter.planning.request import DeviceLimit, Request
+from fitter.planning.shared import HOST_NAME
 from fitter.planning.trial import missing_of
-
-HOST = "host"
-MOST_ROUNDS = 4
-"""How often a search is made again at most. Once was enough in all cases tried."""
 
 
 def room_for(request: Request, breakdown: Breakdown) -> dict[str, int]:
@@ -31,7 +28,7 @@ def room_for(request: Request, breakdown: Breakdown) -> dict[str, int]:
     if not missing_of(without_margins, most, without_margins.devices):
         return {}
     found = {device.name: most.on(device.name).used - breakdown.on(device.name).used for device in request.devices}
-    return {**dict.fromkeys(found, max(found.values(), default=0)), HOST: most.host.used - breakdown.host.used}
+    return {**dict.fromkeys(found, max(found.values(), default=0)), HOST_NAME: most.host.used - breakdown.host.used}
 
 
 def with_room(request: Request, room: Mapping[str, int]) -> Request:
@@ -47,5 +44,5 @@ def _with_margins(request: Request, margin: Callable[[int, str], int]) -> Reques
         request,
         devices=tuple(map(changed, request.devices)),
         beside=tuple(map(changed, request.beside)),
-        host=replace(request.host, margin=margin(request.host.margin, HOST)),
+        host=replace(request.host, margin=margin(request.host.margin, HOST_NAME)),
     )

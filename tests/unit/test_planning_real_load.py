@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan
@@ -136,3 +137,37 @@ def test_a_larger_margin_stays() -> None:
     raised = with_room(asked, {"CUDA0": 6, "CUDA1": 6, "host": 3})
     assert [device.margin for device in raised.devices] == [7, 6]
     assert raised.host.margin == max(asked.host.margin, 3)
+
+
+@dataclass
+class Greedier(Greedy):
+    """Takes more for real with every load that was asked about: a search that is made again finds no rest at once."""
+
+    def _real(self, row: Row) -> int:
+        return row.compute + len(self.asked) * MIB if row.device else row.compute
+
+
+def test_no_plan_goes_out_that_a_real_load_has_no_room_for() -> None:
+    asked = request(MODEL, limits(900, 500))
+    llama = Greedier(MODEL, asked.devices)
+    plan = fit(
+        asked, SUMMARY, LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0, None), lambda _: None, True
+    )
+    assert plan.fits
+    assert all(left_in_a_real_load(plan, use.name) >= 0 for use in plan.devices)
+
+
+def test_a_time_limit_leaves_no_plan_that_a_real_load_has_no_room_for() -> None:
+    asked, more, _ = MACHINES["the second of two"]
+    counted = run(asked, {}, has_skeleton=False)[1]
+
+    class Late(Greedy):
+        def measure(self, params: Params) -> Breakdown:
+            if len(self.asked) == len(counted.asked):
+                raise TimeLimitError("too late")
+            return super().measure(params)
+
+    llama = Late(MODEL, asked.devices, more=more)
+    calls = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0, None)
+    with pytest.raises(TimeLimitError, match="no plan that fits was found within the time limit"):
+        fit(asked, SUMMARY, calls, lambda _: None, True)
