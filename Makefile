@@ -101,12 +101,12 @@ lint: install ## ruff and mypy --strict
 	@$(PY) -m mypy --strict fitter
 
 .PHONY: test-unit
-test-unit: install ## tests/unit alone, which needs nothing but the install: 20 seconds on two cores
+test-unit: install ## tests/unit alone, which needs nothing but the install: half a minute on two cores
 	@$(PY) -m pytest tests/unit -n $(JOBS) $(PYTEST_ARGS)
 
 # A file's tests share what they have measured, so a file is one process's; tests/conftest.py has the longest begin first.
 .PHONY: test
-test: install tools lint ## everything but the slow tests: ten minutes of testing on two cores, and some ten to set up
+test: install tools lint ## everything but the slow tests: eight minutes of testing on two cores, and some ten to set up
 	@$(PY) -m pytest -m "not slow" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # The generated pages of docs/reference are committed; `python -m tools.docs.reference` writes them anew.
@@ -117,7 +117,7 @@ docs: install ## the documentation site, in build/site: seconds
 	@echo "the documentation is in build/site/index.html"
 
 .PHONY: test-slow
-test-slow: install tools ## the slow rest, such as every stored row of real backends: five minutes on two cores
+test-slow: install tools ## the slow rest, such as every stored row of real backends: two minutes on two cores
 	@$(PY) -m pytest -m slow -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 # The real backend, to compare with. Of the shaders nothing is run, but they are part of it.

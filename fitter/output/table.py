@@ -81,7 +81,7 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
     if verbose:
         parts.append(rows_table(plan.breakdown.rows))
         if _differs(plan.breakdown.rows):
-            parts.append(Text("loaded: the compute buffer of a real load; margins are kept with the larger of both"))
+            parts.append(Text("loaded: the compute buffer when the model is loaded for real"))
     if plan.shared:
         lines = [_shared(shared) for shared in plan.shared]
         if any(shared.kind in _FOR_SERVER for shared in plan.shared):

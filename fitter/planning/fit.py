@@ -17,7 +17,7 @@ from fitter.planning.levers import Candidate, changes, improve, pulled, used
 from fitter.planning.objective import objective_seconds, rank
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import bound_of, price_placement, reasons_of
-from fitter.planning.real_load import MOST_ROUNDS, room_for, with_room
+from fitter.planning.real_load import room_for, with_room
 from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record, Request
 from fitter.planning.search import search
 from fitter.planning.shared import Companions, beyond, draft_seconds, lacking, lowered, remembered, taken
@@ -169,21 +169,15 @@ class _Fit:
 
     def _run(self) -> _Found:
         found = self._found()
-        for _ in range(MOST_ROUNDS):
-            room = self._room_for(found)
-            if not room:
-                break
-            self.room = {name: max(size, self.room.get(name, 0)) for name, size in room.items()}
+        while room := self._room_for(found):
+            # twice as much as last time, so that few searches are enough where each finds one that takes a little more
+            self.room = {name: max(size, 2 * self.room.get(name, 0)) for name, size in room.items()}
             self._say(f"searching again: loaded for real, it would take {_mib_up(max(room.values()))} MiB more")
-            try:
-                found = self._found()
-            except TimeLimitError:
-                # what was found fits, but for a part of a margin when it is loaded for real
-                break
+            found = self._found()
         return found
 
     def _room_for(self, found: _Found) -> dict[str, int]:
-        """What is to stay free beside the margins, so that they are kept when a plan is loaded for real."""
+        """What is to stay free at least, so that a plan has room when it is loaded for real."""
         candidate, choice, breakdown, uses = found
         if not candidate.trial.fits:
             return {}
@@ -469,14 +463,15 @@ def _problems(
         needed = f"{_mib_up(used)} MiB are needed"
         if shared:
             needed += f" ({_mib_up(shared)} MiB of them beside the model)"
-        if room.get(name):
-            needed += f", up to {_mib_up(room[name])} MiB more when it is loaded for real,"
+        extra = f"a margin of {margin // MIB} MiB"
+        if room.get(name, 0) > margin:
+            extra = f"up to {_mib_up(room[name])} MiB more when it is loaded for real"
         problems.append(
             Problem(
                 name,
                 missing,
-                f"{where} lacks {_mib_up(missing)} MiB: {needed} plus a margin of "
-                f"{margin // MIB} MiB, but {free // MIB} MiB are free; {remedy}",
+                f"{where} lacks {_mib_up(missing)} MiB: {needed} plus {extra}, but {free // MIB} MiB are free; "
+                f"{remedy}",
             )
         )
     return tuple(problems)

@@ -115,8 +115,8 @@ class Plan:
     search: Search
     """What finding it took."""
     problems: tuple[Problem, ...]
-    """Why it does not fit; empty exactly when it fits: when its margins are kept with ``compute`` of each row and with
-    ``reserved``, the figures of a dummy load and of a real one.
+    """Why it does not fit; empty exactly when it fits: when its margins are kept with ``compute`` of each row, a dummy
+    load's figure, and it has room with ``reserved``, that of a real one.
     """
     n_layer: int = 0
     """Repeating layers that llama.cpp can offload, without the output layer; 0 where that is not known."""

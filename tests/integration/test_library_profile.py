@@ -313,7 +313,10 @@ def test_a_cuda_build_of_libllama(real: Path, tmp_path: Path, monkeypatch: pytes
     shutil.copy(directory / "libggml.so.0", directory / "libggml.so")
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(directory))
     check(find_cuda_library(), tmp_path, SAMPLE)
-    with Worker(CARDS, library=find_cuda_library(real)) as worker, pytest.raises(LibraryError, match="already has another CUDA backend"):
+    with (
+        Worker(CARDS, library=find_cuda_library(real)) as worker,
+        pytest.raises(LibraryError, match="already has another CUDA backend"),
+    ):
         worker.devices()
 
 

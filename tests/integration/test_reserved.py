@@ -70,19 +70,13 @@ def test_the_figure_of_a_real_load(
     assert any(row.reserved != row.compute for row in dummy.rows) == differs
 
 
-# a plan for which a real load takes more than its dummy load says: by up to 68 MiB on a device
-TIGHT: dict[str, tuple[str, list[str]]] = {
-    "two devices": ("nemotron-h-9b", ["4GiB", "3GiB"]),
-    "eight devices": ("qwen3-32b", ["4x 4GiB", "2x 3GiB", "2x 2GiB"]),
-}
-
-
-@pytest.mark.parametrize(("shape", "gpus"), TIGHT.values(), ids=TIGHT)
-def test_a_plan_keeps_its_margins_when_it_is_loaded(tmp_path: Path, shape: str, gpus: list[str]) -> None:
+def test_a_plan_has_room_when_it_is_loaded(tmp_path: Path) -> None:
+    # a real load of what is found first takes up to 68 MiB more on a device than its dummy load
+    gpus = ["4x 4GiB:free=2908MiB", "2x 3GiB:free=1925MiB", "2x 2GiB:free=942MiB"]
     steps: list[str] = []
-    model = shapes.write(shape, tmp_path, vocab=False)
-    plan = fitter.fit(model, gpus=gpus, on_progress=lambda step: steps.append(step.text))
+    model = shapes.write("qwen3-32b", tmp_path, vocab=False)
+    plan = fitter.fit(model, gpus=gpus, margin=0, on_progress=lambda step: steps.append(step.text))
     assert any(step.startswith("searching again: loaded for real, it would take ") for step in steps)
     real = plan.breakdown.real
     assert plan.fits
-    assert all(use.free - real.on(use.name).used >= use.margin for use in plan.devices)
+    assert all(use.free >= real.on(use.name).used for use in plan.devices)

@@ -115,7 +115,7 @@ def test_verbose_shows_the_compute_buffers_of_a_real_load() -> None:
         rows = (replace(first, reserved=reserved), *(replace(row, reserved=row.compute) for row in others))
         return rendered(replace(plan, breakdown=replace(plan.breakdown, rows=rows)), verbose=True)
 
-    note = "\nloaded: the compute buffer of a real load; margins are kept with the larger of both\n"
+    note = "\nloaded: the compute buffer when the model is loaded for real\n"
     assert note not in text(first.compute) and "loaded  used" not in text(first.compute)
     for reserved in (first.compute + 16 * MIB, first.compute - 16 * MIB):
         assert note in text(reserved) and "compute  loaded  used\n" in text(reserved)

@@ -119,6 +119,13 @@ def test_layers_are_brought_whole(more: tuple[int, int], expected: dict[int, int
         assert len([item for item, _ in found.moved if item.layer == index]) == 2
 
 
+def test_items_of_layers_that_cannot_come_whole_come_one_by_one() -> None:
+    found = brought(UNITS, [WHOLE + 20, WHOLE + 15 + 30], Placement(2, (1, 2)), "layers")
+    assert {item.stem: target for item, target in found.moved} == {"blk.0.a": 0, "blk.0.b": 1}
+    found = brought(UNITS, [WHOLE + 20, WHOLE + 15 + 20], Placement(2, (1, 2)), "layers")
+    assert {item.stem: target for item, target in found.moved} == {"blk.0.a": 0, "blk.1.a": 1}
+
+
 @pytest.mark.parametrize(
     ("far", "target"),
     [pytest.param((), 1, id="none is far"), pytest.param((1,), None, id="it has no layer and is far")],

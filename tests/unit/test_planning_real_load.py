@@ -1,4 +1,4 @@
-"""A plan keeps its margins when it is loaded for real, where that takes more than the dummy load says."""
+"""A plan has room when it is loaded for real, where that takes more than the dummy load says."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan
@@ -41,11 +42,11 @@ def run(asked: Request, more: Mapping[str, int], *, has_skeleton: bool = True) -
 
 
 def left_in_a_real_load(plan: Plan, name: str) -> int:
-    """Bytes beside the margin."""
+    """Bytes."""
     if name == "host":
-        return (plan.host.free or 0) - plan.host.margin - plan.breakdown.most.host.used
+        return (plan.host.free or 0) - plan.breakdown.most.host.used
     use = next(use for use in plan.devices if use.name == name)
-    return use.free - use.margin - plan.breakdown.most.on(name).used
+    return use.free - plan.breakdown.most.on(name).used
 
 
 MACHINES: dict[str, tuple[Request, Mapping[str, int], bool]] = {
@@ -55,6 +56,8 @@ MACHINES: dict[str, tuple[Request, Mapping[str, int], bool]] = {
     "the second of two": (request(MODEL, limits(900, 500)), {"CUDA1": 100}, True),
     "all of three": (request(MODEL, limits(400, 300, 500)), {"CUDA0": 16, "CUDA1": 16, "CUDA2": 16}, True),
     "with room for it": (request(MODEL, limits(8000)), {"CUDA0": 30}, False),
+    "as much as the margin": (request(MODEL, limits(930, margin=30)), {"CUDA0": 30}, False),
+    "more than the margin": (request(MODEL, limits(920, margin=20)), {"CUDA0": 30}, True),
     "less": (request(MODEL, limits(900, 500)), {"CUDA0": -30, "CUDA1": -30}, False),
     "the same": (request(MODEL, limits(900, 500)), {}, False),
     "the host, with room for it": (request(MODEL, limits(900), host_mib=700), {"CPU": 180}, False),
@@ -63,11 +66,11 @@ MACHINES: dict[str, tuple[Request, Mapping[str, int], bool]] = {
 
 @pytest.mark.parametrize("has_skeleton", [True, False], ids=["skeleton", "own file"])
 @pytest.mark.parametrize(("asked", "more", "is_another"), MACHINES.values(), ids=MACHINES)
-def test_margins_are_kept(asked: Request, more: Mapping[str, int], is_another: bool, has_skeleton: bool) -> None:
+def test_there_is_room(asked: Request, more: Mapping[str, int], is_another: bool, has_skeleton: bool) -> None:
     plan, _ = run(asked, more, has_skeleton=has_skeleton)
     plain, _ = run(asked, {}, has_skeleton=has_skeleton)
     assert plan.fits and plain.fits
-    assert all(left_in_a_real_load(plan, use.name) >= 0 for use in plan.devices)
+    assert all(left_in_a_real_load(plan, use.name) >= 0 and use.left >= use.margin for use in plan.devices)
     assert plan.host.free is None or left_in_a_real_load(plan, "host") >= 0
     assert (plan.params != plain.params) == is_another
     assert [(use.free, use.margin) for use in plan.devices] == [(use.free, use.margin) for use in plain.devices]
@@ -86,14 +89,14 @@ def test_a_plan_that_cannot_be_another_does_not_fit() -> None:
     assert run(asked, {"CUDA0": 10})[0].fits
     plan, _ = run(asked, {"CUDA0": 11})
     assert [(problem.device, problem.missing) for problem in plan.problems] == [("CUDA0", MIB)]
-    assert "MiB are needed, up to 11 MiB more when it is loaded for real, plus a margin" in plan.problems[0].message
+    assert "MiB are needed plus up to 11 MiB more when it is loaded for real, but " in plan.problems[0].message
 
 
 def test_a_host_without_room_for_it() -> None:
     plan, _ = run(request(MODEL, limits(900), host_mib=700), {"CPU": 200})
     (problem,) = plan.problems
     assert problem.device == "host" and 18 * MIB < problem.missing < 20 * MIB
-    assert ", up to 200 MiB more when it is loaded for real," in problem.message
+    assert " plus up to 200 MiB more when it is loaded for real, but " in problem.message
 
 
 def test_what_was_measured_is_not_measured_again() -> None:
@@ -106,8 +109,8 @@ def row(name: str, compute: int, reserved: int | None) -> Row:
     return Row(name, None if name == "CPU" else name, name == "CPU", 10, 5, compute, reserved)
 
 
-def bytes_of(name: str, free: int) -> DeviceLimit:
-    return replace(limits(1, 1)[int(name[-1])], free=free, margin=0)
+def bytes_of(name: str, free: int, margin: int = 0) -> DeviceLimit:
+    return replace(limits(1, 1)[int(name[-1])], free=free, margin=margin)
 
 
 ROOMS: dict[str, tuple[tuple[int, int | None], tuple[int, int | None], dict[str, int]]] = {
@@ -127,3 +130,44 @@ def test_room(first: tuple[int, int | None], second: tuple[int, int | None], exp
     room = room_for(asked, found)
     assert room == expected
     assert [device.target for device in with_room(asked, room).devices] == [100 - room.get("CUDA0", 0)] * 2
+
+
+def test_a_larger_margin_stays() -> None:
+    asked = request(MODEL, (bytes_of("CUDA0", 100, margin=7), bytes_of("CUDA1", 100, margin=5)))
+    raised = with_room(asked, {"CUDA0": 6, "CUDA1": 6, "host": 3})
+    assert [device.margin for device in raised.devices] == [7, 6]
+    assert raised.host.margin == max(asked.host.margin, 3)
+
+
+@dataclass
+class Greedier(Greedy):
+    """Takes more for real with every load that was asked about: a search that is made again finds no rest at once."""
+
+    def _real(self, row: Row) -> int:
+        return row.compute + len(self.asked) * MIB if row.device else row.compute
+
+
+def test_no_plan_goes_out_that_a_real_load_has_no_room_for() -> None:
+    asked = request(MODEL, limits(900, 500))
+    llama = Greedier(MODEL, asked.devices)
+    plan = fit(
+        asked, SUMMARY, LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0, None), lambda _: None, True
+    )
+    assert plan.fits
+    assert all(left_in_a_real_load(plan, use.name) >= 0 for use in plan.devices)
+
+
+def test_a_time_limit_leaves_no_plan_that_a_real_load_has_no_room_for() -> None:
+    asked, more, _ = MACHINES["the second of two"]
+    counted = run(asked, {}, has_skeleton=False)[1]
+
+    class Late(Greedy):
+        def measure(self, params: Params) -> Breakdown:
+            if len(self.asked) == len(counted.asked):
+                raise TimeLimitError("too late")
+            return super().measure(params)
+
+    llama = Late(MODEL, asked.devices, more=more)
+    calls = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0, None)
+    with pytest.raises(TimeLimitError, match="no plan that fits was found within the time limit"):
+        fit(asked, SUMMARY, calls, lambda _: None, True)

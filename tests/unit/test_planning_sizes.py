@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import MIB, SyntheticModel, limits, priced, request
 
 from fitter.llama.types import (
     LAYOUT_DEVICE,
@@ -20,10 +19,11 @@ from fitter.llama.types import (
 from fitter.planning import context_limit, given
 from fitter.planning.memory import HOST, Item, Unit, between, units_of
 from fitter.planning.objective import is_worth_giving_up, lacks_less
-from fitter.planning.placement import Placement, pattern_for
+from fitter.planning.placement import Placement, counts_for_split, pattern_for
 from fitter.planning.request import DeviceLimit, Request
 from fitter.planning.room import Buffers, Room, room_left_by
 from fitter.planning.trial import Trial
+from tests.unit.synthetic import MIB, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
 TWO = limits(3000, 1000)
@@ -183,3 +183,11 @@ def test_of_many_devices_the_largest_are_used() -> None:
 def test_devices_that_take_the_context(fixed: tuple[str, ...], limit: int, names: list[str]) -> None:
     limited = replace(asked(*fixed, params=Params(n_ctx=8192)), context_limits={"CUDA1": limit})
     assert [device.name for device in context_limit.usable(limited, TWO)] == names
+
+
+def test_a_split_of_nothing_is_all_on_the_first_device() -> None:
+    assert (counts_for_split(5, (0.0, 0.0, 0.0)), counts_for_split(0, (0.0,)), counts_for_split(5, ())) == (
+        (5, 0, 0),
+        (0,),
+        (),
+    )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fitter.errors import FitterError, LlamaCppError, UsageError
+from fitter.model.source import show
 from fitter.regression import check as checking
 from fitter.regression.cases import Case
 from fitter.regression.check import CaseResult, check, lock, lock_path, prune
@@ -86,11 +87,14 @@ def test_where_the_lock_is(given: str | None, expected: str) -> None:
 def test_a_lock_has_every_case_and_what_pytest_stored(file: Path, machine: Machine) -> None:
     locked(file, gone=SNAPSHOT)
     machine.memory["a"] = LARGER
-    measured = lock(file, jobs=3, timeout=7.0)
+
+    def say(done: int, total: int, name: str) -> None: ...
+
+    measured = lock(file, jobs=3, timeout=7.0, on_done=say)
     assert [each.case.name for each in measured] == list(CASES)
     assert stored(file) == {**dict.fromkeys(CASES, SNAPSHOT), "a": LARGER, TEST: OTHER}
     assert machine.locked == {}, "a lock is a fit of every case, and no copy of an older lock"
-    assert machine.words == {"jobs": 3, "timeout": 7.0, "on_done": None}
+    assert machine.words == {"jobs": 3, "timeout": 7.0, "on_done": say}
 
 
 def test_a_lock_that_cannot_be_read_is_written_anew(file: Path, machine: Machine) -> None:
@@ -169,11 +173,14 @@ def test_prune_of_another_lock(file: Path) -> None:
 def test_each_case_is_compared_with_its_own_lock(file: Path, machine: Machine) -> None:
     locked(file, b=LARGER)
     machine.memory = {"a": LARGER, "b": LARGER, "code/x": BROKEN, "coded": replace(SNAPSHOT, n_ctx=8193)}
-    results = check(file, jobs=2, timeout=5.0)
+
+    def say(done: int, total: int, name: str) -> None: ...
+
+    results = check(file, jobs=2, timeout=5.0, on_done=say)
     assert statuses(results) == {"a": "failed", "b": "same", "code/x": "error", "code/y": "same", "coded": "changed"}
     assert [result.error for result in results] == [None, None, BROKEN, None, None]
     assert machine.locked == {**dict.fromkeys(CASES, SNAPSHOT), "b": LARGER}
-    assert machine.words == {"jobs": 2, "timeout": 5.0, "on_done": None}
+    assert machine.words == {"jobs": 2, "timeout": 5.0, "on_done": say}
 
 
 def test_cases_on_one_side_only(file: Path, machine: Machine) -> None:
@@ -190,8 +197,9 @@ def test_cases_on_one_side_only(file: Path, machine: Machine) -> None:
     ]
     assert machine.asked == ["b"]
     said = {result.name: str(result.error) for result in results}
-    assert said["a"].endswith("fitter.lock: run 'fitter lock --update a'")
-    assert said["z"].endswith("fitter.toml: run 'fitter lock --prune'")
+    here, stored_in = show(file), show(file.with_name("fitter.lock"))
+    assert said["a"] == f"the case is in {here}, but not in {stored_in}: run 'fitter lock --update a'"
+    assert said["z"] == f"the case is in {stored_in}, but not in {here}: run 'fitter lock --prune'"
 
 
 SELECTIONS = {

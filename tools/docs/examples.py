@@ -12,7 +12,8 @@ The blocks of a page run in order, in a fresh folder with the model files that t
 - one with a title, ``toml title="fitter.toml"``: written to that file.
 - one after a line ``<!-- not run: REASON -->`` is left alone. Any other kind of block is an error.
 
-Seconds are compared without their digits. After a line ``<!-- figures of this machine -->`` every figure of a block is.
+Seconds and counts of dummy loads are compared without their digits. After a line ``<!-- figures of this machine -->``
+every figure of a block is.
 Ports 50052 to 50059, 8080 and 8081 stand for free ones. The exit status is 1 if a page says anything else than what is
 printed.
 """

@@ -111,6 +111,8 @@ def commands(block: Block) -> list[Command]:
 
 _SECONDS = re.compile(r"\d[\d,]*(?:\.\d+)?(?= ?(?:s|ms|seconds|milliseconds)\b)")
 _KEY_SECONDS = re.compile(r"""(seconds(?:["']: |=))\d+(?:\.\d+)?(?:e-?\d+)?""")
+# Whether the load that began early was of use is a matter of time, too.
+_LOADS = re.compile(r"\d+(?= dummy loads?\b)")
 _FIGURE = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
@@ -121,7 +123,7 @@ def same(written: str, printed: str, *, is_own: bool) -> bool:
 
 def _masked(text: str, is_own: bool) -> str:
     text = "\n".join(line.rstrip() for line in text.splitlines()).rstrip("\n")
-    text = _KEY_SECONDS.sub(r"\1#", _SECONDS.sub("#", text))
+    text = _LOADS.sub("#", _KEY_SECONDS.sub(r"\1#", _SECONDS.sub("#", text)))
     if is_own:
         # Columns are as wide as their figures.
         text = re.sub(r"[ ─━]+", " ", _FIGURE.sub("#", text))
