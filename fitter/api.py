@@ -56,6 +56,8 @@ Path = AnyPath
 
 _LOADED_PER_SECOND = 20 * 10**6
 """Bytes of a model: a slow disk, and a processor that computes a prompt with it."""
+_WITH_PLAN = ("timeout", "llama_cpp")
+"""What can be said beside a plan to verify."""
 
 
 @door_with_worker(Fitting)
@@ -232,11 +234,12 @@ def devices(
     gpus: str | VirtualDevice | Sequence[str | VirtualDevice] = (),
     *,
     rpc: str | Sequence[str] = (),
+    llama_cpp: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> tuple[tuple[DeviceInfo, ...], DeviceInfo]:
     """The devices that a model would be offloaded to, and the host with the memory that it has available."""
     virtual = virtual_devices([gpus] if isinstance(gpus, (str, VirtualDevice)) else gpus)
-    with Worker(virtual, timeout=timeout, rpc=rpc) as worker:
+    with Worker(virtual, timeout=timeout, rpc=rpc, llama_cpp=llama_cpp) as worker:
         memory = host_memory()
         found = worker.devices() if virtual or rpc or not gpus else ()
         return described(found) if gpus else found, replace(worker.host(), total=memory.total, free=memory.available)
@@ -250,6 +253,7 @@ def calibrate(
     rpc: str | Sequence[str] = (),
     twin: str | None = None,
     store: bool = True,
+    llama_cpp: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[str], None] | None = None,
@@ -272,7 +276,8 @@ def calibrate(
     profile, capability = parse_twin(twin) if twin else (None, None)
 
     def start(virtual: Sequence[VirtualDevice] = ()) -> Worker:
-        return Worker(virtual, timeout=timeout, on_log=on_log, rpc=() if virtual else rpc)
+        rpc_of_it = () if virtual else rpc
+        return Worker(virtual, timeout=timeout, on_log=on_log, rpc=rpc_of_it, llama_cpp=llama_cpp)
 
     with start() as real, tempfile.TemporaryDirectory(prefix="fitter-") as directory:
         chosen = choose(real.devices(), devices)
@@ -336,7 +341,7 @@ def verify(
         if model is None:
             raise UsageError("there is nothing to verify: give a model, a plan, or both")
         plan = fit(model, on_progress=on_progress, on_log=on_log, **parameters)
-    elif others := [name for name in parameters if name != "timeout"]:
+    elif others := [name for name in parameters if name not in _WITH_PLAN]:
         raise UsageError(f"the plan already sets every parameter: leave {', '.join(others)} out")
     if not isinstance(plan, Plan):
         from fitter.output.plan_file import read_plan
@@ -344,7 +349,8 @@ def verify(
         plan = read_plan(path("plan", plan))
     check_can_run(plan)
     patience = timeout + plan.model.bytes / _LOADED_PER_SECOND
-    with Worker(timeout=patience, on_log=on_log, rpc=plan.rpc) as worker:
+    llama_cpp = parameters.get("llama_cpp")
+    with Worker(timeout=patience, on_log=on_log, rpc=plan.rpc, llama_cpp=llama_cpp) as worker:
         opened = open_model(plan.model.path if model is None else os.fsdecode(model), worker.header)
         verification.check_same_model(plan.model, ModelSummary.of(opened))
         if on_progress:
@@ -354,13 +360,15 @@ def verify(
 
 
 @door()
-def inspect(model: Path, *, n_ctx: int | None = None, timeout: float = DEFAULT_TIMEOUT) -> Inspection:
+def inspect(
+    model: Path, *, n_ctx: int | None = None, llama_cpp: str | None = None, timeout: float = DEFAULT_TIMEOUT
+) -> Inspection:
     """What a model is made of: tensors by role, each layer's weights and its part of the KV cache at ``n_ctx``.
 
     ``n_ctx`` ``None`` or 0 is the model's own context. Weights are the bytes in the file; caches and compute buffers
     are what llama.cpp asks for with everything on the host. Raises what ``fit`` raises.
     """
-    with Worker(timeout=timeout) as worker:
+    with Worker(timeout=timeout, llama_cpp=llama_cpp) as worker:
         opened = open_model(os.fsdecode(model), worker.header)
         check_context(n_ctx or opened.n_ctx_train, opened.n_ctx_train, 1)
         params = Params(n_ctx=n_ctx or 0, n_gpu_layers=0, devices=())

@@ -34,10 +34,12 @@ def worker_for(
     """
     library = _library(ask)
     if given is not None:
-        given.configure(ask.virtual, library, ask.rpc)
+        given.configure(ask.virtual, library, ask.rpc, ask.llama_cpp)
         yield given
         return
-    with Worker(ask.virtual, library=library, timeout=ask.timeout, on_log=on_log, rpc=ask.rpc) as own:
+    with Worker(
+        ask.virtual, library=library, timeout=ask.timeout, on_log=on_log, rpc=ask.rpc, llama_cpp=ask.llama_cpp
+    ) as own:
         if at_once:
             own.start()
         yield own

@@ -172,7 +172,7 @@ def begun(ask: Ask, model: str, *, is_given: bool, on_log: Callable[[str], None]
     if is_given or ask.profile is not None or not ask.is_described or ask.rpc:
         yield None
         return
-    with Worker(ask.virtual, timeout=ask.timeout, on_log=on_log) as worker:
+    with Worker(ask.virtual, timeout=ask.timeout, on_log=on_log, llama_cpp=ask.llama_cpp) as worker:
         second = Second(worker, model_files(model))
         if not ask.is_placed:
             second.load(ask.virtual)

@@ -5,10 +5,12 @@ A guess, made from the words alone: where it is wrong, the work is for nothing, 
 
 from __future__ import annotations
 
+import functools
 import os
 from itertools import pairwise
 
 from fitter.llama import process
+from fitter.llama.surroundings import of_llama_cpp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,9 +40,11 @@ def begin(args: Sequence[str]) -> bool:
     if not args or args[0] in _NO_WORKER or not _QUICK.isdisjoint(args) or _values(args, "--profile"):
         # without a worker, or with none that is a plain one
         return False
+    named = _values(args, "--llama-cpp")
+    prestart = functools.partial(process.prestart, variables=of_llama_cpp(named[-1] if named else None))
     if args[0] in _MANY_WORKERS:
         for _ in range(min(process.processors(), _MOST_WORKERS)):
-            process.prestart(lambda word: None)
+            prestart(lambda word: None)
         return False
     model = next(
         (
@@ -58,12 +62,12 @@ def begin(args: Sequence[str]) -> bool:
     if args[0] in _ONE_WORKER or not specs or _values(args, "--rpc"):
         # A second process would take memory of a real device before it is asked what it has free; and an rpc-server
         # talks to one at a time.
-        process.prestart(read)
+        prestart(read)
     elif model is None or any(word.startswith(_PLACEMENT) for word in args):
-        process.prestart(_sleep)
-        process.prestart(read)
+        prestart(_sleep)
+        prestart(read)
     else:
-        loader = process.prestart(lambda word: load(model, word))
+        loader = prestart(lambda word: load(model, word))
         description, is_held = _guess(model, specs)
         if loader is not None:
             loader.wake(f"{_HELD if is_held else ''}{description}")
@@ -71,7 +75,7 @@ def begin(args: Sequence[str]) -> bool:
         from fitter.llama import client  # noqa: F401
 
         # A load that is all there is to wait for has a processor to itself: the header is read when it is asked for.
-        process.prestart(_sleep if description and not is_held else read)
+        prestart(_sleep if description and not is_held else read)
     return True
 
 

@@ -208,6 +208,19 @@ class MachineKeywords(TypedDict, total=False):
             unset="fitter's own cuda profile",
         ),
     ]
+    llama_cpp: Annotated[
+        str | None,
+        Parameter(
+            Kind("WHERE"),
+            options=("--llama-cpp",),
+            env="FITTER_LLAMA_CPP",
+            is_ours=True,
+            section=DEVICES,
+            help="The llama.cpp to plan with, which should be the one that will run the model: a llama-server, a "
+            "directory with libllama and ggml's libraries, or python for that of the installed llama-cpp-python.",
+            unset="python",
+        ),
+    ]
     rpc: Annotated[
         str | Sequence[str] | None,
         Parameter(

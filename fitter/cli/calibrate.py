@@ -19,6 +19,7 @@ written.
 @click.command(cls=options.Command, epilog=_EPILOG)
 @options.optional_model_argument
 @options.calibration_options
+@options.llama_cpp_option
 @options.timeout_option
 @options.json_option
 @options.verbose_option

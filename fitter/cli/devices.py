@@ -14,6 +14,7 @@ from fitter.errors import EXIT_FITS, UsageError
 @click.command(cls=options.Command)
 @options.gpu_option
 @options.rpc_option
+@options.llama_cpp_option
 @options.timeout_option
 @options.catalogue_option
 @options.json_option

@@ -14,6 +14,7 @@ from fitter.errors import EXIT_FITS
 @click.command(cls=options.Command)
 @options.model_argument
 @options.parameter("n_ctx", help="Context in tokens; 0 is the model's own. [default: the model's own]")
+@options.llama_cpp_option
 @options.timeout_option
 @options.json_option
 def inspect(model: str, as_json: bool | None, **given: Any) -> int:

@@ -230,6 +230,7 @@ def sections(*titles: str) -> Callable[[_Function], _Function]:
 
 gpu_option = parameter("gpus")
 rpc_option = parameter("rpc")
+llama_cpp_option = parameter("llama_cpp")
 timeout_option = parameter("timeout")
 
 calibration_options = stacked(

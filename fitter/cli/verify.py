@@ -20,7 +20,7 @@ Exit status: 0 it takes the predicted bytes, or fewer, 1 it does not fit and was
 cannot be read or llama.cpp failed, 4 it takes more than predicted, 5 the result cannot be written.
 """
 
-_WITH_PLAN = ("timeout",)
+_WITH_PLAN = ("timeout", "llama_cpp")
 
 
 @click.command(cls=llama_options.Command, epilog=_EPILOG)

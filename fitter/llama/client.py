@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter import errors
 from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, RemoteError, TimeLimitError
-from fitter.llama import process, wire
+from fitter.llama import process, surroundings, wire
 from fitter.llama.types import (
     Breakdown,
     DeviceInfo,
@@ -54,7 +54,9 @@ class Worker:
     """A child process that runs llama.cpp on the real devices, or on ``virtual_devices``.
 
     With ``library``, the virtual devices are simulated by that CUDA backend instead of a profile. ``rpc`` names
-    rpc-servers (``host:port``), whose devices come before the others.
+    rpc-servers (``host:port``), whose devices come before the others. ``llama_cpp`` says which llama.cpp: ``python``
+    for that of llama-cpp-python, a directory with its libraries, or a llama-server; by default what the environment
+    variable ``FITTER_LLAMA_CPP`` says, or ``python``.
 
     Use a worker from one thread at a time; there may be several workers. The process starts with the first question,
     and again after a crash. Every question raises ``LlamaCppError`` if llama.cpp fails, crashes or does not answer
@@ -73,11 +75,13 @@ class Worker:
         timeout: float = DEFAULT_TIMEOUT,
         on_log: Callable[[str], None] | None = None,
         rpc: str | Sequence[str] = (),
+        llama_cpp: str | None = None,
     ) -> None:
         self.deadline: float | None = None
         self._description = describe(virtual_devices)
         self._library = library
         self._rpc = _servers(rpc)
+        self._own_llama_cpp = self._llama_cpp = llama_cpp
         self._timeout = timeout
         self._on_log = on_log
         self._child: _Child | None = None
@@ -139,16 +143,24 @@ class Worker:
         virtual_devices: Sequence[VirtualDevice],
         library: CudaLibrary | None = None,
         rpc: str | Sequence[str] = (),
+        llama_cpp: str | None = None,
     ) -> None:
-        """Replace the virtual devices; without any, questions are about the real ones. Raises ``UsageError``."""
+        """Replace the virtual devices; without any, questions are about the real ones.
+
+        ``llama_cpp``: another one than the worker's own, until the next call. Raises ``UsageError``.
+        """
         description, remote = describe(virtual_devices), _servers(rpc)
+        llama_cpp = self._own_llama_cpp if llama_cpp is None else llama_cpp
         is_library = library is not None or self._library is not None
-        if remote != self._rpc or (is_library and (library, description) != (self._library, self._description)):
-            # A CUDA backend reads the description of its cards only once, and a server cannot be removed from ggml.
+        is_other = is_library and (library, description) != (self._library, self._description)
+        if is_other or (remote, llama_cpp) != (self._rpc, self._llama_cpp):
+            # A CUDA backend reads the description of its cards only once, a server cannot be removed from ggml, and
+            # a process has one libllama.
             self._kill()
         elif self._child is not None and library is None:
             self._ask(type(None), "configure", description=description)
-        self._description, self._library, self._rpc = description, library, remote
+        self._description, self._library = description, library
+        self._rpc, self._llama_cpp = remote, llama_cpp
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The virtual devices, or the real ones that llama.cpp would use, in llama.cpp's order: remote ones first."""
@@ -327,7 +339,8 @@ class Worker:
         library = self._library if self._description else None
         # The links are needed until the backend is loaded.
         with _temporary_directory() if library else contextlib.nullcontext("") as links:
-            child = self._child = _Child(library.environment(Path(links), self._description) if library else {})
+            variables = library.environment(Path(links), self._description) if library else {}
+            child = self._child = _Child(variables | surroundings.of_llama_cpp(self._llama_cpp))
             for endpoint in self._rpc:
                 self._send(child, "add_rpc_server", {"endpoint": endpoint}, is_opening=True)
             if library is not None:

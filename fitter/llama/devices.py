@@ -40,6 +40,8 @@ class Registry:
 def registry(virtual: bool = False) -> Registry:
     """The real devices of this process, or with ``virtual`` the described ones and the CPU; always with remote ones."""
     library = native.libraries()
+    if not virtual:
+        native.load_devices()
     every = tuple(every_device(library))
     if virtual:
         backend = native.open_backend()

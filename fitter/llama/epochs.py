@@ -31,6 +31,11 @@ class Epoch(NamedTuple):
     graph_optimize_has_params: bool
     larger_alone: tuple[str, ...]
 
+    @property
+    def larger_alone_text(self) -> str:
+        """``larger_alone`` as libfitter reads it."""
+        return "".join(f"{each} " for each in self.larger_alone)
+
     def n_operations(self, name_of: Callable[[int], str]) -> int:
         """How many operations ggml has; ``name_of`` gives their names. Raises ``LibraryError`` if it is unclear."""
         for i in range(_MOST_OPERATIONS):

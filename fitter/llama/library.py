@@ -1,4 +1,4 @@
-"""The native libraries: libllama as llama-cpp-python loads it, and fitter's own.
+"""The native libraries: the libllama to plan with, by default as llama-cpp-python loads it, and fitter's own.
 
 Everything here runs in the calling process, so only a worker, or a process that runs models itself, may use it.
 """
@@ -11,24 +11,24 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fitter.llama
 from fitter.errors import LibraryError, UsageError
-from fitter.llama.builds import PYTHON, Build, find, python_package
-from fitter.llama.functions import Functions
-from fitter.llama.opening import open_build
-
-LLAMA_CPP_PYTHON_VERSION = "0.3.36"
-"""The version of llama-cpp-python whose llama.cpp fitter is compiled for."""
+from fitter.llama import opening, surroundings
+from fitter.llama.builds import PYTHON, Build, find
+from fitter.llama.epochs import Epoch, epoch_of
+from fitter.llama.functions import Functions, ggml_version
 
 _LIBFITTER = "libfitter.so"
 _BACKEND = "libggml-fitter.so"
 _CUDART = "libfitter-cudart.so"
 _CELLS = "libfitter-cells.so"
 DECLARATIONS = "fitter.llama._declarations"
+FIX = "pip install -U llama-cpp-python, or name another llama.cpp with --llama-cpp"
+"""What to do where a llama.cpp cannot be planned with."""
 
 
 # Named tuples, since an early load waits for these imports and dataclasses would double them.
@@ -67,32 +67,24 @@ class Library(NamedTuple):
 
 
 class Versions(NamedTuple):
-    """The versions of llama.cpp and ggml, the commit of llama.cpp ('' if unknown), and the version of ggml's API."""
+    """The versions of llama.cpp ('' if it has none) and ggml, and the commit of llama.cpp ('' if unknown)."""
 
     llama: str
     ggml: str
     commit: str
-    backend_api: int | None = None
 
     def __str__(self) -> str:
-        commit = f", commit {self.commit}" if self.commit else ""
-        api = f", backend API {self.backend_api}" if self.backend_api is not None else ""
-        return f"llama.cpp {self.llama} (ggml {self.ggml}{commit}{api})"
+        commit = f"commit {self.commit}" if self.commit else "commit unknown"
+        return f"{self.llama} (ggml {self.ggml}, {commit})" if self.llama else f"{commit} (ggml {self.ggml})"
 
 
-def check_versions(loaded: Versions, built: Versions) -> None:
-    """Raise ``LibraryError`` if fitter's libraries were ``built`` for another llama.cpp than the one ``loaded``."""
-    same = (
+def is_same_version(loaded: Versions, built: Versions) -> bool:
+    """Whether the llama.cpp that is ``loaded`` is the one whose headers fitter's own libraries were ``built`` with."""
+    return (
         loaded.llama.split("-")[0] == built.llama
         and loaded.ggml == built.ggml
         and _same_commit(loaded.commit, built.commit)
-        and (loaded.backend_api is None or loaded.backend_api == built.backend_api)
     )
-    if not same:
-        raise LibraryError(
-            f"fitter was built for {built}, but libllama is {loaded}: reinstall llama-fitter with LLAMA_CPP_SOURCE_DIR "
-            f"set to the source of that libllama, or install llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
-        )
 
 
 def _same_commit(a: str, b: str) -> bool:
@@ -115,9 +107,10 @@ def cudart_path() -> Path:
 
 def llama_cpp_version() -> str:
     """The version and commit of the loaded llama.cpp, the same for every build of it. Raises ``LibraryError``."""
-    # The version that fitter was built for: it is the same, and a build outside of a git checkout has no commit.
-    built = built_versions(libraries())
-    return f"{built.llama} (ggml {built.ggml}, commit {built.commit})"
+    library = libraries()
+    loaded, built = loaded_versions(library), built_versions(library)
+    # A build outside of a git checkout does not know its commit.
+    return str(built if is_same_version(loaded, built) else loaded)
 
 
 def _find(name: str) -> Path:
@@ -142,14 +135,40 @@ def libraries() -> Library:
 
 @functools.cache
 def _libraries() -> Library:
-    llama, build = _load_llama()
+    with _telling_place():
+        llama = opening.open_build(loaded_build())
     _make_global(llama)
     ffi = declarations()
     library = Library(llama, ffi, _open(ffi, _LIBFITTER))
-    llama.lay_out(_probe_of(library), build.headers)
-    check_versions(_loaded_versions(library), built_versions(library))
+    llama.lay_out(_probe_of(library), loaded_build().headers)
+    _configure(library, library.fitter, library.fitter.fitter_last_error)
     llama.llama_backend_init()
     return library
+
+
+@functools.cache
+def loaded_build() -> Build:
+    """The build that this process uses: in a worker the one that is named in its environment, else llama-cpp-python's.
+
+    Raises ``UsageError`` and ``LibraryError``.
+    """
+    return find(_named())
+
+
+def _configure(library: Library, shim: Any, error: Callable[[], Any]) -> None:
+    """Tell one of fitter's own libraries what the loaded build does otherwise than the one that it was built for."""
+    epoch = _epoch(library.llama)
+    name_of = library.llama.library.ggml_op_name
+    name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.c_int]
+    n_ops = epoch.n_operations(lambda i: (name_of(i) or b"").decode("ascii", "replace"))
+    names = [library.ffi.new("char[]", text.encode()) for text in (epoch.last_op, epoch.larger_alone_text)]
+    described = library.ffi.new("fitter_build_t *", [n_ops, names[0], epoch.graph_optimize_has_params, names[1]])
+    if shim.fitter_configure_build(described) < 0:
+        raise LibraryError(f"{library.llama.path} is not a llama.cpp that fitter can use: {library.text(error())}")
+
+
+def _epoch(llama: Functions) -> Epoch:
+    return epoch_of(ggml_version(llama.library)[0])
 
 
 def _probe_of(library: Library) -> Callable[[int, Any], None] | None:
@@ -169,11 +188,7 @@ def open_backend() -> Any:
     """The functions of the virtual-device backend, which is not registered with ggml. Raises ``LibraryError``."""
     library = libraries()
     backend = _open(library.ffi, _BACKEND)
-    api = int(backend.fitter_virtual_loaded_api_version())
-    loaded = _loaded_versions(library)
-    if api >= 0:
-        loaded = Versions(loaded.llama, loaded.ggml, loaded.commit, api)
-    check_versions(loaded, built_versions(library))
+    _configure(library, backend, backend.fitter_virtual_error)
     return backend
 
 
@@ -182,11 +197,39 @@ def prepare() -> None:
     """Load everything that a worker needs, and capture llama.cpp's log. Raises ``LibraryError``."""
     library = libraries()
     library.fitter.fitter_log_capture()
+    open_backend()
+    cpu_backend()
     # llama.cpp's programs load the backend in this variable, but llama-cpp-python does not.
     path = os.environ.get("GGML_BACKEND_PATH")
     if path and os.path.basename(path) != backend_path().name:
         library.fitter.fitter_backend_load(os.fsencode(path))
-    open_backend()
+    _check_api()
+
+
+def _check_api() -> None:
+    """Raise ``LibraryError`` where ggml's interface of backends is not the one that fitter's own libraries have."""
+    library = libraries()
+    loaded, built = int(open_backend().fitter_virtual_loaded_api_version()), built_api_version(library)
+    if loaded not in (-1, built):
+        raise LibraryError(
+            f"{library.llama.path} has version {loaded} of ggml's interface of backends, and fitter was built for "
+            f"{built}: reinstall llama-fitter with LLAMA_CPP_SOURCE_DIR set to the source of that llama.cpp"
+        )
+
+
+@functools.cache
+def load_devices() -> None:
+    """Load the backends that llama.cpp's programs would load beside that of the CPU. Raises ``LibraryError``."""
+    opening.load_devices(libraries().llama, loaded_build())
+
+
+@functools.cache
+def cpu_backend() -> str:
+    """Load the backend of the CPU; returns the name of its file, '' where libllama is linked to its own.
+
+    Raises ``LibraryError``.
+    """
+    return opening.load_plugins(libraries().llama, loaded_build())
 
 
 _registered = False
@@ -223,31 +266,24 @@ def load_cells() -> None:
         _cells = ctypes.CDLL(str(_find(_CELLS)), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
 
 
-def _version_in(package: Iterable[str]) -> str:
-    for directory in package:
-        with contextlib.suppress(OSError), open(os.path.join(directory, "__init__.py"), encoding="utf-8") as file:
-            for line in file:
-                name, _, value = line.partition("=")
-                if name.strip() == "__version__":
-                    return value.strip().strip("\"'")
-    return "unknown"
+def _named() -> str:
+    return (surroundings.is_worker() and os.environ.get(surroundings.LLAMA_CPP)) or PYTHON
 
 
-def _load_llama() -> tuple[Functions, Build]:
-    """The libllama that llama-cpp-python would load, its structs not laid out yet."""
-    version = _version_in(python_package())
-    if version != LLAMA_CPP_PYTHON_VERSION:
-        raise LibraryError(
-            f"fitter needs llama-cpp-python {LLAMA_CPP_PYTHON_VERSION}, but {version} is installed: "
-            f"pip install llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
-        )
+@contextlib.contextmanager
+def _telling_place() -> Iterator[None]:
+    """Say of an error that it is about what an environment variable names."""
     try:
-        build = find(PYTHON)
-        return open_build(build), build
+        yield
     except (LibraryError, OSError) as error:
-        given = os.environ.get("LLAMA_CPP_LIB_PATH")
-        where = f" from LLAMA_CPP_LIB_PATH={given}" if given else ""
-        raise LibraryError(f"libllama cannot be loaded{where}: {_one_line(error)}") from error
+        given = os.environ.get("LLAMA_CPP_LIB_PATH") if _named() == PYTHON else None
+        if given:
+            raise LibraryError(
+                f"libllama cannot be loaded from LLAMA_CPP_LIB_PATH={given}: {_one_line(error)}"
+            ) from error
+        if isinstance(error, LibraryError):
+            raise
+        raise LibraryError(f"{_named()} cannot be loaded ({_one_line(error)}): {FIX}") from error
 
 
 class _DlInfo(ctypes.Structure):
@@ -270,8 +306,7 @@ def _make_global(llama: Functions) -> None:
             ctypes.CDLL(_file_of(llama, symbol), mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_NOW)
         except (AttributeError, OSError) as error:
             raise LibraryError(
-                f"libllama is not a llama.cpp that fitter can use ({_one_line(error)}): install "
-                f"llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
+                f"{llama.path} is not a llama.cpp that fitter can use ({_one_line(error)}): {FIX}"
             ) from error
 
 
@@ -313,11 +348,12 @@ def _open(ffi: Any, name: str) -> Any:
         ) from error
 
 
-def _loaded_versions(library: Library) -> Versions:
+def loaded_versions(library: Library) -> Versions:
+    """The versions of the llama.cpp that is loaded."""
     # Not there before llama.cpp had versions of its own.
     llama_version = library.llama.llama_version
     return Versions(
-        ((llama_version and llama_version()) or b"unknown").decode(),
+        ((llama_version and llama_version()) or b"").decode("utf-8", "replace"),
         library.text(library.fitter.fitter_loaded_ggml_version()) or "unknown",
         library.text(library.fitter.fitter_loaded_ggml_commit()) or "",
     )
@@ -330,8 +366,12 @@ def built_versions(library: Library) -> Versions:
         library.text(built.llama_version) or "",
         library.text(built.ggml_version) or "",
         library.text(built.llama_commit) or "",
-        int(built.backend_api_version),
     )
+
+
+def built_api_version(library: Library) -> int:
+    """The version of ggml's interface of backends that fitter's own libraries were compiled against."""
+    return int(library.fitter.fitter_versions().backend_api_version)
 
 
 def _one_line(error: BaseException) -> str:

@@ -36,21 +36,39 @@ def open_build(build: Build) -> Functions:
     return Functions(build.libllama)
 
 
-def load_plugins(llama: Functions, build: Build, *, devices: bool) -> str:
-    """Load the CPU backend that ggml would choose on this machine, and with ``devices`` all other backends, too.
+_OF_THE_HOST = ("libggml-blas", "libggml-rpc", "libggml-zendnn")
+"""What the names of backends begin with that have no device of their own."""
+
+
+def load_plugins(llama: Functions, build: Build) -> str:
+    """Load the CPU backend that ggml would choose on this machine, and others without devices of their own.
 
     To be called before anything else asks for devices. Returns the name of the CPU backend's file, '' where libllama is
     linked to its own. Raises ``LibraryError`` if there is none for this processor.
     """
     chosen = best_of(build.cpu_plugins) if build.cpu_plugins else ""
-    others = [path for path in build.plugins if path not in build.cpu_plugins]
-    load = llama.library.ggml_backend_load
-    load.restype, load.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
-    for path in (*(others if devices else ()), *filter(None, [chosen])):
-        # ggml says why on its log; a backend whose driver is missing is none that a program would have, either.
-        if not load(os.fsencode(path)) and path == chosen:
+    for path in (*filter(_is_of_the_host, build.plugins), *filter(None, [chosen])):
+        # ggml says why on its log.
+        if not _load(llama, path) and path == chosen:
             raise LibraryError(f"ggml does not load its CPU backend {path}: install that llama.cpp again")
     return os.path.basename(chosen)
+
+
+def load_devices(llama: Functions, build: Build) -> None:
+    """Load the backends of a build that have devices; one whose driver is missing would be none of a program's, too."""
+    for path in build.plugins:
+        if path not in build.cpu_plugins and not _is_of_the_host(path):
+            _load(llama, path)
+
+
+def _is_of_the_host(path: str) -> bool:
+    return os.path.basename(path).startswith(_OF_THE_HOST)
+
+
+def _load(llama: Functions, path: str) -> bool:
+    load = llama.library.ggml_backend_load
+    load.restype, load.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    return bool(load(os.fsencode(path)))
 
 
 def best_of(plugins: Sequence[str]) -> str:

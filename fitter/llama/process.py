@@ -12,6 +12,8 @@ import signal
 import sys
 import time
 
+from fitter.llama import surroundings
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 BOOT = """\
 import sys
 sys.path[:] = {path}
-from fitter.llama.process import close_others
-close_others()
+from fitter.llama.process import become_worker
+become_worker()
 from fitter.llama.worker import main
 main({requests}, {answers}, {parent})
 """
@@ -167,11 +169,12 @@ _meanwhile: dict[bool, list[Callable[[], object]]] = {False: [], True: []}
 """Functions to call during any wait (``False``), and during a long one (``True``)."""
 
 
-def prestart(first: First) -> Process | None:
+def prestart(first: First, variables: Mapping[str, str] | None = None) -> Process | None:
     """Start a worker process early, for ``take``, which returns the last one first; ``None`` if it cannot be started.
 
     ``first`` is called in it before anything is imported, with a function that waits for the word that wakes it: the
     word of ``Process.wake``, or an empty one once the process is taken, or once this process waits for another worker.
+    ``variables``: what its environment has beside that of this process.
     What ``first`` returns is called before the first request. The worker is a fork, so call this only in a process that
     has just started. A worker that is not taken ends with this process.
     """
@@ -180,7 +183,7 @@ def prestart(first: First) -> Process | None:
         _owner = os.getpid()
         atexit.register(end_early)
     try:
-        process = Process({}, first=first)
+        process = Process(variables or {}, first=first)
     except OSError:
         # Starting the worker that is needed will raise the error.
         return None
@@ -242,10 +245,10 @@ def _surroundings(variables: Mapping[str, str]) -> tuple[list[str], dict[str, st
         path.append(package)
     environment = {name: value for name, value in os.environ.items() if name != "FITTER_DEVICES"}
     environment["GGML_NO_BACKTRACE"] = "1"
-    if variables:
+    environment.update(variables)
+    if "FITTER_CUDART_DEVICES" in variables:
         # Then the library is the only backend to load.
         environment.pop("GGML_BACKEND_PATH", None)
-        environment.update(variables)
     return path, environment
 
 
@@ -298,7 +301,7 @@ def _become_worker(
         nothing = os.open(os.devnull, os.O_RDONLY)
         for fd, number in ((nothing, 0), (output, 1), (output, 2), (requests, _REQUESTS), (answers, _ANSWERS)):
             os.dup2(fd, number)
-        close_others()
+        become_worker()
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
@@ -330,8 +333,9 @@ def _word(parent: int) -> str:
     return os.fsdecode(word[:-1])
 
 
-def close_others() -> None:
-    """Close the files that a worker inherited by accident, such as the pipes of other workers."""
+def become_worker() -> None:
+    """Know that this process is a worker, and close the files that it inherited by accident, such as others' pipes."""
+    surroundings.become_worker()
     for name in os.listdir("/dev/fd"):
         if int(name) > _ANSWERS:
             with contextlib.suppress(OSError):

@@ -147,7 +147,7 @@ def _libraries() -> native.Library:
     return library
 
 
-_FIX = f"install llama-cpp-python=={native.LLAMA_CPP_PYTHON_VERSION}"
+_FIX = native.FIX
 
 
 def _path() -> Path:

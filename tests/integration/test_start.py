@@ -80,17 +80,15 @@ def test_a_worker_has_only_the_bindings(early: int) -> None:
     assert "numpy" not in maps
 
 
-def test_the_version_is_read_without_the_package(tmp_path: Path) -> None:
+def test_the_library_is_found_without_importing_the_package(tmp_path: Path) -> None:
     (tmp_path / "llama_cpp").mkdir()
-    (tmp_path / "llama_cpp/__init__.py").write_text('raise SystemExit\n__version__ = "0.3.99"\n')
-    (tmp_path / "llama_cpp/llama_cpp.py").write_text("")
+    (tmp_path / "llama_cpp/__init__.py").write_text("raise SystemExit\n")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom fitter.llama.client import Worker\nWorker().devices()"
     )
     error = python(code).stderr.splitlines()[-1]
     assert error == (
-        f"fitter.errors.LibraryError: fitter needs llama-cpp-python {library.LLAMA_CPP_PYTHON_VERSION}, "
-        f"but 0.3.99 is installed: pip install llama-cpp-python=={library.LLAMA_CPP_PYTHON_VERSION}"
+        f"fitter.errors.LibraryError: {tmp_path}/llama_cpp/lib/libllama.so cannot be read: No such file or directory"
     )
 
 
@@ -150,7 +148,7 @@ WORKERS = {
 @pytest.mark.parametrize(("args", "count"), WORKERS.values(), ids=WORKERS)
 def test_how_many_workers_begin_early(monkeypatch: pytest.MonkeyPatch, args: list[str], count: int) -> None:
     begun: list[object] = []
-    monkeypatch.setattr(process, "prestart", begun.append)
+    monkeypatch.setattr(process, "prestart", lambda first, variables: begun.append(first))
     assert early.begin(args) == bool(count)
     assert len(begun) == count
 
@@ -173,14 +171,14 @@ def test_a_model_is_loaded_at_once_where_it_is_clear_how(
     monkeypatch: pytest.MonkeyPatch, model: Path, args: list[str], word: str
 ) -> None:
     words: list[str] = []
-    monkeypatch.setattr(process, "prestart", lambda first: Woken(words))
+    monkeypatch.setattr(process, "prestart", lambda first, variables: Woken(words))
     early.begin([str(model), *args])
     assert [said.partition(",")[0] for said in words if said] == [part for part in [word.rstrip(",")] if part]
 
 
 def test_a_draft_model_is_not_taken_for_the_model(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     words: list[str] = []
-    monkeypatch.setattr(process, "prestart", lambda first: Woken(words))
+    monkeypatch.setattr(process, "prestart", lambda first, variables: Woken(words))
     early.begin(["--gpu", "24GiB", "-md", str(model), "nowhere.gguf"])
     assert words == []
     early.begin(["--gpu", "24GiB", "-md", "nowhere.gguf", str(model)])

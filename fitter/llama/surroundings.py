@@ -1,0 +1,24 @@
+"""What a worker's environment says, and whether this process is a worker. Imports nothing, so that it can be early."""
+
+from __future__ import annotations
+
+LLAMA_CPP = "FITTER_LLAMA_CPP"
+"""The environment variable that names the llama.cpp of a worker."""
+
+_is_worker = False
+
+
+def of_llama_cpp(where: str | None) -> dict[str, str]:
+    """The variables of a worker with the llama.cpp that ``where`` names; ``None``: that of the environment."""
+    return {} if where is None else {LLAMA_CPP: where}
+
+
+def is_worker() -> bool:
+    """Whether this process is a worker."""
+    return _is_worker
+
+
+def become_worker() -> None:
+    """Know that this process is a worker."""
+    global _is_worker
+    _is_worker = True
