@@ -6,6 +6,7 @@ LLAMA_CPP = "FITTER_LLAMA_CPP"
 """The environment variable that names the llama.cpp of a worker."""
 
 _is_worker = False
+_is_canary = False
 
 
 def of_llama_cpp(where: str | None) -> dict[str, str]:
@@ -18,7 +19,12 @@ def is_worker() -> bool:
     return _is_worker
 
 
-def become_worker() -> None:
-    """Know that this process is a worker."""
-    global _is_worker
-    _is_worker = True
+def is_canary() -> bool:
+    """Whether this process finds out whether a llama.cpp can be trusted."""
+    return _is_canary
+
+
+def become_worker(is_canary: bool = False) -> None:
+    """Know that this process is a worker, or one that finds out whether a llama.cpp can be trusted."""
+    global _is_worker, _is_canary
+    _is_worker, _is_canary = True, is_canary

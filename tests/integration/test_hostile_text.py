@@ -27,7 +27,7 @@ from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import DeviceInfo, VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from fitter.model.zeros import Value, ZeroTensor, write_zeros
+from fitter.llama.zeros import Value, ZeroTensor, write_zeros
 from fitter.output.formats import FORMATS
 from fitter.regression import measuring
 

@@ -219,7 +219,7 @@ def test_what_is_declared_is_read(fields: dict[str, str]) -> None:
     [
         ("0.13.1", False, ()),
         ("0.20.0", False, ()),
-        ("0.23.0", False, ("minimax-01",)),
+        ("0.23.0", True, ("minimax-01",)),
         ("0.25.1", True, ("kimi-linear", "minimax-01")),
         ("0.25.3-dev", True, ("kimi-linear", "minimax-01")),
         ("1.0.0", True, ("kimi-linear", "minimax-01")),

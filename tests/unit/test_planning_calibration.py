@@ -10,7 +10,7 @@ import pytest
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row
-from fitter.model.zeros import TENSOR_TYPES
+from fitter.llama.zeros import TENSOR_TYPES
 from fitter.planning import calibration
 from fitter.planning.calibration import CalibrationModel, Configuration, default_margin, twin_of
 from fitter.planning.constraints import device_limits
