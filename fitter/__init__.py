@@ -24,7 +24,17 @@ if TYPE_CHECKING:
 
     from fitter.api import Plan, calibrate, devices, estimate, fit, inspect, measure, verify
     from fitter.fitted import Llama
-    from fitter.llama.types import Array, Breakdown, DeviceInfo, Lora, Params, Row, TensorBuftOverride, VirtualDevice
+    from fitter.llama.types import (
+        Array,
+        Breakdown,
+        DeviceInfo,
+        LlamaCpp,
+        Lora,
+        Params,
+        Row,
+        TensorBuftOverride,
+        VirtualDevice,
+    )
     from fitter.planning.calibration import Calibration, Comparison, DeviceCalibration, Difference
     from fitter.planning.cost import Estimate, Part, Workload
     from fitter.planning.explain import Bound, Choice, Reason
@@ -43,6 +53,7 @@ _HOMES = {
         "Array",
         "Breakdown",
         "DeviceInfo",
+        "LlamaCpp",
         "Lora",
         "Params",
         "Row",
@@ -101,6 +112,7 @@ __all__ = [
     "LeftOut",
     "LibraryError",
     "Llama",
+    "LlamaCpp",
     "LlamaCppCrashError",
     "LlamaCppError",
     "Lora",

@@ -35,7 +35,7 @@ from fitter.planning.constraints import (
 from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, inspection_of
 from fitter.planning.limits import check_context
-from fitter.planning.plan import Plan, check_can_run, register, renamed
+from fitter.planning.plan import Plan, check_can_run, check_llama_cpp, register, renamed
 from fitter.planning.pricing import Price, Speeds, price_params
 from fitter.planning.request import Progress
 from fitter.planning.requesting import limits_beside, pinned_by, request_of
@@ -151,11 +151,12 @@ def fit(
         )
         if ask.margin is not None:
             check_margins(request.devices, plan.problems)
+        llama_cpp = worker.build()
         if not is_given:
             worker.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}
     rpc = worker.rpc if remote.intersection(plan.breakdown.devices) else ()
-    return replace(plan, rpc=rpc, fit_keywords=words, files=stamps)
+    return replace(plan, rpc=rpc, llama_cpp=llama_cpp, fit_keywords=words, files=stamps)
 
 
 @door_with_worker(Measuring)
@@ -351,6 +352,7 @@ def verify(
     patience = timeout + plan.model.bytes / _LOADED_PER_SECOND
     llama_cpp = parameters.get("llama_cpp")
     with Worker(timeout=patience, on_log=on_log, rpc=plan.rpc, llama_cpp=llama_cpp) as worker:
+        check_llama_cpp(plan, worker.build(), "verify it with the one that it was made with, or fit again")
         opened = open_model(plan.model.path if model is None else os.fsdecode(model), worker.header)
         verification.check_same_model(plan.model, ModelSummary.of(opened))
         if on_progress:

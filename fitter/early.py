@@ -113,12 +113,17 @@ def load(model: str, word: Callable[[], str]) -> Then | None:
     from fitter.llama import library
     from fitter.llama.ahead import Ahead
 
+    library.load_cells()
     try:
-        library.load_cells()
         library.prepare()
-        description = word()
-        is_held = description.startswith(_HELD)
-        description = description.removeprefix(_HELD)
+    except Exception:
+        # It will be said again by the first request, and the word must not be taken for one.
+        word()
+        return None
+    description = word()
+    is_held = description.startswith(_HELD)
+    description = description.removeprefix(_HELD)
+    try:
         ahead = Ahead(model, description, is_held=is_held) if description else None
     except Exception:
         # As above, and it is no reason to lose a worker.

@@ -12,7 +12,7 @@ from fitter.errors import ModelError, OutOfMemoryError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.model.source import model_files, show
 from fitter.output.keywords import keywords
-from fitter.planning.plan import Plan, check_can_run, check_fits, stamp_of
+from fitter.planning.plan import Plan, check_can_run, check_fits, check_llama_cpp, stamp_of
 
 if TYPE_CHECKING:
     from fitter.llama.planned import PlannedLlama
@@ -63,6 +63,7 @@ def load_once(plan: Plan, model_path: str, kwargs: Mapping[str, Any], timeout: f
     check_fits(plan)
     planned, fixed = native(), keywords(plan)
     check_can_run(plan)
+    check_llama_cpp(plan, planned.loaded_build(), "fit again with llama_cpp='python'")
     _check_keywords(plan, fixed, kwargs)
     loaded: PlannedLlama = planned.load(plan, model_path, fixed, kwargs, timeout)
     return loaded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,9 @@ from fitter.cli import llama_options, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, LlamaCppError, UsageError
 from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, SHARED, SPEED
 from fitter.text import printable
+
+if TYPE_CHECKING:
+    from fitter.planning.plan import Plan
 
 _EPILOG = """\
 Examples:
@@ -24,6 +27,8 @@ Exit status: 0 fits, 1 does not fit, 2 usage error, 3 the model cannot be read o
 """
 
 
+_FOR_SERVER = ("args", "shell", "ini")
+"""Formats that llama-server reads."""
 _PASSING_ON = ("args", "shell")
 """Formats that llama.cpp's other options are passed on in."""
 
@@ -82,4 +87,14 @@ def fit(
         click.echo(arguments.command_line(args, quoted=is_terminal))
     elif plan.fits or anyway or output_format == "json":
         click.echo(" ".join([plan.format(output_format, anyway=True), *map(arguments.shell_word, passed)]))
+    if output_format in _FOR_SERVER and plan.fits:
+        _warn_of_other_server(plan)
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
+
+
+def _warn_of_other_server(plan: Plan) -> None:
+    from fitter.llama.looking import other_server
+    from fitter.output import builds
+
+    if plan.llama_cpp is not None and (found := other_server(plan.llama_cpp)):
+        click.echo(f"fitter: warning: {builds.of_other_server(found, plan.llama_cpp)}", err=True)

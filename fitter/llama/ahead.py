@@ -56,14 +56,17 @@ class Ahead:
         self._thread.start()
 
     def take(self) -> Any:
-        """Wait for the model and return it; ``None`` if loading failed, or if its file has changed since."""
+        """Wait for the model and return it; ``None`` if loading failed or did not wait, or if its file has changed."""
+        is_as_placed = True
         if self._hold is not None:
             self._library.fitter.fitter_hold_release(self._hold)
         self._thread.join()
         if self._hold is not None:
+            # A llama.cpp that logs another line there has placed the tensors before anyone said where.
+            is_as_placed = bool(self._library.fitter.fitter_hold_reached(self._hold))
             self._library.fitter.fitter_hold_free(self._hold)
             self._hold = None
-        if self._model and self.identity != identity(self.path):
+        if self._model and not (is_as_placed and self.identity == identity(self.path)):
             self._library.llama.llama_model_free(self._model)
             self._model = None
         return self._model

@@ -23,6 +23,7 @@ from fitter.llama.types import (
     FlashAttn,
     Header,
     Layout,
+    LlamaCpp,
     Loaded,
     MeasuredSpeed,
     ModelInfo,
@@ -169,6 +170,10 @@ class Worker:
     def llama_cpp(self) -> str:
         """The version and commit of the worker's llama.cpp."""
         return self._ask(str, "llama_cpp")
+
+    def build(self) -> LlamaCpp:
+        """The build of llama.cpp that the worker has."""
+        return self._ask(LlamaCpp, "build")
 
     def host(self) -> DeviceInfo:
         """The CPU as ggml reports it; on Linux ggml reports all memory as free."""
@@ -469,6 +474,7 @@ def _decoded(kind: type[_T], value: Any) -> _T:
 DOING = {
     "add_rpc_server": "connecting to an rpc-server",
     "adopt": "loading the CUDA backend",
+    "build": "asking for llama.cpp's version",
     "compute_capabilities": "asking for the devices' compute capabilities",
     "configure": "describing the virtual devices",
     "devices": "listing the devices",

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fitter.llama
 from fitter.errors import LibraryError, UsageError
@@ -21,6 +21,9 @@ from fitter.llama import opening, surroundings
 from fitter.llama.builds import PYTHON, Build, find
 from fitter.llama.epochs import Epoch, epoch_of
 from fitter.llama.functions import Functions, ggml_version
+
+if TYPE_CHECKING:
+    from fitter.llama.types import LlamaCpp
 
 _LIBFITTER = "libfitter.so"
 _BACKEND = "libggml-fitter.so"
@@ -113,6 +116,16 @@ def llama_cpp_version() -> str:
     return str(built if is_same_version(loaded, built) else loaded)
 
 
+def loaded() -> LlamaCpp:
+    """The build that is loaded. Raises ``LibraryError``."""
+    from fitter.llama.types import LlamaCpp
+
+    versions, build = loaded_versions(libraries()), loaded_build()
+    # Any other process than a worker has loaded its own.
+    cpu = cpu_backend() if surroundings.is_worker() else ""
+    return LlamaCpp(llama_cpp_version(), versions.ggml, versions.commit, build.libllama, build.key, cpu)
+
+
 def _find(name: str) -> Path:
     for directory in fitter.llama.__path__:
         path = Path(directory) / name
@@ -142,8 +155,19 @@ def _libraries() -> Library:
     library = Library(llama, ffi, _open(ffi, _LIBFITTER))
     llama.lay_out(_probe_of(library), loaded_build().headers)
     _configure(library, library.fitter, library.fitter.fitter_last_error)
+    _check_trust(library)
     llama.llama_backend_init()
     return library
+
+
+def _check_trust(library: Library) -> None:
+    """Raise ``LibraryError`` where the loaded build is not the one that fitter was built for, and does other things."""
+    loaded = loaded_versions(library)
+    if surroundings.is_canary() or is_same_version(loaded, built_versions(library)):
+        return
+    from fitter.llama import verdicts
+
+    verdicts.check(loaded_build(), (str(_find(_LIBFITTER)), str(_find(_BACKEND))), loaded.commit)
 
 
 @functools.cache

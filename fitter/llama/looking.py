@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from fitter.errors import FitterError
+from fitter.llama import kept
 from fitter.llama.builds import PYTHON, Build, find
 from fitter.llama.functions import ggml_version
 from fitter.llama.opening import best_of, open_build
+from fitter.llama.types import LlamaCpp
 
 _PATIENCE = 60.0
 """Seconds that a build may take to load."""
@@ -69,6 +71,36 @@ def look_around(given: Sequence[str] = ()) -> tuple[Look, ...]:
     if server := shutil.which("llama-server"):
         found.append(server)
     return tuple(look(where) for where in dict.fromkeys((*found, *given)))
+
+
+def other_server(planned: LlamaCpp) -> Look | None:
+    """The ``llama-server`` on the PATH, if it is linked to another llama.cpp than the one that was ``planned`` with.
+
+    ``None`` also where that cannot be told: without one, and where llama.cpp is built into it.
+    """
+    server = shutil.which("llama-server")
+    try:
+        build = find(server) if server else None
+    except FitterError:
+        return None
+    if server is None or build is None or build.key == planned.key:
+        return None
+    found = _known(build, server)
+    is_same = found.ggml == planned.ggml and bool(found.commit) and planned.commit.startswith(found.commit[:7])
+    return None if is_same or found.problem else found
+
+
+def _known(build: Build, where: str) -> Look:
+    """What ``look`` finds, kept for the next time."""
+    name = f"look-{build.key[:32]}"
+    known = kept.read(name) or {}
+    texts = {key: value for key, value in known.items() if key in ("version", "ggml", "commit")}
+    if len(texts) == 3 and all(isinstance(value, str) for value in texts.values()):
+        return Look(where, build.libllama, key=build.key, **texts)
+    found = look(where)
+    if not found.problem:
+        kept.write(name, {"version": found.version, "ggml": found.ggml, "commit": found.commit})
+    return found
 
 
 def is_any_unusable(looks: Iterable[Look], given: Sequence[str]) -> bool:

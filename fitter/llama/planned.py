@@ -22,12 +22,12 @@ from fitter.errors import (
     RemoteError,
     UsageError,
 )
-from fitter.llama import connections, guarded, rpc
+from fitter.llama import connections, guarded, library, rpc
 from fitter.llama.breakdown import breakdown_of
 from fitter.llama.devices import Device, Registry, registry, rpc_devices
 from fitter.llama.log import LogLine, reason
 from fitter.llama.parameters import apply
-from fitter.llama.types import RPC, Breakdown, Params
+from fitter.llama.types import RPC, Breakdown, LlamaCpp, Params
 from fitter.parameters import of_a_struct
 from fitter.text import human
 
@@ -60,6 +60,11 @@ class Loadable(Protocol):
 
 _REFUSED = re.compile(r"failed to allocate (?P<buffer_type>.+) buffer of size (?P<size>[0-9.]+)(?P<mib> MiB)?")
 _NO_MEMORY = re.compile(r"std::bad_alloc|Cannot allocate memory|unable to allocate|failed to allocate|out of memory")
+
+
+def loaded_build() -> LlamaCpp:
+    """The llama.cpp of this process. Raises ``LibraryError``."""
+    return library.loaded()
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -132,6 +132,24 @@ class MeasuredSpeed:
 
 
 @dataclass(frozen=True)
+class LlamaCpp:
+    """A build of llama.cpp, as what was planned with it says it."""
+
+    version: str
+    """Its version and commit, and the version of ggml: ``0.5.0 (ggml 0.25.3, commit 0c1e57098)``."""
+    ggml: str
+    """The version of ggml."""
+    commit: str
+    """Its commit, as the build itself says it; empty where it says none."""
+    libllama: str
+    """The path of its libllama, on the machine that planned."""
+    key: str
+    """The same for the same files, wherever they are, and another for any other build."""
+    cpu: str
+    """The name of the file of the CPU backend that was loaded; empty where libllama is linked to its own."""
+
+
+@dataclass(frozen=True)
 class Row:
     """The memory of one buffer type, in bytes."""
 

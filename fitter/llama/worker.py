@@ -33,6 +33,7 @@ from fitter.llama.types import (
     FlashAttn,
     Header,
     Layout,
+    LlamaCpp,
     Loaded,
     MeasuredSpeed,
     ModelInfo,
@@ -96,6 +97,9 @@ class Session:
 
     def llama_cpp(self) -> str:
         return native.llama_cpp_version()
+
+    def build(self) -> LlamaCpp:
+        return native.loaded()
 
     def host(self) -> DeviceInfo:
         return host_of(self._open().devices)

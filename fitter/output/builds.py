@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from fitter.text import printable
 
 if TYPE_CHECKING:
     from fitter.llama.looking import Look
+    from fitter.llama.types import LlamaCpp
 
 
 def builds_to_dict(looks: Iterable[Look]) -> dict[str, Any]:
@@ -23,6 +25,18 @@ def builds_to_dict(looks: Iterable[Look]) -> dict[str, Any]:
         "schema": SCHEMA,
         "builds": [{name: None if value == "" else value for name, value in asdict(look).items()} for look in looks],
     }
+
+
+def of_other_server(server: Look, planned: LlamaCpp) -> str:
+    """That a ``llama-server`` has another llama.cpp than was ``planned`` with, and how to plan with its own."""
+    from fitter.llama.library import Versions
+
+    its = Versions(server.version, server.ggml, server.commit)
+    where = printable(shlex.quote(server.where))
+    return (
+        f"{where} is llama.cpp {its}, which may take other memory than {planned.version}: to plan with it, "
+        f"add --llama-cpp {where}"
+    )
 
 
 def builds_table(looks: Iterable[Look]) -> RenderableType:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fitter.errors import UsageError
-from fitter.llama.types import Breakdown, Params, Row
+from fitter.llama.types import Breakdown, LlamaCpp, Params, Row
 from fitter.output.json import SCHEMA
 from fitter.parameters import of_a_load
 from fitter.planning.cost import Estimate, Workload
@@ -150,7 +151,12 @@ def _plan(document: _Entry) -> Plan:
         levers=document["levers"].each(_Entry.text),
         shared=document["shared"].each(_shared),
         rpc=document["rpc"].each(_Entry.text),
+        llama_cpp=document["llama_cpp"].maybe(_llama_cpp) if "llama_cpp" in document else None,
     )
+
+
+def _llama_cpp(entry: _Entry) -> LlamaCpp:
+    return LlamaCpp(**{each.name: entry[each.name].shown() for each in fields(LlamaCpp)})
 
 
 def _price(entry: _Entry, breakdown: Breakdown) -> Price:

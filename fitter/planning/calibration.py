@@ -16,9 +16,9 @@ from typing import Any, Literal, Protocol
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, VirtualDevice
+from fitter.llama.zeros import Value, ZeroTensor, write_zeros
 from fitter.machine import catalogue
 from fitter.machine.calibrated import Calibrated
-from fitter.llama.zeros import Value, ZeroTensor, write_zeros
 from fitter.planning.constraints import default_margin
 from fitter.values import parse_overrides
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fitter.errors import PlanError
-from fitter.llama.types import Breakdown, Params
+from fitter.llama.types import Breakdown, LlamaCpp, Params
 from fitter.parameters import DEFAULTS
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.pricing import Price
@@ -136,6 +136,8 @@ class Plan:
     """The rpc-servers (``host:port``) that were given, where the plan uses a device of theirs; their order decides how
     those are named.
     """
+    llama_cpp: LlamaCpp | None = None
+    """The build of llama.cpp that it was made with; ``None`` where a file does not say it."""
     fit_keywords: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The keywords that ``fit`` was called with, to fit again."""
     files: tuple[FileStamp, ...] = field(default=(), compare=False, repr=False)
@@ -259,6 +261,16 @@ def check_can_run(plan: Plan) -> None:
         raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
 
 
+def check_llama_cpp(plan: Plan, here: LlamaCpp, advice: str) -> None:
+    """Raise ``PlanError`` with ``advice`` where ``plan`` was made with another llama.cpp than the one that is here."""
+    planned = plan.llama_cpp
+    if planned is not None and planned.key != here.key and planned.version != here.version:
+        raise PlanError(
+            f"the plan was made with llama.cpp {planned.version}, and {here.libllama} is {here.version}, which may "
+            f"take other memory: {advice}"
+        )
+
+
 def resolved(plan: Plan) -> Params:
     """The plan's parameters with what llama.cpp chose where they leave it the choice: context and devices."""
     params, found = plan.params, plan.breakdown
@@ -278,6 +290,7 @@ __all__ = [
     "SharedUse",
     "check_can_run",
     "check_fits",
+    "check_llama_cpp",
     "register",
     "renamed",
     "resolved",

@@ -24,7 +24,8 @@ class PlanFile:
     """A plan that was read from a file.
 
     ``memory``: bytes on each device and on ``host``: model, context, compute and shared. ``about``: the other facts
-    about each of them. ``speeds``: the estimated tokens per second.
+    about each of them. ``speeds``: the estimated tokens per second. ``llama_cpp``: its version, empty where it is
+    unknown.
     """
 
     fits: bool
@@ -33,6 +34,7 @@ class PlanFile:
     memory: Mapping[str, Mapping[str, int]]
     about: Mapping[str, Mapping[str, str | int]]
     speeds: Mapping[str, float]
+    llama_cpp: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ def diff(a: PlanFile, b: PlanFile) -> PlanDiff:
         if a.speeds.get(name) != b.speeds.get(name):
             moves.append(Move(f"{name} speed", a.speeds.get(name), b.speeds.get(name, 0.0), "tokens/s"))
     changes = [*_changes("model", a.model, b.model), *_changes("parameter", a.params, b.params)]
+    if a.llama_cpp and b.llama_cpp and a.llama_cpp != b.llama_cpp:
+        changes.append(Cause("llama.cpp", "llama.cpp", a.llama_cpp, b.llama_cpp))
     for name in _devices_first(a.about, b.about):
         changes += _changes(name, a.about.get(name, {}), b.about.get(name, {}))
     return PlanDiff(tuple(moves), tuple(changes))
@@ -136,6 +140,7 @@ def _plan(document: Mapping[str, Any]) -> PlanFile:
             },
         },
         speeds={kind: _number(estimate, f"{kind}_tokens_per_second") for kind in ("prompt", "generation") if estimate},
+        llama_cpp=_text(document["llama_cpp"], "version") if document.get("llama_cpp") else "",
     )
 
 

@@ -26,8 +26,8 @@ from fitter.cli import main
 from fitter.errors import FitterError
 from fitter.llama.client import Worker
 from fitter.llama.types import DeviceInfo, VirtualDevice
-from fitter.machine.gpu import parse_gpus
 from fitter.llama.zeros import Value, ZeroTensor, write_zeros
+from fitter.machine.gpu import parse_gpus
 from fitter.output.formats import FORMATS
 from fitter.regression import measuring
 

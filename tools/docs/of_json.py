@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from fitter import kinds
 from fitter.kinds import Kind
-from fitter.llama.types import Array, DeviceInfo, Params, Row
+from fitter.llama.types import Array, DeviceInfo, LlamaCpp, Params, Row
 from fitter.machine.catalogue import CatalogueGpu, Sources
 from fitter.output.json import SCHEMA
 from fitter.parameters import Parameter, of_a_load
@@ -145,6 +145,7 @@ def _params() -> Schema:
 # --- documents
 
 _MEMORY = ("model", "context", "compute")
+_BUILD = ("version", "ggml", "commit", "libllama", "key", "cpu")
 
 
 def _model() -> Schema:
@@ -198,6 +199,7 @@ def plan() -> Schema:
             "shared": _shared(),
             "left_out": a_list(an_object(members(LeftOut, "device", "reason", "message")), said(Plan, "left_out")),
             "rpc": member(Plan, "rpc"),
+            "llama_cpp": or_null(an_object(members(LlamaCpp, *_BUILD), said(Plan, "llama_cpp"))),
             "search": an_object(search, said(Plan, "search")),
             "problems": _problems(),
         },
