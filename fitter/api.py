@@ -235,7 +235,7 @@ def devices(
     gpus: str | VirtualDevice | Sequence[str | VirtualDevice] = (),
     *,
     rpc: str | Sequence[str] = (),
-    llama_cpp: str | None = None,
+    llama_cpp: Path | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> tuple[tuple[DeviceInfo, ...], DeviceInfo]:
     """The devices that a model would be offloaded to, and the host with the memory that it has available."""
@@ -254,7 +254,7 @@ def calibrate(
     rpc: str | Sequence[str] = (),
     twin: str | None = None,
     store: bool = True,
-    llama_cpp: str | None = None,
+    llama_cpp: Path | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[str], None] | None = None,
@@ -363,7 +363,7 @@ def verify(
 
 @door()
 def inspect(
-    model: Path, *, n_ctx: int | None = None, llama_cpp: str | None = None, timeout: float = DEFAULT_TIMEOUT
+    model: Path, *, n_ctx: int | None = None, llama_cpp: Path | None = None, timeout: float = DEFAULT_TIMEOUT
 ) -> Inspection:
     """What a model is made of: tensors by role, each layer's weights and its part of the KV cache at ``n_ctx``.
 

@@ -457,6 +457,21 @@ class Path(Kind):
 
 
 @dataclass(frozen=True)
+class Build(Kind):
+    """A build of llama.cpp: ``python``, or the path of a directory or of a program."""
+
+    metavar: str | None = "WHERE"
+
+    def check(self, called: str, value: Any) -> str:
+        return self.parse(path(called, value))
+
+    def parse(self, word: str) -> str:
+        if not word:
+            raise UsageError("the llama.cpp to plan with is an empty text: give python, a directory or a llama-server")
+        return word
+
+
+@dataclass(frozen=True)
 class Paths(Texts):
     """Files."""
 

@@ -209,9 +209,9 @@ class MachineKeywords(TypedDict, total=False):
         ),
     ]
     llama_cpp: Annotated[
-        str | None,
+        AnyPath | None,
         Parameter(
-            Kind("WHERE"),
+            kinds.Build(),
             options=("--llama-cpp",),
             env="FITTER_LLAMA_CPP",
             is_ours=True,

@@ -33,7 +33,7 @@ from fitter.llama.types import (
     VirtualDevice,
     describe,
 )
-from fitter.parameters import DEFAULTS
+from fitter.parameters import DEFAULTS, AnyPath
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ class Worker:
         timeout: float = DEFAULT_TIMEOUT,
         on_log: Callable[[str], None] | None = None,
         rpc: str | Sequence[str] = (),
-        llama_cpp: str | None = None,
+        llama_cpp: AnyPath | None = None,
     ) -> None:
         self.deadline: float | None = None
         self._description = describe(virtual_devices)
         self._library = library
         self._rpc = _servers(rpc)
-        self._own_llama_cpp = self._llama_cpp = llama_cpp
+        self._own_llama_cpp = self._llama_cpp = None if llama_cpp is None else os.fsdecode(llama_cpp)
         self._timeout = timeout
         self._on_log = on_log
         self._child: _Child | None = None
@@ -144,14 +144,14 @@ class Worker:
         virtual_devices: Sequence[VirtualDevice],
         library: CudaLibrary | None = None,
         rpc: str | Sequence[str] = (),
-        llama_cpp: str | None = None,
+        llama_cpp: AnyPath | None = None,
     ) -> None:
         """Replace the virtual devices; without any, questions are about the real ones.
 
         ``llama_cpp``: another one than the worker's own, until the next call. Raises ``UsageError``.
         """
         description, remote = describe(virtual_devices), _servers(rpc)
-        llama_cpp = self._own_llama_cpp if llama_cpp is None else llama_cpp
+        llama_cpp = self._own_llama_cpp if llama_cpp is None else os.fsdecode(llama_cpp)
         is_library = library is not None or self._library is not None
         is_other = is_library and (library, description) != (self._library, self._description)
         if is_other or (remote, llama_cpp) != (self._rpc, self._llama_cpp):

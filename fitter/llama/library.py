@@ -108,6 +108,11 @@ def cudart_path() -> Path:
     return _find(_CUDART)
 
 
+def own_libraries() -> tuple[str, ...]:
+    """The paths of fitter's own libraries that are used beside a libllama. Raises ``LibraryError``."""
+    return str(_find(_LIBFITTER)), str(_find(_BACKEND))
+
+
 def llama_cpp_version() -> str:
     """The version and commit of the loaded llama.cpp, the same for every build of it. Raises ``LibraryError``."""
     library = libraries()
@@ -167,7 +172,7 @@ def _check_trust(library: Library) -> None:
         return
     from fitter.llama import verdicts
 
-    verdicts.check(loaded_build(), (str(_find(_LIBFITTER)), str(_find(_BACKEND))), loaded.commit)
+    verdicts.check(loaded_build(), own_libraries(), loaded.commit)
 
 
 @functools.cache

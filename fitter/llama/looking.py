@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from fitter.errors import FitterError
 from fitter.llama import kept
@@ -28,7 +28,7 @@ class Look:
     ``libllama``: its path. ``version``: of llama.cpp, '' where it has none of its own; ``ggml``: the version of ggml.
     ``backends``: the names of ggml's. ``cpu``: the file of the CPU backend that is loaded on this machine, '' where
     there is only one. ``layout``: how its parameters are laid out, by the first llama-cpp-python that had it so.
-    ``key``: the same for equal files wherever they are.
+    ``key``: the same for equal files wherever they are. ``checks``: what was looked at and found right.
     """
 
     where: str
@@ -40,6 +40,7 @@ class Look:
     cpu: str = ""
     layout: str = ""
     key: str = ""
+    checks: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -65,12 +66,33 @@ def look(where: str) -> Look:
     return _with(found, **answer)
 
 
+CHECKS = ("symbols", "layout", "operations", "models")
+"""What a build is looked at for: the functions that it has, how its parameters are laid out, the names of ggml's
+operations, and the memory of small models.
+"""
+
+
+def tried(where: str) -> Look:
+    """As ``look``, and with small models as before the first plan (see ``fitter.llama.verdicts``)."""
+    found = look(where)
+    if found.problem:
+        return found
+    from fitter.llama import verdicts
+    from fitter.llama.library import own_libraries
+
+    try:
+        problem = verdicts.verdict(find(where), own_libraries())
+    except FitterError as error:
+        problem = str(error)
+    return replace(found, problem=f"{found.libllama}: {problem}") if problem else replace(found, checks=CHECKS)
+
+
 def look_around(given: Sequence[str] = ()) -> tuple[Look, ...]:
-    """Look at the builds of this Python, of the ``llama-server`` on the PATH, and at those that are ``given``."""
+    """Try the builds of this Python, of the ``llama-server`` on the PATH, and those that are ``given``."""
     found = [PYTHON] if importlib.util.find_spec("llama_cpp") else []
     if server := shutil.which("llama-server"):
         found.append(server)
-    return tuple(look(where) for where in dict.fromkeys((*found, *given)))
+    return tuple(tried(where) for where in dict.fromkeys((*found, *given)))
 
 
 def other_server(planned: LlamaCpp) -> Look | None:

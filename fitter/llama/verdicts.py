@@ -51,7 +51,7 @@ def verdict(build: Build, own: tuple[str, ...]) -> str:
     with kept.alone():
         # Another process may have been quicker.
         if (known := _read(name)) is None:
-            known = _ask(build)
+            known = ask(build)
             kept.write(name, {"problem": known})
     return known
 
@@ -61,7 +61,8 @@ def _read(name: str) -> str | None:
     return problem if isinstance(problem, str) else None
 
 
-def _ask(build: Build) -> str:
+def ask(build: Build) -> str:
+    """Why ``build`` cannot be trusted, '' if it can, asked now. Raises ``LibraryError`` if it cannot be asked."""
     boot = _BOOT.format(path=ascii(sys.path))
     environment = {**os.environ, "FITTER_LLAMA_CPP": build.where}
     try:

