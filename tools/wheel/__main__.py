@@ -1,7 +1,7 @@
-"""``python -m tools.wheel``: build fitter's wheel for older Linuxes than this one, have auditwheel check it, and try it.
+"""``python -m tools.wheel``: build fitter's wheel for older Linuxes than this one, have it checked by auditwheel, try it.
 
 The libraries are compiled for an older glibc by zig (tools/wheel/compiler.py), or with ``--native`` by this machine's
-own compiler, as in a container of manylinux's. Nothing of llama.cpp is in the wheel. The exit status is 1 if a step fails.
+own compiler, as in a container of manylinux's. Nothing of llama.cpp is in it. The exit status is 1 if a step fails.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def build(glibc: str | None) -> Path:
 
 
 def tag(raw: Path, output: Path, glibc: str | None) -> Path:
-    """The wheel with the manylinux tag of that glibc, or with the oldest that its libraries agree with, in ``output``."""
+    """The wheel in ``output``, with the manylinux tag of that glibc, or the oldest that its libraries agree with."""
     policy = "auto" if glibc is None else f"manylinux_{glibc.replace('.', '_')}_{platform.machine()}"
     shutil.rmtree(BUILD / "tagged", ignore_errors=True)
     _run("auditwheel", "repair", "--plat", policy, "--wheel-dir", BUILD / "tagged", raw)
@@ -72,7 +72,7 @@ def tag(raw: Path, output: Path, glibc: str | None) -> Path:
 
 
 def check(wheel: Path) -> None:
-    """Raises ``BuildError`` unless the wheel is for every Python 3, tagged manylinux, and holds fitter's libraries alone."""
+    """Raises ``BuildError`` unless the wheel is for manylinux and every Python 3, with fitter's libraries alone."""
     if not re.search(r"-py3-none-manylinux[\w.]+\.whl$", wheel.name):
         raise BuildError(f"{wheel.name} is not tagged for manylinux and every Python 3")
     with zipfile.ZipFile(wheel) as archive:

@@ -1,4 +1,4 @@
-"""A C++ compiler for an older glibc than this machine's: zig's clang, with the headers and the library of this machine's libstdc++.
+"""A C++ compiler for an older glibc than this machine's: zig's clang, with the libstdc++ of this machine.
 
 libllama is compiled with libstdc++ and hands a ``std::map`` over, so fitter's libraries cannot have zig's libc++. What
 newer headers of libstdc++ want of glibc and of libstdc++.so beyond the older ones is taken back in ``include/``.
