@@ -20,15 +20,14 @@ from tools.oracle.draw import draw
 from tools.oracle.measure import Row, fill
 
 ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / "build" / "cuda" / "bin"
 SHOWN = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; the exit status is 0 if every answer is equal."""
     parser = argparse.ArgumentParser(prog="python -m tools.cuda.check", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--library", type=Path, default=ROOT / "build" / "cuda" / "bin", help="where libggml-cuda.so is"
-    )
+    parser.add_argument("--library", type=Path, default=LIBRARY, help="the directory of libggml-cuda.so")
     parser.add_argument("--architectures", default="89", help="the compute capabilities that it was built for (89)")
     parser.add_argument("--count", type=int, default=200, help="loads to draw (200)")
     parser.add_argument("--seed", type=int, default=14, help="what they are drawn with (14)")
