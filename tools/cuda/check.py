@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def differences(real: Sequence[Row], mirror: Sequence[Row]) -> list[str]:
     """A line for each load whose answers differ, of which the settings are said for the first ones."""
-    lines = []
+    lines: list[str] = []
     for number, (one, other) in enumerate(zip(real, mirror, strict=True)):
         if one != other:
             settings = {key: value for key, value in one.items() if key not in ("result", "splits") and value}

@@ -34,11 +34,15 @@ class ToolkitError(Exception):
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A CUDA toolkit: its nvcc, its directory (``None`` where CMake finds it by nvcc), and what CMake found of it."""
+    """A CUDA toolkit: its nvcc, and its directory (``None`` where CMake finds it by nvcc).
+
+    ``found`` and ``libraries`` are what CMake found of it, and the directory of its libraries.
+    """
 
     nvcc: Path
     root: Path | None
     found: frozenset[str] = frozenset()
+    libraries: str = ""
 
     def options(self) -> list[str]:
         """CMake's options for it."""
@@ -48,6 +52,9 @@ class Toolkit:
         if "cuda_driver" not in self.found:
             # Virtual memory management is the one thing that ggml-cuda links the driver's library for.
             options.append("-DGGML_CUDA_NO_VMM=ON")
+        if self.libraries:
+            # llama-cpp-python's libraries look beside themselves alone.
+            options.append(f"-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-rpath,{self.libraries}")
         return options
 
 
@@ -148,7 +155,8 @@ def probe(toolkit: Toolkit) -> tuple[Toolkit, str]:
         command.append("-DCMAKE_CUDA_ARCHITECTURES=89")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = frozenset(re.findall(r"^-- found: (\w+)", done.stdout, re.MULTILINE))
-    toolkit = Toolkit(toolkit.nvcc, toolkit.root, found)
+    libraries = re.search(r"^-- libraries: (\S.*)$", done.stdout, re.MULTILINE)
+    toolkit = Toolkit(toolkit.nvcc, toolkit.root, found, libraries[1] if libraries else "")
     missing = [name for name in NEEDED if name not in found]
     if "toolkit" in found and missing:
         return toolkit, f"has no {' and no '.join(missing)}"

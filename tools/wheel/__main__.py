@@ -1,4 +1,4 @@
-"""``python -m tools.wheel``: build fitter's wheel for older Linuxes than this one, have it checked by auditwheel, try it.
+"""``python -m tools.wheel``: fitter's wheel, built for older Linuxes than this one, checked by auditwheel, and tried.
 
 The libraries are compiled for an older glibc by zig (tools/wheel/compiler.py), or with ``--native`` by this machine's
 own compiler, as in a container of manylinux's. Nothing of llama.cpp is in it. The exit status is 1 if a step fails.
