@@ -76,9 +76,10 @@ def test_the_toolkits_options_reach_cmake_and_the_users_come_after_them(venv: Pa
 
 
 def test_what_was_built_with_cuda_is_kept(venv: Path) -> None:
-    for variables in (("CUDA=1", "CUDA_ARCHITECTURES=89"), ("CUDA=1", "CUDA_ARCHITECTURES=89"), ()):
+    with_cuda = ("CUDA=1", "CUDA_ARCHITECTURES=89")
+    for number, variables in enumerate((with_cuda, with_cuda, (), with_cuda)):
         make(venv, *variables)
-        assert len(calls(venv)) == 1, variables
+        assert len(calls(venv)) == 1, number
     make(venv, "CUDA=1", "CUDA_ARCHITECTURES=90")
     assert len(calls(venv)) == 2
 
