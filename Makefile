@@ -2,6 +2,8 @@
 #   PYTHON      the interpreter .venv is made with (python3)
 #   VENV        where the virtual environment is (.venv)
 #   CMAKE_ARGS  options for llama.cpp, as llama-cpp-python knows them: make install CMAKE_ARGS="-DGGML_CUDA=on"
+#   CUDA        1 builds llama-cpp-python for NVIDIA's cards, with a toolkit made of packages where there is none
+#   CUDA_ARCHITECTURES  the compute capabilities to build for, such as 86;89 (those of the cards that are here)
 #   JOBS        compilers at once (as many as there are processors)
 
 SHELL := /bin/bash
@@ -13,12 +15,16 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 VENV ?= .venv
 CMAKE_ARGS ?=
+CUDA ?=
+override WITH_CUDA = $(filter 1,$(CUDA))
+CUDA_ARCHITECTURES ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 CHECK_ARGS ?=
 ORACLE_ARGS ?=
 BENCH_ARGS ?=
 MUTATION_ARGS ?= run
+WHEEL_ARGS ?=
 
 PY := $(VENV)/bin/python
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip
@@ -54,21 +60,23 @@ $(STAMPS)/venv:
 # RPC, is taken as it is. pip's cache of built wheels does not know about options, so a wheel from it is checked too.
 .PHONY: llama-cpp-python
 llama-cpp-python: $(STAMPS)/venv
-	@stamp=$(STAMPS)/llama-cpp-python; wanted='$(VERSION) $(LLAMA_ARGS)'; \
+	@stamp=$(STAMPS)/llama-cpp-python; options='$(LLAMA_ARGS)'; \
 	  has_rpc() { $(PY) -c 'import importlib.metadata as m, sys; d = m.distribution("llama-cpp-python"); sys.exit(d.version != "$(VERSION)" or not d.locate_file("llama_cpp/lib/libggml-rpc.so").exists())' 2>/dev/null; }; \
-	  build() { CMAKE_ARGS='$(LLAMA_ARGS)' CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q "$$@" llama-cpp-python==$(VERSION); }; \
+	  build() { CMAKE_ARGS="$$options" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q "$$@" llama-cpp-python==$(VERSION); }; \
+	  if [ -n '$(WITH_CUDA)' ]; then cuda=$$($(PY) -m tools.cuda.toolkit --architectures '$(CUDA_ARCHITECTURES)'); options="$$cuda $$options"; fi; \
+	  wanted="$(VERSION) $$options"; \
 	  if [ -f $$stamp ] && [ "$$(cat $$stamp)" = "$$wanted" ] && has_rpc; then exit 0; fi; \
-	  if [ ! -f $$stamp ] && [ -z '$(CMAKE_ARGS)' ] && has_rpc; then echo "$$wanted" >$$stamp; exit 0; fi; \
-	  echo "installing llama-cpp-python $(VERSION) with $(LLAMA_ARGS): some four minutes on two cores"; \
-	  if [ -z '$(CMAKE_ARGS)' ]; then build; fi; \
-	  if [ -n '$(CMAKE_ARGS)' ] || ! has_rpc; then build --no-binary llama-cpp-python --no-cache-dir --force-reinstall; fi; \
+	  if [ -z '$(CMAKE_ARGS)$(WITH_CUDA)' ] && has_rpc; then [ -f $$stamp ] || echo "$$wanted" >$$stamp; exit 0; fi; \
+	  echo "installing llama-cpp-python $(VERSION) with $$options: some four minutes on two cores$(if $(WITH_CUDA), and 25 more for each compute capability)"; \
+	  if [ -z '$(CMAKE_ARGS)$(WITH_CUDA)' ]; then build; fi; \
+	  if [ -n '$(CMAKE_ARGS)$(WITH_CUDA)' ] || ! has_rpc; then build --no-binary llama-cpp-python --no-cache-dir --force-reinstall; fi; \
 	  echo "$$wanted" >$$stamp
 
 # Editable: the tests and the demo run this tree. Built again when the native side changes.
 $(STAMPS)/fitter: pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor/llama.cpp/fetch.py $(shell find bindings -type f) | llama-cpp-python
 	@echo "installing fitter, editable"
 	@$(PIP) install -q 'scikit-build-core>=0.10' 'cffi>=1.16'
-	@$(PIP) install -q --no-build-isolation -e '.[test,docs]'
+	@$(PIP) install -q --no-build-isolation -e '.[python,test,docs]'
 	@touch $@
 
 .PHONY: install
@@ -85,6 +93,11 @@ tools: $(STAMPS)/venv ## upstream's rpc-server, llama-fit-params and llama-serve
 	@[ -x $(TOOLS)/bin/llama-server ] || echo "building rpc-server, llama-fit-params and llama-server in $(TOOLS)/bin: some five minutes on two cores, the first time"
 	@$(CMAKE) --build $(TOOLS) --target fitter-llama llama-server --parallel $(JOBS) >$(TOOLS)/build.log 2>&1 \
 	  || { tail -n 40 $(TOOLS)/build.log >&2; exit 1; }
+
+.PHONY: wheel
+wheel: install ## the wheel that needs no compiler, checked and tried, in dist: a minute on two cores
+	@$(PY) -c 'import auditwheel, ziglang' 2>/dev/null || $(PIP) install -q --no-build-isolation -e '.[wheel]'
+	@$(PY) -m tools.wheel $(WHEEL_ARGS)
 
 .PHONY: demo
 demo: install ## write a small MoE model, fit it to two virtual GPUs and to this machine, load it, compare the bytes
@@ -119,6 +132,20 @@ docs: install ## the documentation site, in build/site: seconds
 .PHONY: test-slow
 test-slow: install tools ## the slow rest, such as every stored row of real backends: two minutes on two cores
 	@$(PY) -m pytest -m slow -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+# The real backend, to compare with. Of its kernels nothing is run, but they are what takes the time.
+CUDA_BUILD := build/cuda
+CUDA_TESTED = $(or $(CUDA_ARCHITECTURES),89)
+.PHONY: test-cuda
+test-cuda: install ## the cuda profile and the real ggml-cuda, built without a card or a toolkit: 30 minutes on two cores, the first time
+	@mkdir -p $(CUDA_BUILD)
+	@options=$$($(PY) -m tools.cuda.toolkit --architectures '$(CUDA_TESTED)'); \
+	  eval "$(CMAKE) -S . -B $(CUDA_BUILD) -DFITTER_BUILD_LLAMA=ON -DGGML_RPC=OFF -DPython3_EXECUTABLE=$(abspath $(PY)) $$options" \
+	  >$(CUDA_BUILD)/configure.log 2>&1 || { cat $(CUDA_BUILD)/configure.log >&2; exit 1; }
+	@[ -f $(CUDA_BUILD)/bin/libggml-cuda.so ] || echo "building ggml-cuda in $(CUDA_BUILD)/bin: some 25 minutes on two cores"
+	@$(CMAKE) --build $(CUDA_BUILD) --target ggml-cuda --parallel $(JOBS) >$(CUDA_BUILD)/build.log 2>&1 \
+	  || { tail -n 40 $(CUDA_BUILD)/build.log >&2; exit 1; }
+	@$(PY) -m tools.cuda.check --architectures '$(CUDA_TESTED)' --jobs $(JOBS) $(CHECK_ARGS)
 
 # The real backend, to compare with. Of the shaders nothing is run, but they are part of it.
 VULKAN := build/vulkan

@@ -54,7 +54,7 @@ struct allocations {
 
 // Never destroyed: what is allocated may be freed while the process ends.
 allocations & state() {
-    static char          place[sizeof(allocations)] alignas(allocations);
+    alignas(allocations) static char place[sizeof(allocations)];
     static allocations * instance = new (place) allocations;
     return *instance;
 }

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include <cxxabi.h>
 #include <unistd.h>
 
 #include "fitter.h"
@@ -116,13 +117,14 @@ void on_abort(const char * message) {
 [[noreturn]] void on_terminate() {
     if (own != nullptr) {
         std::string message = "uncaught C++ exception";
-        try {
-            if (std::exception_ptr thrown = std::current_exception()) {
-                std::rethrow_exception(thrown);
+        // Nothing is thrown where nothing was: that would end here again.
+        if (abi::__cxa_current_exception_type() != nullptr) {
+            try {
+                throw;
+            } catch (const std::exception & error) {
+                message = error.what();
+            } catch (...) {
             }
-        } catch (const std::exception & error) {
-            message = error.what();
-        } catch (...) {
         }
         note_crash(*own, message.c_str(), true);
         stop_thread();

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 import yaml
 
 from tools.tiny import write_tiny
@@ -228,7 +229,7 @@ def test_what_is_in_the_cache_is_not_built_again(runner: Runner, is_built: str) 
     calls = [line.split()[-1] for line in (runner.temp / "calls").read_text().splitlines()]
     assert calls == (["install"] if is_built == "true" else ["wheel", "install"])
     last = (runner.temp / "words").read_text().splitlines()[-1]
-    assert last.endswith("install --no-index --find-links wheels llama-fitter")
+    assert last.endswith("install --no-index --find-links wheels llama-fitter[python]")
 
 
 # --- pre-commit
@@ -255,6 +256,12 @@ FILES = {
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
 def test_what_the_hooks_look_at(hook: Mapping[str, Any]) -> None:
     assert {name for name in FILES if re.search(hook["files"], name)} == {name for name in FILES if FILES[name]}
+
+
+def test_the_hook_with_an_environment_of_its_own_brings_a_llama_cpp() -> None:
+    project = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (hook,) = (hook for hook in HOOKS if hook["language"] == "python")
+    assert hook["additional_dependencies"] == project["optional-dependencies"]["python"]
 
 
 def test_a_commit_that_takes_more_is_refused(runner: Runner, tmp_path: Path) -> None:

@@ -1,0 +1,170 @@
+"""A CUDA toolkit to build with: which one is taken, for which cards, and what CMake is told."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools.cuda.check import differences
+from tools.cuda.toolkit import (
+    Toolkit,
+    ToolkitError,
+    architectures_of,
+    capabilities_here,
+    find,
+    lay_out,
+    quoted,
+    reason,
+)
+
+
+def program(path: Path, code: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{code}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("89", "89"),
+        ("86;89", "86;89"),
+        ("86, 89", "86;89"),
+        ("75-virtual;120a-real", "75-virtual;120a-real"),
+        ("121f", "121f"),
+    ],
+)
+def test_architectures(text: str, expected: str) -> None:
+    assert architectures_of(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("8.9", "CUDA_ARCHITECTURES: '8.9' is no compute capability without its dot, such as 89"),
+        ("89;rtx-4090", "CUDA_ARCHITECTURES: 'rtx-4090' is no compute capability without its dot, such as 89"),
+        ("89$(id)", "CUDA_ARCHITECTURES: '89$(id)' is no compute capability without its dot, such as 89"),
+        (
+            " ",
+            "no NVIDIA card is here to build for: name the compute capabilities of yours, such as "
+            "CUDA_ARCHITECTURES=89 for an RTX 4090, or 86;89 for two kinds of cards",
+        ),
+    ],
+)
+def test_no_architectures(text: str, says: str) -> None:
+    with pytest.raises(ToolkitError) as caught:
+        architectures_of(text)
+    assert str(caught.value) == says
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        pytest.param("printf '8.9\\n8.6\\n8.9\\n'", ["86", "89"], id="two kinds"),
+        pytest.param("printf '12.0\\n9.0\\n'", ["90", "120"], id="in order of their numbers"),
+        pytest.param("printf '8.9\\n'; exit 9", [], id="no driver"),
+        pytest.param("echo 'Failed to initialize NVML'", [], id="another answer"),
+        pytest.param(None, [], id="no nvidia-smi"),
+    ],
+)
+def test_the_cards_that_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str | None, expected: list[str]
+) -> None:
+    if code is not None:
+        program(tmp_path / "nvidia-smi", code)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert capabilities_here() == expected
+
+
+def test_links_for_the_linker(tmp_path: Path) -> None:
+    lib = tmp_path / "lib"
+    lib.mkdir()
+    for name in (
+        "libcudart.so.13",
+        "libcublas.so.13",
+        "libnvvm.so.4",
+        "libcudart_static.a",
+        "libown.so",
+        "libown.so.1",
+    ):
+        (lib / name).write_text(name)
+    (lib / "libcublas.so").symlink_to("libcublas.so.12")
+    for _ in range(2):
+        lay_out(tmp_path)
+        assert {path.name: path.read_text() for path in lib.iterdir() if path.suffix == ".so"} == {
+            "libcudart.so": "libcudart.so.13",
+            "libcublas.so": "libcublas.so.13",
+            "libnvvm.so": "libnvvm.so.4",
+            "libown.so": "libown.so",
+        }
+        assert (tmp_path / "lib64" / "libcudart.so").samefile(lib / "libcudart.so.13")
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "options"),
+    [
+        pytest.param(
+            Toolkit(Path("/c/bin/nvcc"), Path("/c"), frozenset({"cudart", "cublas"}), "/c/lib"),
+            [
+                "-DCUDAToolkit_ROOT=/c",
+                "-DGGML_CUDA_NO_VMM=ON",
+                "-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-rpath,/c/lib",
+            ],
+            id="packages: no library of the driver's",
+        ),
+        pytest.param(
+            Toolkit(Path("/c/bin/nvcc"), None, frozenset({"cudart", "cublas", "cuda_driver"})), [], id="on PATH"
+        ),
+    ],
+)
+def test_what_cmake_is_told(toolkit: Toolkit, options: list[str]) -> None:
+    assert toolkit.options() == ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_COMPILER=/c/bin/nvcc", *options]
+
+
+def test_options_mean_the_same_in_a_shell_and_in_cmake_args() -> None:
+    words = ["-DA=/a/b", "-DCMAKE_CUDA_ARCHITECTURES=86;89", "-DB=/with a blank/x", "-DC=-Wl,-rpath,/x"]
+    line = " ".join(map(quoted, words))
+    assert shlex.split(line) == words
+    # CMAKE_ARGS='…' in the Makefile
+    said = subprocess.run(["sh", "-c", f"printf %s '{line}'"], capture_output=True, text=True, check=True).stdout
+    assert shlex.split(said) == words
+
+
+def test_without_a_toolkit_none_is_found(tmp_path: Path) -> None:
+    assert find({"PATH": str(tmp_path)}) is None
+
+
+def test_the_toolkit_that_is_named_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(ToolkitError) as caught:
+        find({"PATH": "/bin", "CUDAToolkit_ROOT": str(tmp_path)})
+    assert str(caught.value) == (
+        f"CUDAToolkit_ROOT={tmp_path} has no bin/nvcc: complete it, or unset the variable to use packages"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        pytest.param(
+            "CMake Error at /x (message):\n  The CUDA compiler\n\n    nvcc error: unsupported GNU version! gcc 20\n",
+            "nvcc error: unsupported GNU version! gcc 20",
+            id="of the compiler",
+        ),
+        pytest.param("CMake Error: no such thing\n", "CMake Error: no such thing", id="of CMake"),
+        pytest.param("", "CMake says nothing", id="nothing"),
+    ],
+)
+def test_the_line_that_says_why(said: str, expected: str) -> None:
+    assert reason(said) == expected
+
+
+def test_what_differs_is_said_with_its_settings() -> None:
+    one = {"model": "a", "n_ctx": "512", "environment": "", "result": "CUDA0=1/2/3", "splits": "1"}
+    assert differences([one, one], [one, one | {"result": "CUDA0=1/2/4"}]) == [
+        "load 1: {'model': 'a', 'n_ctx': '512'} CUDA0=1/2/3 (1) is not CUDA0=1/2/4 (1)"
+    ]
+    lines = differences([one] * 11, [one | {"splits": "2"}] * 11)
+    assert ["model" in line for line in lines] == [True] * 10 + [False]

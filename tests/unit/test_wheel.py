@@ -1,0 +1,89 @@
+"""How the wheel is made: what the compiler is told, and which wheel is refused."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tools.wheel.__main__ import LIBRARIES, BuildError, check
+from tools.wheel.compiler import INCLUDE, search_list, write_compilers
+
+NAME = "llama_fitter-0.1.0-py3-none-manylinux_2_24_x86_64.manylinux_2_28_x86_64.whl"
+SAID = """\
+ignoring nonexistent directory "/usr/local/include/x86_64-linux-gnu"
+#include "..." search starts here:
+#include <...> search starts here:
+ /usr/include/c++/12
+ /usr/include/x86_64-linux-gnu/c++/12
+ /usr/include/c++/12/backward
+ /usr/lib/gcc/x86_64-linux-gnu/12/include
+ /usr/include
+End of search list.
+ /usr/include/c++/13
+"""
+
+
+def test_headers_of_the_library_alone_and_in_their_order() -> None:
+    assert search_list(SAID) == [
+        "/usr/include/c++/12",
+        "/usr/include/x86_64-linux-gnu/c++/12",
+        "/usr/include/c++/12/backward",
+    ]
+    assert search_list("g++: error\n") == []
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_what_links_gets_the_library_and_what_compiles_does_not(tmp_path: Path) -> None:
+    # A Python that says what it is called with.
+    python = tmp_path / "py thon"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    variables = write_compilers(tmp_path / "bin", python, "x86_64", "2.28")
+
+    def call(variable: str, *words: str) -> list[str]:
+        done = subprocess.run([variables[variable], *words], capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    compiles = call("CXX", "-c", "a b.cpp")
+    assert compiles[:5] == ["-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.28"]
+    assert f"-I{INCLUDE}" in compiles and compiles[-2:] == ["-c", "a b.cpp"]
+    assert "-nostdinc++" in compiles and not any("libstdc++" in word for word in compiles)
+    links = call("CXX", "-shared", "a.o", "-o", "a.so")
+    assert [Path(word).name.partition(".so")[0] for word in links[-4:]] == [
+        "libstdc++",
+        "libgcc_s",
+        "-ldl",
+        "-lpthread",
+    ]
+    assert call("CC", "-shared", "a.o")[-2:] == ["-shared", "a.o"]
+
+
+@pytest.mark.parametrize(
+    ("name", "libraries", "says"),
+    [
+        pytest.param(NAME, LIBRARIES, None, id="right"),
+        pytest.param(
+            "llama_fitter-0.1.0-py3-none-linux_x86_64.whl", LIBRARIES, "is not tagged for manylinux", id="no tag"
+        ),
+        pytest.param(
+            NAME.replace("py3-none", "cp311-cp311"), LIBRARIES, "is not tagged for manylinux", id="one Python's"
+        ),
+        pytest.param(
+            NAME, LIBRARIES | {"llama_fitter.libs/libllama-1f.so.0"}, "libllama-1f.so.0", id="llama.cpp in it"
+        ),
+        pytest.param(NAME, LIBRARIES - {"fitter/llama/libfitter.so"}, "should hold", id="one is missing"),
+    ],
+)
+def test_which_wheel_is_right(tmp_path: Path, name: str, libraries: set[str], says: str | None) -> None:
+    with zipfile.ZipFile(tmp_path / name, "w") as archive:
+        for library in (*libraries, "fitter/__init__.py"):
+            archive.writestr(library, "")
+    if says is None:
+        check(tmp_path / name)
+    else:
+        with pytest.raises(BuildError, match=says):
+            check(tmp_path / name)
