@@ -291,6 +291,11 @@ regression_options = stacked(
         metavar="N",
         help="How many cases to measure at the same time. [default: one per processor]",
     ),
+    parameter(
+        "llama_cpp",
+        section=_CASES,
+        help=f"{parameters.PARAMETERS['llama_cpp'].help} [default: what the cases name, or python]",
+    ),
 )
 
 selection_option = _option(

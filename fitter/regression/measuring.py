@@ -62,20 +62,25 @@ def measure_cases(
     """
     say: OnDone = on_done or (lambda done, total, name: None)
     say(0, len(cases), "")
-    # Cases of the same model one after the other: a worker then makes another context of the loaded model.
-    left = deque(sorted(cases, key=lambda case: (str(case.model), case.gpus, case.name)))
+    # Cases of the same build and model one after the other: a process has one libllama, and a worker makes another
+    # context of the loaded model.
+    left = deque(sorted(cases, key=lambda case: (case.llama_cpp or "", str(case.model), case.gpus, case.name)))
+    builds = {case.llama_cpp for case in cases}
     count = max(1, min(jobs or processors(), len(left)))
     results: dict[str, Measured] = {}
     lock, stopped = threading.Lock(), threading.Event()
 
     def run(worker: Worker) -> None:
-        version = worker.llama_cpp()
+        versions = _Versions(worker)
+        if len(builds) == 1:
+            # Where it cannot be used, that is said once and not of every case.
+            versions.of(cases[0])
         while True:
             try:
                 case = left.popleft()
             except IndexError:
                 return
-            measured = _measure(case, locked.get(case.name), worker, version, stopped)
+            measured = _measure(case, locked.get(case.name), versions, stopped)
             with lock:
                 results[case.name] = measured
                 say(len(results), len(cases), case.name)
@@ -84,6 +89,8 @@ def measure_cases(
         # Started here, since a process that was started early may only be taken by one thread at a time.
         workers = [stack.enter_context(Worker(timeout=timeout)) for _ in range(count)]
         for worker in workers:
+            # One that was started early has the build of the command line.
+            worker.configure((), llama_cpp=left[0].llama_cpp)
             worker.start()
         pool = stack.enter_context(ThreadPoolExecutor(count))
         try:
@@ -103,18 +110,34 @@ def measure_case(case: Case, locked: Snapshot | None, worker: Worker) -> Snapsho
 
     Raises what ``fitter.fit`` raises.
     """
-    return _snapshot(case, locked, worker, worker.llama_cpp(), threading.Event())
+    return _snapshot(case, locked, _Versions(worker), threading.Event())
 
 
-def _measure(case: Case, locked: Snapshot | None, worker: Worker, version: str, stopped: threading.Event) -> Measured:
+class _Versions:
+    """A worker, and the versions of the builds that it has been asked about."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self._known: dict[str | None, str] = {}
+
+    def of(self, case: Case) -> str:
+        """The version of the llama.cpp that ``case`` is measured with."""
+        if case.llama_cpp not in self._known:
+            self.worker.configure((), llama_cpp=case.llama_cpp)
+            self._known[case.llama_cpp] = self.worker.llama_cpp()
+        return self._known[case.llama_cpp]
+
+
+def _measure(case: Case, locked: Snapshot | None, versions: _Versions, stopped: threading.Event) -> Measured:
     try:
-        return Measured(case, _snapshot(case, locked, worker, version, stopped))
+        return Measured(case, _snapshot(case, locked, versions, stopped))
     except FitterError as error:
         return Measured(case, None, error)
 
 
-def _snapshot(case: Case, locked: Snapshot | None, worker: Worker, version: str, stopped: threading.Event) -> Snapshot:
+def _snapshot(case: Case, locked: Snapshot | None, versions: _Versions, stopped: threading.Event) -> Snapshot:
     _go_on(stopped)
+    version, worker = versions.of(case), versions.worker
     if locked is not None and _may_hold(case, locked, version) and (same := _again(case, locked, worker)):
         return same
     return _fitted(case, worker, version, stopped)
@@ -155,7 +178,7 @@ def _again(case: Case, locked: Snapshot, worker: Worker) -> Snapshot | None:
     if not _same_devices(virtual, locked) or case.settings.get("profile"):
         # Cards of a CUDA library are measured anew each time.
         return None
-    worker.configure(virtual)
+    worker.configure(virtual, llama_cpp=case.llama_cpp)
     try:
         found = worker.measure(Skeleton(tuple(map(str, model_files(case.model)))), locked.params)
     except (LlamaCppError, UsageError):
