@@ -6,7 +6,7 @@ import difflib
 import glob
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,23 @@ def read_cases(path: Path) -> tuple[Case, ...]:
     return tuple(cases[name] for name in sorted(cases))
 
 
+def read_builds(path: Path) -> tuple[str, ...]:
+    """The builds that ``fitter history`` is to go through, from ``[history]`` of ``fitter.toml``; none without it.
+
+    Paths are relative to the file. Raises ``UsageError``.
+    """
+    document = read_toml(path, f"write one, such as {_EXAMPLE}")
+    try:
+        table = _table(document.get("history", {}), "history")
+        _check_keys(table, ("llama_cpp",), "history")
+        found = table.get("llama_cpp", [])
+        if not isinstance(found, list) or not all(isinstance(each, str) and each for each in found):
+            raise UsageError(f'history.llama_cpp is {shown_in_file(found)}: give a list such as ["old", "new"]')
+    except UsageError as error:
+        raise UsageError(f"{show(path)}: {error}") from None
+    return tuple(place_of_build(each, path.absolute().parent) for each in found)
+
+
 def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Case, ...]:
     """The cases of one table: one, or if its ``model`` is a pattern one for each match, called ``name/model``.
 
@@ -187,6 +204,15 @@ def select(cases: Iterable[Case], expression: str) -> tuple[Case, ...]:
     """
     accepts = _Expression(expression).parse()
     return tuple(case for case in cases if accepts(case.name.lower()))
+
+
+def select_named(cases: Sequence[Case], expression: str | None) -> tuple[Case, ...]:
+    """As ``select``, or all cases without an expression. Raises ``UsageError``, also if nothing is selected."""
+    if expression is None:
+        return tuple(cases)
+    if found := select(cases, expression):
+        return found
+    raise UsageError(f"-k '{expression}' selects no case; the cases are {', '.join(case.name for case in cases)}")
 
 
 def suggest(word: str, known: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 from fitter.errors import FitterError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.model.source import show
-from fitter.regression.cases import Case, is_test, read_cases, select, suggest, with_build
+from fitter.regression.cases import Case, is_test, read_cases, select_named, suggest, with_build
 from fitter.regression.compare import CaseComparison, compare
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, check_can_be_written, read_lock, write_lock
 from fitter.regression.measuring import Measured, OnDone, measure_cases
@@ -114,10 +114,7 @@ def check(
     path = lock_path(cases_file, lock_file)
     cases = read_cases(cases_file)
     names = [case.name for case in cases]
-    if expression is not None:
-        cases = select(cases, expression)
-        if not cases:
-            raise UsageError(f"-k '{expression}' selects no case; the cases are {', '.join(names)}")
+    cases = select_named(cases, expression)
     locked: Mapping[str, Snapshot] = {}
     needs_lock = not all(case.budget for case in cases)
     if path.exists() or needs_lock:
