@@ -25,7 +25,8 @@ COMMANDS = {
     "calibrate": "Compare real devices with virtual ones.",
     "lock": "Record what the cases of fitter.toml take.",
     "check": "Fail if a case takes more than was recorded.",
-    "diff": "Compare two plans.",
+    "diff": "Compare two plans, or two builds of llama.cpp.",
+    "history": "Compare many builds of llama.cpp.",
     "llama-cpp": "List the builds of llama.cpp to plan with.",
 }
 """The help for each. A command is a function in a file, both of that name, imported when the command is called."""

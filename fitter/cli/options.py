@@ -222,9 +222,9 @@ def _option_of(each: Parameter, **settings: Any) -> Callable[[_Function], _Funct
     return _option(all_settings.pop("section", each.section), each.name, *each.options, **all_settings)
 
 
-def sections(*titles: str) -> Callable[[_Function], _Function]:
-    """The options of all parameters of a fit in these sections of ``--help``, in this order."""
-    offered = [each for each in parameters.taken_by(parameters.Fitting) if each.options]
+def sections(*titles: str, without: str = "") -> Callable[[_Function], _Function]:
+    """The options of all parameters of a fit in these sections of ``--help``, in this order, but for one of them."""
+    offered = [each for each in parameters.taken_by(parameters.Fitting) if each.options and each.name != without]
     return stacked(*(_option_of(each) for title in titles for each in offered if each.section == title))
 
 
@@ -291,6 +291,42 @@ regression_options = stacked(
         metavar="N",
         help="How many cases to measure at the same time. [default: one per processor]",
     ),
+    parameter(
+        "llama_cpp",
+        section=_CASES,
+        help=f"{parameters.PARAMETERS['llama_cpp'].help} [default: what the cases name, or python]",
+    ),
+)
+
+builds_option = _option(
+    "Builds",
+    "builds",
+    "--llama-cpp",
+    multiple=True,
+    callback=_repeated,
+    metavar="WHERE",
+    help="A build of llama.cpp, from the oldest to the newest: a llama-server, a directory with libllama and ggml's "
+    "libraries, or python for that of the installed llama-cpp-python. Repeatable.",
+)
+
+subject_options = stacked(
+    _option(
+        _CASES,
+        "cases_file",
+        "--cases",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Compare the cases in this file, such as fitter.toml.",
+    ),
+    _option(
+        _CASES,
+        "jobs",
+        "-j",
+        "--jobs",
+        type=_KindType(kinds.Whole(least=1)),
+        metavar="N",
+        help="How many to measure at the same time. [default: one per processor; 1 on this machine's own devices]",
+    ),
 )
 
 selection_option = _option(
@@ -301,9 +337,13 @@ selection_option = _option(
     help="Only cases whose names match, such as 'chat or not q8'.",
 )
 
+markdown_option = _flag(
+    OUTPUT, "as_markdown", "--markdown", help="Markdown on stdout, for a comment on a pull request."
+)
+
 report_options = stacked(
     _flag(OUTPUT, "verbose", "-v", "--verbose", help="Also show the cases that did not change."),
-    _flag(OUTPUT, "as_markdown", "--markdown", help="Markdown on stdout, for a comment on a pull request."),
+    markdown_option,
     _option(
         OUTPUT,
         "junit",
@@ -311,6 +351,33 @@ report_options = stacked(
         type=click.Path(path_type=Path),
         metavar="FILE",
         help="Also write JUnit XML to a file.",
+    ),
+)
+
+history_options = stacked(
+    _option(
+        OUTPUT,
+        "csv_file",
+        "--csv",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Also write bytes by case, build and buffer type to a file, as CSV.",
+    ),
+    _option(
+        OUTPUT,
+        "svg_file",
+        "--svg",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Also draw the differences, as SVG.",
+    ),
+    _option(
+        OUTPUT,
+        "badge_file",
+        "--badge",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Also write what shields.io shows as a badge, as JSON.",
     ),
 )
 

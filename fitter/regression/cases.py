@@ -6,13 +6,14 @@ import difflib
 import glob
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fitter.errors import UsageError
 from fitter.kinds import Kind
+from fitter.llama.builds import PYTHON
 from fitter.machine.gpu import NO_GPU, parse_gpus
 from fitter.model.source import show, split_name
 from fitter.parameters import PARAMETERS, of_a_case
@@ -82,6 +83,10 @@ class Case:
     budget: Budget = Budget()
     """Limits that apply without a lock."""
     directory: Path = Path()
+    llama_cpp: str | None = None
+    """The llama.cpp to measure with, as for ``--llama-cpp``; ``None`` for the default one. It is not one of the
+    ``settings``: a lock has the version of the build instead, which is the same wherever that build is.
+    """
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -94,7 +99,8 @@ class Case:
         """Keyword arguments of ``fitter.fit``."""
         known = of_a_case()
         found = {known[key].name: self._resolved(known[key].kind, value) for key, value in self.settings.items()}
-        return found | {"gpus": self.gpus}
+        build = {} if self.llama_cpp is None else {"llama_cpp": self.llama_cpp}
+        return found | {"gpus": self.gpus} | build
 
     def _resolved(self, kind: Kind, value: CaseValue) -> Any:
         if not kind.is_file:
@@ -109,7 +115,7 @@ def read_cases(path: Path) -> tuple[Case, ...]:
     """The cases of ``fitter.toml`` by name. Raises ``UsageError``."""
     document = read_toml(path, f"write one, such as {_EXAMPLE}")
     try:
-        _check_keys(document, ("cases", "defaults"), "")
+        _check_keys(document, ("cases", "defaults", "history"), "")
         defaults = _table(document.get("defaults", {}), "defaults")
         _check_keys(defaults, (*of_a_case(), *_LIMITS), "defaults")
         tables = _table(document.get("cases", {}), "cases")
@@ -126,10 +132,27 @@ def read_cases(path: Path) -> tuple[Case, ...]:
     return tuple(cases[name] for name in sorted(cases))
 
 
+def read_builds(path: Path) -> tuple[str, ...]:
+    """The builds that ``fitter history`` is to go through, from ``[history]`` of ``fitter.toml``; none without it.
+
+    Paths are relative to the file. Raises ``UsageError``.
+    """
+    document = read_toml(path, f"write one, such as {_EXAMPLE}")
+    try:
+        table = _table(document.get("history", {}), "history")
+        _check_keys(table, ("llama_cpp",), "history")
+        found = table.get("llama_cpp", [])
+        if not isinstance(found, list) or not all(isinstance(each, str) and each for each in found):
+            raise UsageError(f'history.llama_cpp is {shown_in_file(found)}: give a list such as ["old", "new"]')
+    except UsageError as error:
+        raise UsageError(f"{show(path)}: {error}") from None
+    return tuple(place_of_build(each, path.absolute().parent) for each in found)
+
+
 def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Case, ...]:
     """The cases of one table: one, or if its ``model`` is a pattern one for each match, called ``name/model``.
 
-    ``model`` is relative to ``directory``. Raises ``UsageError``.
+    ``model`` and ``llama_cpp`` are relative to ``directory``. Raises ``UsageError``.
     """
     where = f"cases.{name}"
     if not _NAME.fullmatch(name) or not name.isprintable():
@@ -143,12 +166,30 @@ def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Ca
         raise UsageError(f'{where} has no model: add model = "model.gguf", a path or a pattern such as models/*.gguf')
     settings = {key: each.kind.read(f"{where}.{key}", table[key]) for key, each in known.items() if key in table}
     _check_gpus(settings.get("gpu", ()), f"{where}.gpu")
+    llama_cpp = settings.pop("llama_cpp", None)
+    build = None if llama_cpp is None else place_of_build(str(llama_cpp), directory)
     limits = {key: read(table[key], f"{where}.{key}") for key, read in _LIMITS.items() if key in table}
     budget = _budget(_table(table.get("budget", {}), f"{where}.budget"), settings, f"{where}.budget")
     models = _models(model, directory, where)
     return tuple(
-        Case(name + more, path, settings, budget=budget, directory=directory, **limits) for more, path in models
+        Case(name + more, path, settings, budget=budget, directory=directory, llama_cpp=build, **limits)
+        for more, path in models
     )
+
+
+def with_build(cases: Iterable[Case], llama_cpp: str | None) -> tuple[Case, ...]:
+    """``cases``, measured with another llama.cpp than theirs if one is given."""
+    return tuple(case if llama_cpp is None else replace(case, llama_cpp=llama_cpp) for case in cases)
+
+
+def place_of_build(text: str, directory: Path) -> str:
+    """The llama.cpp that ``text`` names in a file in ``directory``: a path is relative to it, a name stays one.
+
+    A name without ``/`` that is not there, such as ``llama-server``, is that of a program on the PATH.
+    """
+    whole = os.path.join(directory, os.path.expanduser(text))
+    is_name = text == PYTHON or ("/" not in text and not text.startswith("~") and not os.path.exists(whole))
+    return text if is_name else whole
 
 
 def is_test(name: str) -> bool:
@@ -163,6 +204,15 @@ def select(cases: Iterable[Case], expression: str) -> tuple[Case, ...]:
     """
     accepts = _Expression(expression).parse()
     return tuple(case for case in cases if accepts(case.name.lower()))
+
+
+def select_named(cases: Sequence[Case], expression: str | None) -> tuple[Case, ...]:
+    """As ``select``, or all cases without an expression. Raises ``UsageError``, also if nothing is selected."""
+    if expression is None:
+        return tuple(cases)
+    if found := select(cases, expression):
+        return found
+    raise UsageError(f"-k '{expression}' selects no case; the cases are {', '.join(case.name for case in cases)}")
 
 
 def suggest(word: str, known: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 from fitter.errors import FitterError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.model.source import show
-from fitter.regression.cases import Case, is_test, read_cases, select, suggest
+from fitter.regression.cases import Case, is_test, read_cases, select_named, suggest, with_build
 from fitter.regression.compare import CaseComparison, compare
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, check_can_be_written, read_lock, write_lock
 from fitter.regression.measuring import Measured, OnDone, measure_cases
@@ -47,15 +47,17 @@ def lock(
     lock_file: Path | None = None,
     *,
     update: Sequence[str] = (),
+    llama_cpp: str | None = None,
     jobs: int | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     on_done: OnDone | None = None,
 ) -> tuple[Measured, ...]:
     """Fit all cases, or those named in ``update``, and write the lock; returns what was measured.
 
-    The name of a table with a pattern stands for all of its cases. If a case cannot be measured, its ``error`` says
-    why and nothing is written. Raises ``UsageError`` for cases and locks that are not valid, ``AnswerError`` if the
-    lock cannot be written.
+    The name of a table with a pattern stands for all of its cases. ``llama_cpp`` is measured with in place of what the
+    cases name. If a case cannot be measured, its ``error`` says why and nothing is written. Raises ``UsageError`` for
+    cases and locks that are not valid, ``LibraryError`` if llama.cpp cannot be used, ``AnswerError`` if the lock cannot
+    be written.
     """
     path = lock_path(cases_file, lock_file)
     _check_is_another(path, cases_file)
@@ -68,6 +70,7 @@ def lock(
         cases = _named(cases, update, cases_file)
         unchanged = {name: snapshot for name, snapshot in locked.items() if not _is_of(name, update)}
     # Without the locked snapshots, so that every case is fitted and none is copied from the old lock.
+    cases = with_build(cases, llama_cpp)
     measured = measure_cases(cases, {}, jobs=jobs, timeout=timeout, on_done=on_done)
     snapshots = {each.case.name: each.snapshot for each in measured if each.snapshot}
     if len(snapshots) == len(measured):
@@ -96,6 +99,7 @@ def check(
     lock_file: Path | None = None,
     *,
     expression: str | None = None,
+    llama_cpp: str | None = None,
     jobs: int | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     on_done: OnDone | None = None,
@@ -103,16 +107,14 @@ def check(
     """Measure all cases, or those that ``expression`` selects, and compare them with the lock and their budgets.
 
     Cases that are not in the lock and, without an ``expression``, cases that are only in the lock have results too,
-    after those that were measured. Without a lock, all cases must have budgets. Raises ``UsageError`` for cases and
-    locks that are not valid.
+    after those that were measured. Without a lock, all cases must have budgets. ``llama_cpp`` is measured with in place
+    of what the cases name. Raises ``UsageError`` for cases and locks that are not valid, ``LibraryError`` if llama.cpp
+    cannot be used.
     """
     path = lock_path(cases_file, lock_file)
     cases = read_cases(cases_file)
     names = [case.name for case in cases]
-    if expression is not None:
-        cases = select(cases, expression)
-        if not cases:
-            raise UsageError(f"-k '{expression}' selects no case; the cases are {', '.join(names)}")
+    cases = select_named(cases, expression)
     locked: Mapping[str, Snapshot] = {}
     needs_lock = not all(case.budget for case in cases)
     if path.exists() or needs_lock:
@@ -123,6 +125,7 @@ def check(
         added = [case.name for case in cases if case.name not in locked]
         cases = tuple(case for case in cases if case.name in locked)
         unmatched = (*_added(added, path, cases_file), *_removed(removed, path, cases_file))
+    cases = with_build(cases, llama_cpp)
     measured = measure_cases(cases, locked, jobs=jobs, timeout=timeout, on_done=on_done) if cases else ()
     return (*(_result(each, locked.get(each.case.name)) for each in measured), *unmatched)
 

@@ -13,7 +13,7 @@ from fitter.regression.headers import expand
 from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, Memory, Snapshot
 from fitter.text import printable
 
-Unit = Literal["bytes", "tokens", "tokens/s", ""]
+Unit = Literal["bytes", "tokens", "layers", "tokens/s", ""]
 _NAMED = 6
 """How many tensors a cause lists by name; more are only counted."""
 _UNSET = "unset"
@@ -31,7 +31,7 @@ class Move:
     after: float
     """The number that was measured now."""
     unit: Unit
-    """``bytes``, ``tokens`` or ``tokens/s``; without one, 1 means yes and 0 means no."""
+    """``bytes``, ``tokens``, ``layers`` or ``tokens/s``; without one, 1 means yes and 0 means no."""
     detail: str = ""
     """The parts that changed."""
     failure: str = ""
@@ -207,7 +207,7 @@ def change(before: float | None, after: float, unit: Unit) -> str:
     sign = "+" if delta > 0 else "-" if delta < 0 else "±"
     if unit == "bytes":
         return f"{sign}{human(int(abs(delta)))}"
-    if unit == "tokens":
+    if unit in ("tokens", "layers"):
         return f"{sign}{abs(delta):.0f}"
     return f"{sign}{speed(abs(delta))}"
 

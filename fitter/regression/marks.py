@@ -23,7 +23,7 @@ from fitter.parameters import of_a_case
 from fitter.planning.limits import MOST_SPEED
 from fitter.planning.plan import Plan
 from fitter.regression import MARKER
-from fitter.regression.cases import Budget, Case, make_cases, suggest
+from fitter.regression.cases import Budget, Case, make_cases, place_of_build, suggest
 from fitter.regression.check import CaseResult
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, write_lock
@@ -90,6 +90,7 @@ class Checks:
         self.lock_path = self._path("fitter_lock") or self.root / LOCK_FILE
         self.model = self._path("fitter_model")
         self._max_growth = self._growth()
+        self._llama_cpp = self._build()
         self._plans: dict[Any, tuple[api.Plan, Snapshot] | FitterError] = {}
         self._lock: Lock | FitterError | None = None
         self._worker = Worker(timeout=self._timeout())
@@ -153,12 +154,15 @@ class Checks:
 
     def _path(self, name: str) -> Path | None:
         """A path from the options: relative to where pytest was called, or to the directory of pytest's settings."""
-        config = self._config
-        directory = config.inipath.parent if config.inipath else self.root
-        if config.getoption(name):
-            directory = config.invocation_params.dir
         given: str = self._given(name)
-        return directory / os.path.expanduser(given) if given else None
+        return self._directory(name) / os.path.expanduser(given) if given else None
+
+    def _directory(self, name: str) -> Path:
+        """The directory that a path of this option is relative to."""
+        config = self._config
+        if config.getoption(name):
+            return config.invocation_params.dir
+        return config.inipath.parent if config.inipath else self.root
 
     def _timeout(self) -> float:
         given = self._given("fitter_timeout") or str(DEFAULT_TIMEOUT)
@@ -168,6 +172,11 @@ class Checks:
         except (ValueError, UsageError):
             raise UsageError(f"fitter_timeout is {given!r}: give a number of seconds above 0") from None
         return timeout
+
+    def _build(self) -> str | None:
+        """The llama.cpp from the options; a path is relative as for ``_path``."""
+        given: str = self._given("fitter_llama_cpp")
+        return place_of_build(given, self._directory("fitter_llama_cpp")) if given else None
 
     def _growth(self) -> str:
         given: str = self._given("fitter_max_growth") or "0%"
@@ -213,6 +222,8 @@ class Checks:
             given.setdefault("max_growth", self._max_growth)
         values = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
         case = self._case({"model": os.fspath(model), **values})
+        if self._llama_cpp and (case.llama_cpp is None or self._config.getoption("fitter_llama_cpp")):
+            case = replace(case, llama_cpp=self._llama_cpp)
         return _Marked(replace(case, budget=_budget(limits, case)), is_stored=not limits)
 
     def _case(self, table: Mapping[str, Any]) -> Case:
@@ -229,7 +240,7 @@ class Checks:
 
     def _fitted(self, case: Case) -> tuple[api.Plan, Snapshot]:
         """The plan of ``case``, and its snapshot for the lock."""
-        key = (case.model, _stamp(case.model), tuple(sorted(case.settings.items())))
+        key = (case.model, _stamp(case.model), case.llama_cpp, tuple(sorted(case.settings.items())))
         if key not in self._plans:
             try:
                 plan = api.fit(case.model, worker=self._worker, **case.keywords())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import fitter
 from fitter.errors import FitterError, LlamaCppError, UsageError
@@ -42,6 +42,14 @@ class Measured:
     error: FitterError | None = None
 
 
+class _HasName(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_Named = TypeVar("_Named", bound=_HasName)
+_Result = TypeVar("_Result")
+
 OnDone = Callable[[int, int, str], None]
 """Called with the number of cases done, the number of all, and the name of the last one (at first 0 and no name)."""
 
@@ -60,30 +68,61 @@ def measure_cases(
     shows a difference. ``on_done`` is called after every case, by one thread at a time. If one case fails, its
     ``error`` says why. Raises ``LibraryError`` if there is no libllama.
     """
+    # Cases of the same build and model one after the other: a process has one libllama, and a worker makes another
+    # context of the loaded model.
+    ordered = sorted(cases, key=lambda case: (case.llama_cpp or "", str(case.model), case.gpus, case.name))
+    is_one_build = len({case.llama_cpp for case in cases}) == 1
+
+    def begin(worker: Worker, stopped: threading.Event) -> Callable[[Case], Measured]:
+        versions = _Versions(worker)
+        if is_one_build:
+            # Where it cannot be used, that is said once and not of every case.
+            versions.of(cases[0])
+        return lambda case: _measure(case, locked.get(case.name), versions, stopped)
+
+    first = ordered[0].llama_cpp if ordered else None
+    results = in_workers(ordered, begin, jobs=jobs, timeout=timeout, on_done=on_done, llama_cpp=first)
+    return tuple(results[case.name] for case in cases)
+
+
+def in_workers(
+    items: Sequence[_Named],
+    begin: Callable[[Worker, threading.Event], Callable[[_Named], _Result]],
+    *,
+    jobs: int | None,
+    timeout: float,
+    on_done: OnDone | None,
+    llama_cpp: str | None,
+) -> dict[str, _Result]:
+    """What is found out about every one of ``items``, by name; they are begun in their order.
+
+    ``begin`` is called for each of the ``jobs`` workers, and returns what is called for each item that the worker is
+    given; the event is set when nothing is wanted any more. ``llama_cpp``: the build that workers start with.
+    """
     say: OnDone = on_done or (lambda done, total, name: None)
-    say(0, len(cases), "")
-    # Cases of the same model one after the other: a worker then makes another context of the loaded model.
-    left = deque(sorted(cases, key=lambda case: (str(case.model), case.gpus, case.name)))
+    say(0, len(items), "")
+    left = deque(items)
     count = max(1, min(jobs or processors(), len(left)))
-    results: dict[str, Measured] = {}
+    results: dict[str, _Result] = {}
     lock, stopped = threading.Lock(), threading.Event()
 
     def run(worker: Worker) -> None:
-        version = worker.llama_cpp()
+        work = begin(worker, stopped)
         while True:
             try:
-                case = left.popleft()
+                item = left.popleft()
             except IndexError:
                 return
-            measured = _measure(case, locked.get(case.name), worker, version, stopped)
+            found = work(item)
             with lock:
-                results[case.name] = measured
-                say(len(results), len(cases), case.name)
+                results[item.name] = found
+                say(len(results), len(items), item.name)
 
     with ExitStack() as stack:
         # Started here, since a process that was started early may only be taken by one thread at a time.
         workers = [stack.enter_context(Worker(timeout=timeout)) for _ in range(count)]
         for worker in workers:
+            worker.configure((), llama_cpp=llama_cpp)
             worker.start()
         pool = stack.enter_context(ThreadPoolExecutor(count))
         try:
@@ -95,7 +134,7 @@ def measure_cases(
             for worker in workers:
                 worker.dismiss()
             raise
-    return tuple(results[case.name] for case in cases)
+    return results
 
 
 def measure_case(case: Case, locked: Snapshot | None, worker: Worker) -> Snapshot:
@@ -103,18 +142,34 @@ def measure_case(case: Case, locked: Snapshot | None, worker: Worker) -> Snapsho
 
     Raises what ``fitter.fit`` raises.
     """
-    return _snapshot(case, locked, worker, worker.llama_cpp(), threading.Event())
+    return _snapshot(case, locked, _Versions(worker), threading.Event())
 
 
-def _measure(case: Case, locked: Snapshot | None, worker: Worker, version: str, stopped: threading.Event) -> Measured:
+class _Versions:
+    """A worker, and the versions of the builds that it has been asked about."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self._known: dict[str | None, str] = {}
+
+    def of(self, case: Case) -> str:
+        """The version of the llama.cpp that ``case`` is measured with."""
+        if case.llama_cpp not in self._known:
+            self.worker.configure((), llama_cpp=case.llama_cpp)
+            self._known[case.llama_cpp] = self.worker.llama_cpp()
+        return self._known[case.llama_cpp]
+
+
+def _measure(case: Case, locked: Snapshot | None, versions: _Versions, stopped: threading.Event) -> Measured:
     try:
-        return Measured(case, _snapshot(case, locked, worker, version, stopped))
+        return Measured(case, _snapshot(case, locked, versions, stopped))
     except FitterError as error:
         return Measured(case, None, error)
 
 
-def _snapshot(case: Case, locked: Snapshot | None, worker: Worker, version: str, stopped: threading.Event) -> Snapshot:
-    _go_on(stopped)
+def _snapshot(case: Case, locked: Snapshot | None, versions: _Versions, stopped: threading.Event) -> Snapshot:
+    go_on(stopped)
+    version, worker = versions.of(case), versions.worker
     if locked is not None and _may_hold(case, locked, version) and (same := _again(case, locked, worker)):
         return same
     return _fitted(case, worker, version, stopped)
@@ -124,7 +179,8 @@ class _StoppedError(Exception):
     """The check was stopped, so the case is no longer needed."""
 
 
-def _go_on(stopped: threading.Event) -> None:
+def go_on(stopped: threading.Event) -> None:
+    """End this thread's work if nothing is wanted any more."""
     if stopped.is_set():
         raise _StoppedError
 
@@ -155,14 +211,14 @@ def _again(case: Case, locked: Snapshot, worker: Worker) -> Snapshot | None:
     if not _same_devices(virtual, locked) or case.settings.get("profile"):
         # Cards of a CUDA library are measured anew each time.
         return None
-    worker.configure(virtual)
+    worker.configure(virtual, llama_cpp=case.llama_cpp)
     try:
         found = worker.measure(Skeleton(tuple(map(str, model_files(case.model)))), locked.params)
     except (LlamaCppError, UsageError):
         # The fit will say why.
         return None
     uses = {name: device.memory for name, device in locked.devices.items() if device.memory}
-    is_same = found.n_ctx == locked.n_ctx and _memory(found.rows) == (uses, locked.host.memory)
+    is_same = found.n_ctx == locked.n_ctx and memory_of(found.rows) == (uses, locked.host.memory)
     return locked if is_same else None
 
 
@@ -179,14 +235,14 @@ def _same_devices(virtual: Sequence[VirtualDevice], locked: Snapshot) -> bool:
 def _fitted(case: Case, worker: Worker, version: str, stopped: threading.Event) -> Snapshot:
     from fitter import api
 
-    _go_on(stopped)
-    plan = api.fit(case.model, worker=worker, on_progress=lambda _: _go_on(stopped), **case.keywords())
+    go_on(stopped)
+    plan = api.fit(case.model, worker=worker, on_progress=lambda _: go_on(stopped), **case.keywords())
     return snapshot_of(plan, case, worker, version)
 
 
 def snapshot_of(plan: Plan, case: Case, worker: Worker, version: str) -> Snapshot:
     """The memory of ``plan`` as a lock records it; ``version`` is the version of the worker's llama.cpp."""
-    devices, host = _memory(plan.breakdown.rows)
+    devices, host = memory_of(plan.breakdown.rows)
     params = replace(plan.params, devices=plan.breakdown.devices) if plan.params.devices is None else plan.params
     # no path of this machine
     params = replace(params, lora=tuple(replace(lora, path=os.path.basename(lora.path)) for lora in params.lora))
@@ -228,7 +284,7 @@ def _model(plan: Plan, worker: Worker) -> LockedModel:
     )
 
 
-def _memory(rows: Iterable[Row]) -> tuple[dict[str, dict[str, Memory]], dict[str, Memory]]:
+def memory_of(rows: Iterable[Row]) -> tuple[dict[str, dict[str, Memory]], dict[str, Memory]]:
     """Memory by buffer type, of each device and of the host, without empty buffer types."""
     devices: dict[str, dict[str, Memory]] = {}
     host: dict[str, Memory] = {}

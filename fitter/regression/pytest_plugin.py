@@ -41,6 +41,10 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "How much more than stored a device or the host may take, such as 1%% or 64MiB. [default: 0]",
         {"metavar": "AMOUNT"},
     ),
+    "fitter_llama_cpp": (
+        "The llama.cpp to plan with, as for fitter --llama-cpp; on the command line also for tests that name one.",
+        {"metavar": "WHERE"},
+    ),
     "fitter_timeout": (
         "Longest wait, in seconds, for a single answer of llama.cpp. [default: 120]",
         {"metavar": "SECONDS"},

@@ -145,7 +145,7 @@ def figure(value: float | None, unit: Unit) -> str:
         return "-"
     if unit == "bytes":
         return human(int(value))
-    if unit == "tokens":
+    if unit in ("tokens", "layers"):
         return str(int(value))
     return speed(value) if unit else ("yes" if value else "no")
 
@@ -243,18 +243,18 @@ def markdown(outcomes: Sequence[CaseResult]) -> str:
         lines += ["", "| case | what | locked | now | change | |", "| --- | --- | ---: | ---: | ---: | --- |"]
     for name, move in rows:
         cells = (name, move.what, *_columns(move), "❌ " + move.detail if move.failure else move.detail)
-        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
-    notes = [f"- **{_literal(outcome.name)}**: {_literal(cause)}" for outcome in moved for cause in causes(outcome)]
-    notes += [f"- **{_literal(outcome.name)}**: {_literal(str(outcome.error))}" for outcome in moved if outcome.error]
+        lines.append("| " + " | ".join(map(table_cell, cells)) + " |")
+    notes = [f"- **{literal(outcome.name)}**: {literal(cause)}" for outcome in moved for cause in causes(outcome)]
+    notes += [f"- **{literal(outcome.name)}**: {literal(str(outcome.error))}" for outcome in moved if outcome.error]
     return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
 
 
-def _cell(text: str) -> str:
+def table_cell(text: str) -> str:
     """``text`` for a cell of a table, where ``|`` must be escaped even in code."""
-    return _literal(text).replace("|", r"\|")
+    return literal(text).replace("|", r"\|")
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """``text`` without markup: as code if it could contain any, so that it makes no links and notifies nobody."""
     text = " ".join(printable(text).split())
     if _PLAIN.fullmatch(text):

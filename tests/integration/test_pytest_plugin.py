@@ -581,6 +581,26 @@ def test_paths_do_not_depend_on_where_pytest_is_called(
     assert sorted(read_lock(root / "sub/other.lock").cases) == NAMES
 
 
+BUILDS = {
+    "a marker's": ('llama_cpp="builds/old"', (), None, "{root}/builds/old"),
+    "a marker's, and the ini file's": ('llama_cpp="builds/old"', (), "new", "{root}/builds/old"),
+    "the ini file's": ("", (), "builds/new", "{root}/builds/new"),
+    "the command line's": ('llama_cpp="builds/old"', ("--fitter-llama-cpp", "./mine"), "builds/new", "{root}/./mine"),
+}
+
+
+@pytest.mark.parametrize(("keywords", "options", "ini", "expected"), BUILDS.values(), ids=BUILDS)
+def test_which_llama_cpp(
+    pytester: pytest.Pytester, root: Path, keywords: str, options: tuple[str, ...], ini: str | None, expected: str
+) -> None:
+    if ini:
+        with (root / "tox.ini").open("a") as file:
+            file.write(f"\nfitter_llama_cpp = {ini}\n")
+    pytester.makepyfile(marked(f'gpu="{GPU}", limit="20GiB", {keywords}'))
+    (sentence,) = said(run(pytester, *options))
+    assert sentence.startswith(f"fits_memory: llama_cpp '{expected.format(root=root)}' is not there: ")
+
+
 @pytest.mark.parametrize("options", [(), PARALLEL], ids=["one process", "xdist"])
 def test_the_plan(pytester: pytest.Pytester, root: Path, plan: Plan, options: tuple[str, ...]) -> None:
     pytester.makepyfile(

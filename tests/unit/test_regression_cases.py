@@ -10,7 +10,7 @@ import pytest
 from fitter import api
 from fitter.errors import UsageError
 from fitter.parameters import of_a_case
-from fitter.regression.cases import Budget, Case, Growth, read_cases, select
+from fitter.regression.cases import Budget, Case, Growth, read_cases, select, with_build
 
 GIB = 2**30
 MIB = 2**20
@@ -79,6 +79,37 @@ def test_files_beside_the_model_are_relative_as_well(tmp_path: Path) -> None:
         "reserve": ("CUDA0=1GiB",),
         "mtp": True,
     }
+
+
+BUILDS = {
+    "the installed llama-cpp-python's": ("python", "python"),
+    "a program on the PATH": ("llama-server", "llama-server"),
+    "a directory beside the file": ("builds", "{here}/builds"),
+    "a path below it": ("builds/v0.5.0", "{here}/builds/v0.5.0"),
+    "a path that is not there": ("builds/new", "{here}/builds/new"),
+    "a path above it": ("../llama.cpp", "{here}/../llama.cpp"),
+    "a path from the root": ("/opt/llama.cpp", "/opt/llama.cpp"),
+    "a path from home": ("~/llama.cpp", "/home/me/llama.cpp"),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), BUILDS.values(), ids=BUILDS)
+def test_a_build_is_named_relative_to_the_file(
+    text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "builds/v0.5.0").mkdir(parents=True)
+    cases = cases_of(
+        tmp_path,
+        f'[defaults]\nllama_cpp = "{text}"\n[cases.a]\nmodel = "a.gguf"\n'
+        '[cases.b]\nmodel = "b.gguf"\nllama_cpp = "/b"\nn_ctx = 512',
+    )
+    assert cases["a"].llama_cpp == expected.format(here=tmp_path)
+    assert cases["a"].keywords()["llama_cpp"] == cases["a"].llama_cpp
+    assert cases["b"].llama_cpp == "/b"
+    assert cases["b"].settings == {"n_ctx": 512}, "what a lock says has no path of the machine"
+    assert [case.llama_cpp for case in with_build(cases.values(), "new")] == ["new", "new"]
+    assert with_build(cases.values(), None) == tuple(cases.values())
 
 
 def test_what_is_not_said(tmp_path: Path) -> None:

@@ -43,13 +43,15 @@ class FakeWorker:
     error: Exception | None = None
     version: str = VERSION
     devices: tuple[VirtualDevice, ...] = ()
+    build: str | None = None
     asked: list[tuple[Any, Params]] = field(default_factory=list)
 
     def llama_cpp(self) -> str:
         return self.version
 
-    def configure(self, devices: tuple[VirtualDevice, ...]) -> None:
+    def configure(self, devices: tuple[VirtualDevice, ...], *, llama_cpp: str | None = None) -> None:
         self.devices = devices
+        self.build = llama_cpp
 
     def measure(self, model: Any, params: Params) -> Breakdown:
         self.asked.append((model, params))
@@ -119,6 +121,12 @@ def measured(case: Case, locked: Snapshot | None, worker: Any) -> Snapshot | Non
         return measure_case(case, locked, worker)
     except FittedError:
         return None
+
+
+def test_a_case_is_measured_with_its_build(files: tuple[Path, ...]) -> None:
+    case, worker = replace(case_of(files), llama_cpp="builds/new"), FakeWorker()
+    assert measured(case, locked_of(files), worker) is not None
+    assert worker.build == "builds/new"
 
 
 def test_what_did_not_change_is_one_load(files: tuple[Path, ...]) -> None:

@@ -1,0 +1,128 @@
+"""``fitter history``: what models take with one build of llama.cpp after another."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fitter.cli import options
+from fitter.errors import UsageError
+from fitter.parameters import CONTEXT, DEFAULTS, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, SHARED, SPEED
+
+if TYPE_CHECKING:
+    from fitter.regression.builds import Compared
+
+_EPILOG = """\
+Examples:
+  fitter history fitter.toml --llama-cpp b10361/ --llama-cpp v0.5.0/ --llama-cpp python --svg history.svg
+  fitter history model.gguf --gpu rtx-4090 --llama-cpp b10361/ --llama-cpp python
+
+Exit status: 0 nothing takes more with the last build than with the first, 2 usage error, 3 a model cannot be read, or
+the last build failed, 4 something takes more, or does not fit any more, 5 the result cannot be written.
+"""
+
+
+@click.command(cls=options.Command, epilog=_EPILOG)
+@click.argument("files", nargs=-1, type=click.Path(), metavar="FILE...")
+@options.builds_option
+@options.subject_options
+@options.selection_option
+@options.sections(CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT, without="llama_cpp")
+@options.history_options
+@options.markdown_option
+@options.json_option
+def history(
+    files: tuple[str, ...],
+    builds: tuple[str, ...] | None,
+    cases_file: Path | None,
+    expression: str | None,
+    jobs: int | None,
+    csv_file: Path | None,
+    svg_file: Path | None,
+    badge_file: Path | None,
+    as_markdown: bool | None,
+    as_json: bool | None,
+    **given: Any,
+) -> int:
+    """Show what each FILE, a model or a fitter.toml with cases, takes with one build of llama.cpp after another.
+
+    Each is planned with the first build that can, and measured with the same parameters with the others, so that a
+    difference is growth and not another plan. The builds are those of --llama-cpp, or of [history] in the fitter.toml.
+    The table has the bytes with the first build, and the difference from them with each of the others.
+    """
+    from fitter.output import json
+    from fitter.regression import build_report
+    from fitter.regression.cases import read_builds
+
+    models, cases_file = _split(files, cases_file)
+    if builds is None and cases_file is not None:
+        builds = read_builds(cases_file)
+    if not builds:
+        raise UsageError(
+            "no build of llama.cpp is named: give --llama-cpp OLD --llama-cpp NEW, or llama_cpp = [...] in [history] of "
+            "fitter.toml"
+        )
+    found = compared(models, builds, cases_file, expression, jobs, options.given(given), own_plans=False)
+    if as_json:
+        click.echo(json.dumps(build_report.to_dict(found, builds)))
+    elif as_markdown:
+        click.echo(build_report.markdown(found, builds), nl=False)
+    else:
+        build_report.print_history(sys.stdout, found, builds)
+    # Last: if they cannot be written, everything else has been printed.
+    sys.stdout.flush()
+    if csv_file is not None:
+        build_report.write(csv_file, build_report.to_csv(found, builds))
+    if svg_file is not None:
+        build_report.write(svg_file, build_report.to_svg(found, builds))
+    if badge_file is not None:
+        build_report.write(badge_file, json.dumps(build_report.badge(found, builds)) + "\n")
+    return build_report.history_status(found)
+
+
+def _split(files: Sequence[str], cases_file: Path | None) -> tuple[tuple[str, ...], Path | None]:
+    """The models among ``files``, and the one file with cases."""
+    tables = [*(Path(file) for file in files if file.endswith(".toml")), *([cases_file] if cases_file else [])]
+    if len(tables) > 1:
+        raise UsageError(f"{tables[0]} and {tables[1]} are two files with cases: give one")
+    return tuple(file for file in files if not file.endswith(".toml")), next(iter(tables), None)
+
+
+def compared(
+    files: Sequence[str],
+    builds: Sequence[str],
+    cases_file: Path | None,
+    expression: str | None,
+    jobs: int | None,
+    given: Mapping[str, Any],
+    *,
+    own_plans: bool = True,
+) -> tuple[Compared, ...]:
+    """Models, or the cases of a file, with several builds; errors go to stderr."""
+    from fitter.output.progress import counted
+    from fitter.regression import build_report
+    from fitter.regression import builds as over
+    from fitter.regression.cases import read_cases, select_named
+
+    models, cases_file = _split(files, cases_file)
+    timeout = given.get("timeout", DEFAULTS["timeout"])
+    words = {name: value for name, value in given.items() if name != "timeout"}
+    if cases_file is None:
+        if not models:
+            raise UsageError("there is nothing to compare: name models, or a fitter.toml with --cases")
+        if expression is not None:
+            raise UsageError("-k selects cases of a fitter.toml: name one with --cases, or leave -k out")
+        subjects = over.of_models(models, words)
+    else:
+        if others := [f"--{PARAMETERS[name].long}" for name in words] or list(models):
+            raise UsageError(f"the cases in {cases_file} say what is measured: leave {', '.join(others)} out")
+        subjects = over.of_cases(select_named(read_cases(cases_file), expression))
+    with counted(sys.stderr, "comparing") as on_done:
+        found = over.over_builds(subjects, builds, own_plans=own_plans, jobs=jobs, timeout=timeout, on_done=on_done)
+    for line in build_report.error_lines(found, builds):
+        click.echo(f"fitter: {line}", err=True)
+    return found

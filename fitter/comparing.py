@@ -1,0 +1,165 @@
+"""One model with several builds of llama.cpp: what the same parameters take with each, and what each would plan."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from fitter import api
+from fitter.errors import FitterError, UsageError
+from fitter.llama.builds import find
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
+from fitter.llama.types import Breakdown
+from fitter.output.formats.python import fit_kwargs
+from fitter.parameters import AnyPath, Fitting, MachineKeywords, Measuring, RawKeywords, taken_by
+from fitter.planning.ask import Ask
+from fitter.planning.plan import Plan
+from fitter.worker_door import door_with_worker
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+HOST = "host"
+"""What the host is called among devices."""
+
+
+@dataclass(frozen=True)
+class OnBuild:
+    """What one build of llama.cpp says of a model. Sizes in bytes."""
+
+    llama_cpp: str
+    """The build, as it was named."""
+    version: str = ""
+    """Its version and commit; empty if it cannot be used."""
+    breakdown: Breakdown | None = None
+    """What the parameters of the first build's plan take with this one; ``None`` if that was not measured."""
+    missing: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that those parameters lack, by the name of a device or ``host``; empty if they fit."""
+    plan: Plan | None = None
+    """The plan that this build makes; ``None`` if it makes none, or was not asked for one."""
+    error: FitterError | None = None
+    """Why something was not measured."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the parameters of the first build's plan fit with this one."""
+        return self.breakdown is not None and not self.missing
+
+
+@door_with_worker(Fitting)
+def compare_builds(
+    model: AnyPath,
+    builds: Sequence[str],
+    *,
+    own_plans: bool = True,
+    on_log: Callable[[str], None] | None = None,
+    worker: Worker | None = None,
+    **parameters: Unpack[Fitting],
+) -> tuple[OnBuild, ...]:
+    """Plan with the first of ``builds``, and measure exactly those parameters with each of the others.
+
+    ``builds`` are named as for ``llama_cpp``, in an order of which each is compared with the first: ``python``, a
+    directory with libllama and ggml's libraries, a llama-server. If the first cannot plan the model, perhaps since it
+    is older than the model's architecture, the parameters are those of the first that can. With ``own_plans`` every
+    build also makes its own plan; what is beside the model (a draft model, a projector) is measured with that build
+    only there, and otherwise counted as the first plan has it. A ``worker`` that is given is used and stays open.
+
+    There is a result for each of ``builds``, in their order; what one build refuses is its ``error``. Raises
+    ``UsageError`` for builds that are not there and parameters that make no sense, ``LibraryError`` for builds that
+    cannot be used, and what ``fit`` raises if no build can plan the model.
+    """
+    if parameters.get("llama_cpp") is not None:
+        raise UsageError("builds says which llama.cpp: leave llama_cpp out")
+    check_builds(builds)
+    Ask.of(parameters)
+    found: list[OnBuild] = []
+    planned: Plan | None = None
+    with _worker(worker, parameters, on_log) as own:
+        for build in builds:
+            told: dict[str, Any] = {**parameters, "llama_cpp": build}
+            each = _with_plan(model, build, told, own) if planned is None else _again(planned, build, told, own)
+            if planned is not None and own_plans:
+                each = _and_own_plan(each, model, told, own)
+            planned = planned or each.plan
+            found.append(each)
+    if planned is None:
+        raise next(each.error for each in found if each.error)
+    return tuple(found)
+
+
+def check_builds(builds: Sequence[str]) -> None:
+    """Raise ``UsageError`` if there are not two builds, or if one is not there; ``LibraryError`` for no llama.cpp."""
+    if isinstance(builds, str) or len(builds) < 2:
+        raise UsageError("builds are compared, and there are not two: name them with --llama-cpp OLD --llama-cpp NEW")
+    for each in builds:
+        find(each)
+
+
+@contextlib.contextmanager
+def _worker(given: Worker | None, parameters: Fitting, on_log: Callable[[str], None] | None) -> Iterator[Worker]:
+    if given is not None:
+        yield given
+        return
+    with Worker(timeout=parameters.get("timeout") or DEFAULT_TIMEOUT, on_log=on_log) as own:
+        yield own
+
+
+def _with_plan(model: AnyPath, build: str, told: dict[str, Any], worker: Worker) -> OnBuild:
+    """What a build says that makes the plan whose parameters are compared."""
+    try:
+        plan = api.fit(model, worker=worker, **_without_timeout(told))
+        return OnBuild(build, worker.llama_cpp(), plan.breakdown, _lacking(plan, plan.breakdown), plan)
+    except FitterError as error:
+        return OnBuild(build, error=error)
+
+
+def _again(planned: Plan, build: str, told: dict[str, Any], worker: Worker) -> OnBuild:
+    """What a build says of the parameters of a plan."""
+    try:
+        breakdown = api.measure(planned.model.path, worker=worker, **same_load(planned, told))
+        return OnBuild(build, worker.llama_cpp(), breakdown, _lacking(planned, breakdown))
+    except FitterError as error:
+        return OnBuild(build, error=error)
+
+
+def _and_own_plan(each: OnBuild, model: AnyPath, told: dict[str, Any], worker: Worker) -> OnBuild:
+    try:
+        plan = api.fit(model, worker=worker, **_without_timeout(told))
+        return replace(each, version=worker.llama_cpp(), plan=plan)
+    except FitterError as error:
+        return replace(each, error=each.error or error)
+
+
+def _without_timeout(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords without those that are the worker's own."""
+    return {name: value for name, value in told.items() if name != "timeout"}
+
+
+def same_load(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of ``measure`` for exactly the load of ``plan``, on the machine of the keywords ``told`` to ``fit``."""
+    known = {each.name for each in taken_by(Measuring)}
+    machine = {name: value for name, value in told.items() if name in MachineKeywords.__annotations__}
+    load = {name: value for name, value in fit_kwargs(plan).items() if name in known}
+    raw = {name: getattr(plan.params, name) for name in RawKeywords.__annotations__}
+    return _without_timeout({**load, **raw, **machine})
+
+
+def _lacking(plan: Plan, breakdown: Breakdown) -> dict[str, int]:
+    """Bytes that are missing where ``breakdown`` takes what the parameters of ``plan`` take.
+
+    As for a plan: margins are kept by ``compute`` of each row, and what a real load reserves has room in what is free.
+    What a plan that fits may exceed, such as the host's memory with ``paging``, is no limit.
+    """
+    real = breakdown.real
+    uses = [(use, breakdown.on(use.name).used, real.on(use.name).used) for use in plan.devices]
+    lacking = {
+        use.name: max(used + use.margin, reserved) + use.shared - use.free
+        for use, used, reserved in uses
+        if use.fits or not plan.fits
+    }
+    host = plan.host
+    if host.free is not None and (host.fits or not plan.fits):
+        lacking[HOST] = max(breakdown.host.used + host.margin, real.host.used) + host.shared - host.free
+    return {name: size for name, size in lacking.items() if size > 0}

@@ -1,0 +1,156 @@
+"""Lines over a few steps as SVG, in small panels with a scale each. Colours follow the reader's light or dark theme."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from fitter.text import printable
+
+WIDTH, COLUMNS = 840, 2
+_MARGIN, _TOP, _BOTTOM = 24, 66, 12
+_PANEL, _PLOT, _LEFT, _RIGHT = 158, 66, 8, 84
+"""Height of a panel, of its plot, and what is left beside the plot: on its right for the last values."""
+_LETTER = 6.2
+"""The width of a small letter."""
+
+_STYLE = """
+text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }
+.title { font-size: 16px; font-weight: 600 } .name { font-weight: 600 }
+.small { font-size: 11px; fill: #59636e }
+.line { fill: none; stroke-width: 2 } .zero { stroke: #d1d9e0; stroke-width: 1 }
+.s0 { stroke: #0072b2; fill: #0072b2 } .s1 { stroke: #e69f00; fill: #e69f00 }
+.line.s0, .line.s1 { fill: none } text.s0, text.s1 { stroke: none; font-size: 11px }
+.bad { stroke: #cf222e; stroke-width: 2 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3 } .small { fill: #9da7b1 } .zero { stroke: #3d444d } .bad { stroke: #ff7b72 }
+  .s0 { stroke: #4aa3df; fill: #4aa3df } .s1 { stroke: #f0b429; fill: #f0b429 }
+}
+"""
+
+_At = Callable[[int, float], tuple[float, float]]
+"""Where the value of a step is drawn."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a panel. ``values``: one for each step, ``None`` where there is none; ``last``: words at its end."""
+
+    values: tuple[float | None, ...]
+    last: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small chart. ``lines``: one for each name of the legend; ``bad``: the steps that get a cross."""
+
+    title: str
+    subtitle: str
+    lines: tuple[Line, ...]
+    bad: tuple[int, ...] = ()
+
+
+def chart(title: str, legend: Sequence[str], bad: str, steps: Sequence[str], panels: Sequence[Panel]) -> str:
+    """The SVG. ``steps``: words below each panel; ``legend``: names of the lines; ``bad``: what a cross means."""
+    rows = -(-len(panels) // COLUMNS)
+    height = _TOP + rows * _PANEL + _BOTTOM
+    width = (WIDTH - _MARGIN * (COLUMNS + 1)) / COLUMNS
+    drawn = [
+        line
+        for index, panel in enumerate(panels)
+        for line in _panel(
+            panel,
+            steps,
+            _MARGIN + (index % COLUMNS) * (width + _MARGIN),
+            _TOP + (index // COLUMNS) * _PANEL,
+            width - _LEFT - _RIGHT,
+        )
+    ]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"',
+            f'aria-label="{_text(title)}">',
+            f"<style>{_STYLE}</style>",
+            f'<text class="title" x="{_MARGIN}" y="26">{_text(title)}</text>',
+            *_legend(legend, bad),
+            *drawn,
+            "</svg>\n",
+        ]
+    )
+
+
+def _legend(names: Sequence[str], bad: str) -> Iterator[str]:
+    x, y = float(_MARGIN), 46
+    for index, name in enumerate(names):
+        yield f'<path class="line s{index}" d="M{x:.0f} {y - 4}h18"/>'
+        yield f'<text class="small" x="{x + 24:.0f}" y="{y}">{_text(name)}</text>'
+        x += 44 + _LETTER * len(name)
+    yield _cross(x + 5, y - 4)
+    yield f'<text class="small" x="{x + 16:.0f}" y="{y}">{_text(bad)}</text>'
+
+
+def _panel(panel: Panel, steps: Sequence[str], x: float, y: float, width: float) -> Iterator[str]:
+    values = [value for line in panel.lines for value in line.values if value is not None]
+    low, high = min([0.0, *values]), max([0.0, *values])
+    top, left = y + 32, x + _LEFT
+
+    def at(step: int, value: float) -> tuple[float, float]:
+        share = (value - low) / (high - low) if high > low else 0.5
+        return left + width * step / max(len(steps) - 1, 1), top + _PLOT * (1 - share)
+
+    yield f'<text class="name" x="{x:.0f}" y="{y + 6:.0f}">{_text(panel.title)}</text>'
+    yield f'<text class="small" x="{x:.0f}" y="{y + 21:.0f}">{_text(panel.subtitle)}</text>'
+    zero = at(0, 0.0)[1]
+    yield f'<path class="zero" d="M{left:.1f} {zero:.1f}h{width:.1f}"/>'
+    for index, line in enumerate(panel.lines):
+        points = [(step, at(step, value)) for step, value in enumerate(line.values) if value is not None]
+        yield f'<path class="line s{index}" d="{_path(points)}"/>'
+        for _, (px, py) in points:
+            yield f'<circle class="s{index}" cx="{px:.1f}" cy="{py:.1f}" r="2.5"/>'
+    yield from _last_values(panel, at, left + width + 8, len(steps))
+    for step in panel.bad:
+        yield _cross(at(step, 0.0)[0], top - 4)
+    yield from _ticks(steps, at, top + _PLOT + 16)
+
+
+def _last_values(panel: Panel, at: _At, x: float, n_steps: int) -> Iterator[str]:
+    """The words at the ends of the lines, one above the other where the lines end close together."""
+    ends = []
+    for index, line in enumerate(panel.lines):
+        known = [value for value in line.values if value is not None]
+        if known:
+            ends.append((at(n_steps - 1, known[-1])[1], index, line.last))
+    below = float("-inf")
+    for y, index, words in sorted(ends):
+        below = max(y + 4, below + 13)
+        yield f'<text class="s{index}" x="{x:.1f}" y="{below:.1f}">{_text(words)}</text>'
+
+
+def _ticks(steps: Sequence[str], at: _At, y: float) -> Iterator[str]:
+    """The names of the steps: all of them, or the first and the last where there is no room for more."""
+    room = at(1, 0.0)[0] - at(0, 0.0)[0]
+    every = max(map(len, steps)) * _LETTER < room
+    for step, name in enumerate(steps):
+        if every or step in (0, len(steps) - 1):
+            anchor = "start" if step == 0 else "end" if not every and step else "middle"
+            place = at(step, 0.0)[0] - (_LEFT if step == 0 else 0)
+            yield f'<text class="small" x="{place:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_text(name)}</text>'
+
+
+def _path(points: Sequence[tuple[int, tuple[float, float]]]) -> str:
+    """A line through the points, interrupted where a step has none."""
+    words = []
+    before = None
+    for step, (x, y) in points:
+        words.append(f"{'L' if before == step - 1 else 'M'}{x:.1f} {y:.1f}")
+        before = step
+    return "".join(words)
+
+
+def _cross(x: float, y: float) -> str:
+    return f'<path class="bad" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"/>'
+
+
+def _text(words: str) -> str:
+    return escape(printable(words), {'"': "&quot;"})

@@ -1,0 +1,361 @@
+"""What ``fitter diff`` and ``fitter history`` say of cases with several builds: tables, Markdown, JSON, CSV, SVG."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from fitter.comparing import OnBuild
+from fitter.errors import EXIT_FITS, EXIT_REGRESSION, AnswerError
+from fitter.model.source import show
+from fitter.output.json import SCHEMA
+from fitter.output.units import human
+from fitter.regression.builds import (
+    HOST,
+    Compared,
+    by_buffer_type,
+    change_on,
+    first_of,
+    has_grown,
+    labels,
+    lacking,
+    own_plans,
+    used_on,
+)
+from fitter.regression.compare import Move, change
+from fitter.regression.lockfile import replace_file
+from fitter.regression.report import figure, literal, move_to_dict, moves_table, table_cell
+from fitter.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_SAME = "="
+_NONE = "-"
+DEVICES = "devices"
+"""What all devices together are called in a history."""
+
+
+def versions(compared: Sequence[Compared], builds: Sequence[str]) -> tuple[str, ...]:
+    """The version of each build; empty where no case could be asked about."""
+    found = [""] * len(builds)
+    for each in compared:
+        found = [known or asked.version for known, asked in zip(found, each.builds or _none(builds), strict=True)]
+    return tuple(found)
+
+
+def _none(builds: Sequence[str]) -> tuple[OnBuild, ...]:
+    return tuple(map(OnBuild, builds))
+
+
+def _legend(compared: Sequence[Compared], builds: Sequence[str], shown: Callable[[str], str] = printable) -> list[str]:
+    """A line for each build that was asked: what it is called here, and which one that is."""
+    named = zip(labels(builds), versions(compared, builds), strict=True)
+    return [f"{shown(label)}: {shown(version)}" for label, version in dict.fromkeys(named) if version]
+
+
+def error_lines(compared: Iterable[Compared], builds: Sequence[str]) -> tuple[str, ...]:
+    """A line for each case and build that could not be measured."""
+    lines = []
+    for each in compared:
+        if each.error is not None:
+            lines.append(f"error: {printable(each.name)}: {each.error}")
+        for label, asked in zip(labels(builds), each.builds, strict=bool(each.builds)):
+            if asked.error is not None:
+                lines.append(f"error: {printable(each.name)} with {printable(label)}: {asked.error}")
+    return tuple(lines)
+
+
+def _failed(compared: Iterable[Compared]) -> int:
+    """The exit status of the worst error: of a case that no build could plan, or of the last build."""
+    errors = [each.error or each.builds[-1].error for each in compared]
+    return max((error.exit_code for error in errors if error is not None), default=EXIT_FITS)
+
+
+# --- two builds
+
+
+def changes_of_plan(each: Compared) -> tuple[Move, ...]:
+    """How the own plan of the last build differs from the plan of the first."""
+    first, last = first_of(each), each.builds[-1] if each.builds else None
+    if first is None or first.plan is None or last is None or last.plan is None:
+        return ()
+    return own_plans(first.plan, last.plan)
+
+
+def is_same(each: Compared) -> bool:
+    """Whether two builds take the same and make the same plan."""
+    return not (each.error or each.builds[-1].error or change_on(each, each.builds[-1]) or changes_of_plan(each))
+
+
+def diff_status(compared: Sequence[Compared]) -> int:
+    """The exit status of an error, else 4 if anything differs."""
+    return _failed(compared) or (EXIT_FITS if all(map(is_same, compared)) else EXIT_REGRESSION)
+
+
+def summary(compared: Sequence[Compared], builds: Sequence[str], shown: Callable[[str], str] = printable) -> str:
+    """One line: how many cases take more with the last build than with the first, and how many do not."""
+    first, last = shown(labels(builds)[0]), shown(labels(builds)[-1])
+    failed = sum(each.error is not None or each.builds[-1].error is not None for each in compared)
+    grown = sum(map(has_grown, compared))
+    changed = sum(bool(each.builds and change_on(each, each.builds[-1])) for each in compared) - grown
+    same = len(compared) - grown - changed - failed
+    parts = [
+        (grown, f"{'takes' if grown == 1 else 'take'} more with {last} than with {first}"),
+        (changed, "changed within the limits"),
+        (failed, "could not be compared"),
+        (same, f"{'takes' if same == 1 else 'take'} the same"),
+    ]
+    total = "1 case" if len(compared) == 1 else f"{len(compared)} cases"
+    return f"{total}: " + ", ".join(f"{count} {words}" for count, words in parts if count)
+
+
+def print_diff(stream: IO[str], compared: Sequence[Compared], builds: Sequence[str]) -> None:
+    """Write what two builds do differently, case by case."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from fitter.output.table import print_to
+
+    first, last = labels(builds)
+    parts: list[RenderableType] = [Text(line, overflow="fold") for line in _legend(compared, builds)]
+    for each in compared:
+        if not each.builds or is_same(each):
+            continue
+        parts.append(Text(printable(each.name), style="bold"))
+        if moves := change_on(each, each.builds[-1]):
+            parts.append(moves_table(moves, printable(first), printable(last)))
+        elif each.builds[-1].error is None:
+            parts.append(Text("  the same parameters take the same"))
+        if words := plan_line(each, last):
+            parts.append(Text(f"  {words}", overflow="fold"))
+    print_to(stream, Group(*parts, Text(summary(compared, builds))))
+
+
+def plan_line(each: Compared, last: str) -> str:
+    """What the last build's own plan is, where it is another; empty where it is the same."""
+    moves = changes_of_plan(each)
+    if not moves:
+        return ""
+    words = ", ".join(
+        f"{move.what} {figure(move.before, move.unit)} → {figure(move.after, move.unit)}" for move in moves
+    )
+    return printable(f"fitted anew with {last}: {words}")
+
+
+# --- many builds
+
+
+def history_status(compared: Sequence[Compared]) -> int:
+    """The exit status of an error with the last build, else 4 if a case takes more with it than with the first."""
+    return _failed(compared) or (EXIT_REGRESSION if any(map(has_grown, compared)) else EXIT_FITS)
+
+
+def totals(each: OnBuild) -> dict[str, int] | None:
+    """Bytes on all devices together and on the host; ``None`` if they were not measured."""
+    if each.breakdown is None:
+        return None
+    used = used_on(each.breakdown)
+    host = used.pop(HOST, 0)
+    return {DEVICES: sum(used.values()), HOST: host}
+
+
+def _rows(each: Compared) -> Iterator[tuple[str, list[str]]]:
+    """A line for devices and one for the host: bytes with the first build, and by how much the others differ."""
+    first = first_of(each)
+    found = [totals(asked) for asked in each.builds]
+    start = None if first is None else totals(first)
+    if first is None or start is None:
+        return
+    for place in (DEVICES, HOST):
+        if not any(known and known[place] for known in found):
+            continue
+        cells = []
+        for asked, known in zip(each.builds, found, strict=True):
+            if known is None:
+                cells.append(_NONE)
+            elif asked is first:
+                cells.append(human(known[place]))
+            else:
+                same = known[place] == start[place]
+                mark = "!" if place == DEVICES and not asked.fits and first.fits else ""
+                cells.append(mark + (_SAME if same else change(start[place], known[place], "bytes")))
+        yield place, cells
+
+
+def history_table(compared: Sequence[Compared], builds: Sequence[str]) -> RenderableType:
+    """Bytes with the first build of each case, and the difference from them with each of the others."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("case", overflow="fold")
+    table.add_column("on", no_wrap=True)
+    for label in labels(builds):
+        table.add_column(printable(label), justify="right", no_wrap=True)
+    for each in compared:
+        for index, (place, cells) in enumerate(_rows(each)):
+            table.add_row("" if index else printable(each.name), place, *cells)
+    notes = [f"! no longer fits: {_misfit(each, builds)}" for each in compared if _misfit(each, builds)]
+    lines = [*_legend(compared, builds), *notes, summary(compared, builds)]
+    return Group(table, *(Text(line, overflow="fold") for line in lines))
+
+
+def _misfit(each: Compared, builds: Sequence[str]) -> str:
+    """The first build with which the parameters of a plan that fits do not fit any more."""
+    first = first_of(each)
+    if first is None or not first.fits:
+        return ""
+    found = ((label, asked) for label, asked in zip(labels(builds), each.builds, strict=True) if asked.missing)
+    label, asked = next(found, ("", None))
+    return "" if asked is None else printable(f"{each.name} with {label}, {lacking(asked.missing)}")
+
+
+def print_history(stream: IO[str], compared: Sequence[Compared], builds: Sequence[str]) -> None:
+    """Write the table."""
+    from fitter.output.table import print_to
+
+    print_to(stream, history_table(compared, builds))
+
+
+def markdown(compared: Sequence[Compared], builds: Sequence[str]) -> str:
+    """The cases that take more or less with the last build than with the first, as a comment for a pull request."""
+    is_good = history_status(compared) == EXIT_FITS
+    lines = [f"### {'✅' if is_good else '📈'} llama.cpp — {summary(compared, builds, literal)}"]
+    first, last = labels(builds)[0], labels(builds)[-1]
+    rows = [(each, move) for each in compared if each.builds for move in change_on(each, each.builds[-1])]
+    if rows:
+        head = f"| case | what | {literal(first)} | {literal(last)} | change | |"
+        lines += ["", head, "| --- | --- | ---: | ---: | ---: | --- |"]
+    for each, move in rows:
+        mark = "📈 " if move.failure else ""
+        cells = (each.name, move.what, figure(move.before, move.unit), figure(move.after, move.unit))
+        more = (change(move.before, move.after, move.unit), mark + move.detail)
+        lines.append("| " + " | ".join(map(table_cell, (*cells, *more))) + " |")
+    notes = [
+        f"- **{literal(each.name)}**: {literal(plan_line(each, last))}" for each in compared if plan_line(each, last)
+    ]
+    notes += [f"- {literal(line)}" for line in error_lines(compared, builds)]
+    notes += [f"- {line}" for line in _legend(compared, builds, literal)]
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def to_dict(compared: Sequence[Compared], builds: Sequence[str]) -> dict[str, Any]:
+    """The document of ``fitter history --json``, and of ``fitter diff --json`` with builds; sizes in bytes."""
+    named = zip(builds, labels(builds), versions(compared, builds), strict=True)
+    return {
+        "schema": SCHEMA,
+        "equal": all(map(is_same, compared)),
+        "grown": any(map(has_grown, compared)),
+        "builds": [{"llama_cpp": where, "label": label, "version": version or None} for where, label, version in named],
+        "cases": [_case_to_dict(each, builds) for each in compared],
+    }
+
+
+def _case_to_dict(each: Compared, builds: Sequence[str]) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "error": None if each.error is None else str(each.error),
+        "builds": [_build_to_dict(each, asked, label) for asked, label in zip(each.builds, labels(builds), strict=True)]
+        if each.builds
+        else [],
+    }
+
+
+def _build_to_dict(each: Compared, asked: OnBuild, label: str) -> dict[str, Any]:
+    first = first_of(each)
+    is_other = first is not None and first.plan is not None and asked is not first and asked.plan is not None
+    return {
+        "label": label,
+        "error": None if asked.error is None else str(asked.error),
+        "fits": None if asked.breakdown is None else asked.fits,
+        "missing": dict(asked.missing),
+        "memory": [] if asked.breakdown is None else [*_memory(asked)],
+        "moves": list(map(move_to_dict, change_on(each, asked))),
+        "plan": list(map(move_to_dict, own_plans(first.plan, asked.plan)))  # type: ignore[union-attr, arg-type]
+        if is_other
+        else [],
+    }
+
+
+def _memory(asked: OnBuild) -> Iterator[dict[str, Any]]:
+    assert asked.breakdown is not None
+    for (place, buffer_type), row in by_buffer_type(asked.breakdown).items():
+        parts = {name: getattr(row, name) for name in ("model", "context", "compute", "used")}
+        yield {"device": place, "buffer_type": buffer_type, **parts}
+
+
+COLUMNS = ("case", "build", "version", "device", "buffer_type", "model", "context", "compute", "used", "fits")
+"""The columns of the CSV; a line for each buffer type, sizes in bytes."""
+
+
+def to_csv(compared: Sequence[Compared], builds: Sequence[str]) -> str:
+    """Bytes by case, build and buffer type, for a spreadsheet. What was not measured has no line."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow(COLUMNS)
+    for each in compared:
+        for label, asked in zip(labels(builds), each.builds, strict=bool(each.builds)):
+            for row in _memory(asked) if asked.breakdown is not None else ():
+                fits = str(asked.fits).lower()
+                lines.writerow((printable(each.name), printable(label), asked.version, *row.values(), fits))
+    return out.getvalue()
+
+
+def to_svg(compared: Sequence[Compared], builds: Sequence[str]) -> str:
+    """A picture: by how much each case takes more or less than with its first build, on devices and on the host."""
+    from fitter.output.chart import chart
+
+    panels = [_panel(each) for each in compared if first_of(each) is not None]
+    first = labels(builds)[0]
+    title = f"Memory of the same parameters, more or less than with {first}"
+    return chart(title, (DEVICES, HOST), "does not fit", labels(builds), panels)
+
+
+def _panel(each: Compared) -> Any:
+    from fitter.output.chart import Line, Panel
+
+    first = first_of(each)
+    assert first is not None
+    start = totals(first)
+    assert start is not None
+    found = [totals(asked) for asked in each.builds]
+    lines = []
+    for place in (DEVICES, HOST):
+        values = tuple(None if known is None else known[place] - start[place] for known in found)
+        last = next((value for value in reversed(values) if value is not None), 0)
+        lines.append(Line(values, change(0, last, "bytes")))
+    subtitle = ", ".join(f"{human(start[place])} on {_said(place)}" for place in (DEVICES, HOST) if start[place])
+    bad = tuple(step for step, asked in enumerate(each.builds) if asked.missing)
+    return Panel(each.name, subtitle, tuple(lines), bad)
+
+
+def _said(place: str) -> str:
+    return "the host" if place == HOST else place
+
+
+def badge(compared: Sequence[Compared], builds: Sequence[str]) -> dict[str, Any]:
+    """What https://shields.io shows as a badge, from a file at an address of its own (an endpoint)."""
+    grown = sum(map(has_grown, compared))
+    failed = _failed(compared)
+    words = f"{grown} of {len(compared)} grew" if grown else "unchanged"
+    if not grown and any(each.builds and change_on(each, each.builds[-1]) for each in compared):
+        words = "within limits"
+    return {
+        "schemaVersion": 1,
+        "label": printable(f"memory {labels(builds)[0]} → {labels(builds)[-1]}"),
+        "message": "error" if failed else words,
+        "color": "lightgrey" if failed else "orange" if grown else "brightgreen",
+    }
+
+
+def write(path: Path, text: str) -> None:
+    """Write a report to ``path``. Raises ``AnswerError`` if it cannot be written."""
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise AnswerError(f"{show(path)} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,234 @@
+"""Cases with several builds of llama.cpp: what grew or shrank from one to another. Sizes in bytes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fitter.comparing import OnBuild, check_builds, compare_builds
+from fitter.errors import FitterError, UsageError
+from fitter.llama.client import DEFAULT_TIMEOUT, Worker
+from fitter.llama.types import Breakdown, Row
+from fitter.output.units import human
+from fitter.planning.plan import Plan
+from fitter.regression.cases import Case, Growth
+from fitter.regression.compare import Move
+from fitter.regression.measuring import OnDone, go_on, in_workers, memory_of
+
+HOST = "host"
+"""What the host is called among devices."""
+_PARTS = ("model", "context", "compute")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model on a machine, to be measured with several builds. ``keywords``: those of ``fitter.fit``."""
+
+    name: str
+    model: Path
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    max_growth: Growth = field(default_factory=Growth)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is about the devices of this machine."""
+        return not self.keywords.get("gpus")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A subject with several builds: what the parameters of the first plan take with each, and each one's own plan.
+
+    ``error``: why no build can plan it, or why the words about it make no sense; there are no ``builds`` then.
+    """
+
+    subject: Subject
+    builds: tuple[OnBuild, ...]
+    error: FitterError | None = None
+
+    @property
+    def name(self) -> str:
+        """The subject's name."""
+        return self.subject.name
+
+
+def of_cases(cases: Sequence[Case]) -> tuple[Subject, ...]:
+    """The cases of ``fitter.toml`` as subjects; builds that they name are not asked."""
+    keywords = ({name: value for name, value in case.keywords().items() if name != "llama_cpp"} for case in cases)
+    return tuple(
+        Subject(case.name, case.model, words, case.max_growth) for case, words in zip(cases, keywords, strict=True)
+    )
+
+
+def of_models(models: Sequence[str], keywords: Mapping[str, Any]) -> tuple[Subject, ...]:
+    """Models, all with the same keywords of ``fitter.fit``, as subjects that are called as their files."""
+    paths = [Path(model) for model in models]
+    count = Counter(path.stem for path in paths)
+    names = [path.stem if count[path.stem] == 1 else str(path) for path in paths]
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise UsageError(f"{twice[0]} is named twice: leave one out")
+    return tuple(Subject(name, path, keywords) for name, path in zip(names, paths, strict=True))
+
+
+def over_builds(
+    subjects: Sequence[Subject],
+    builds: Sequence[str],
+    *,
+    own_plans: bool = True,
+    jobs: int | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    on_done: OnDone | None = None,
+) -> tuple[Compared, ...]:
+    """Every one of ``subjects`` with every one of ``builds``, as ``fitter.compare_builds`` does it with one.
+
+    On this machine's own devices one is measured at a time. If a subject fails with all builds, its ``error`` says why.
+    Raises ``UsageError`` for builds that are not there, ``LibraryError`` for builds that cannot be used.
+    """
+    check_builds(builds)
+    if any(subject.is_here for subject in subjects):
+        # Another process would take memory of a real device.
+        jobs = 1
+
+    def begin(worker: Worker, stopped: threading.Event) -> Callable[[Subject], Compared]:
+        def compared(subject: Subject) -> Compared:
+            go_on(stopped)
+            try:
+                found = compare_builds(
+                    subject.model, builds, own_plans=own_plans, worker=worker, **dict(subject.keywords)
+                )
+            except FitterError as error:
+                return Compared(subject, (), error)
+            return Compared(subject, found)
+
+        return compared
+
+    found = in_workers(subjects, begin, jobs=jobs, timeout=timeout, on_done=on_done, llama_cpp=builds[0])
+    return tuple(found[subject.name] for subject in subjects)
+
+
+def labels(builds: Sequence[str]) -> tuple[str, ...]:
+    """A short name for each build: the last part of its path that tells it from the others."""
+    parts = [tuple(part for part in Path(build).parts if part != os.sep) or (build,) for build in builds]
+    n_shared = 0
+    while len({each[::-1][: n_shared + 1] for each in parts}) == 1 and n_shared < min(map(len, parts)):
+        n_shared += 1
+    # One that is all of another's end has no part of its own.
+    own = [each[: len(each) - n_shared] or each for each in parts]
+    for length in range(1, max(map(len, own)) + 1):
+        short = tuple("/".join(each[-length:]) for each in own)
+        if len(set(short)) == len(set(parts)):
+            return short
+    return tuple(builds)
+
+
+# --- what is different
+
+
+def first_of(compared: Compared) -> OnBuild | None:
+    """The build with whose plan the others are compared; ``None`` if there is none."""
+    return next((each for each in compared.builds if each.plan is not None and each.breakdown is not None), None)
+
+
+def same_parameters(before: OnBuild, after: OnBuild, max_growth: Growth) -> tuple[Move, ...]:
+    """What the parameters of the first plan take more or less, by place and buffer type, and whether they still fit.
+
+    A number that grew by more than ``max_growth`` has a ``failure``.
+    """
+    if before.breakdown is None or after.breakdown is None:
+        return ()
+    moves = []
+    if before.fits != after.fits:
+        failure = f"it no longer fits: {lacking(after.missing)}" if before.fits else ""
+        moves.append(Move("fits", int(before.fits), int(after.fits), "", lacking(after.missing), failure))
+    old, new = by_buffer_type(before.breakdown), by_buffer_type(after.breakdown)
+    for key in sorted(dict.fromkeys((*old, *new)), key=lambda key: (key[0] == HOST, key)):
+        was, now = old.get(key, _NOTHING), new.get(key, _NOTHING)
+        if was != now:
+            moves.append(_move(key, was, now, max_growth))
+    if before.breakdown.n_ctx != after.breakdown.n_ctx:
+        moves.append(Move("context", before.breakdown.n_ctx, after.breakdown.n_ctx, "tokens"))
+    return tuple(moves)
+
+
+def own_plans(before: Plan, after: Plan) -> tuple[Move, ...]:
+    """How another build's own plan differs: fit, context, layers on devices, weights on the host, estimated speeds."""
+    moves = [Move("fits", int(before.fits), int(after.fits), "")] if before.fits != after.fits else []
+    if before.breakdown.n_ctx != after.breakdown.n_ctx:
+        moves.append(Move("context", before.breakdown.n_ctx, after.breakdown.n_ctx, "tokens"))
+    if _layers(before) != _layers(after):
+        moves.append(Move("layers on devices", _layers(before), _layers(after), "layers"))
+    if before.host.model != after.host.model:
+        moves.append(Move("weights on the host", before.host.model, after.host.model, "bytes"))
+    if before.estimate and after.estimate:
+        for kind in ("prompt", "generation"):
+            was, now = (getattr(plan.estimate, f"{kind}_tokens_per_second") for plan in (before, after))
+            if f"{was:.4g}" != f"{now:.4g}":
+                moves.append(Move(f"{kind} speed", was, now, "tokens/s"))
+    return tuple(moves)
+
+
+def change_on(compared: Compared, each: OnBuild, max_growth: Growth | None = None) -> tuple[Move, ...]:
+    """``same_parameters`` of one build against the first, by the subject's own ``max_growth`` if none is given."""
+    first = first_of(compared)
+    limit = compared.subject.max_growth if max_growth is None else max_growth
+    return () if first is None or each is first else same_parameters(first, each, limit)
+
+
+def has_grown(compared: Compared) -> bool:
+    """Whether the last build takes more than the first that measured it, beyond what it may, or no longer fits."""
+    return bool(compared.builds) and any(move.failure for move in change_on(compared, compared.builds[-1]))
+
+
+def by_buffer_type(breakdown: Breakdown) -> dict[tuple[str, str], Row]:
+    """The rows of a measurement that are not empty, by place (a device, or ``host``) and buffer type."""
+    devices, host = memory_of(breakdown.rows)
+    places = {**devices, HOST: host}
+    return {
+        (place, name): Row(name, None, place == HOST, memory.model, memory.context, memory.compute)
+        for place, memories in places.items()
+        for name, memory in memories.items()
+    }
+
+
+def used_on(breakdown: Breakdown) -> dict[str, int]:
+    """Bytes on each device, and on ``host``."""
+    found: dict[str, int] = {}
+    for (place, _), row in by_buffer_type(breakdown).items():
+        found[place] = found.get(place, 0) + row.used
+    return found
+
+
+def lacking(missing: Mapping[str, int]) -> str:
+    """``CUDA0 lacks 12.0 MiB``; empty if nothing is missing."""
+    return ", ".join(f"{'the host' if name == HOST else name} lacks {human(size)}" for name, size in missing.items())
+
+
+_NOTHING = Row("", None, False, 0, 0, 0)
+
+
+def _move(key: tuple[str, str], was: Row, now: Row, max_growth: Growth) -> Move:
+    place, buffer_type = key
+    what = place if place == buffer_type else f"{place} {buffer_type}"
+    grew = now.used > was.used + max_growth.of(was.used)
+    failure = f"{what} takes {human(now.used)} instead of {human(was.used)}" if grew else ""
+    return Move(what, was.used, now.used, "bytes", ", ".join(_parts(was, now)), failure)
+
+
+def _parts(was: Row, now: Row) -> Iterator[str]:
+    for name in _PARTS:
+        delta = getattr(now, name) - getattr(was, name)
+        if delta:
+            yield f"{name} {'+' if delta > 0 else '-'}{human(abs(delta))}"
+
+
+def _layers(plan: Plan) -> int:
+    """Layers on devices, the output layer counted as one."""
+    every = plan.n_layer + 1
+    if not plan.breakdown.devices:
+        return 0
+    return every if plan.params.n_gpu_layers < 0 else min(plan.params.n_gpu_layers, every)
