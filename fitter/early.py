@@ -113,6 +113,7 @@ def load(model: str, word: Callable[[], str]) -> Then | None:
     from fitter.llama import library
     from fitter.llama.ahead import Ahead
 
+    description = None
     try:
         library.load_cells()
         library.prepare()
@@ -121,6 +122,8 @@ def load(model: str, word: Callable[[], str]) -> Then | None:
         description = description.removeprefix(_HELD)
         ahead = Ahead(model, description, is_held=is_held) if description else None
     except Exception:
-        # As above, and it is no reason to lose a worker.
+        # As above, and it is no reason to lose a worker; the word must not be taken for a request.
+        if description is None:
+            word()
         return None
     return None if ahead is None else lambda session: session._keep(ahead)
