@@ -120,7 +120,7 @@ test-unit: install ## tests/unit alone, which needs nothing but the install: hal
 # A file's tests share what they have measured, so a file is one process's; tests/conftest.py has the longest begin first.
 .PHONY: test
 test: install tools lint ## everything but the slow tests: eight minutes of testing on two cores, and some ten to set up
-	@$(PY) -m pytest -m "not slow" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(PY) -m pytest -m "not slow and not llama_cpp" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # The generated pages of docs/reference are committed; `python -m tools.docs.reference` writes them anew.
 .PHONY: docs
@@ -146,6 +146,13 @@ test-cuda: install ## the cuda profile and the real ggml-cuda, built without a c
 	@$(CMAKE) --build $(CUDA_BUILD) --target ggml-cuda --parallel $(JOBS) >$(CUDA_BUILD)/build.log 2>&1 \
 	  || { tail -n 40 $(CUDA_BUILD)/build.log >&2; exit 1; }
 	@$(PY) -m tools.cuda.check --architectures '$(CUDA_TESTED)' --jobs $(JOBS) $(CHECK_ARGS)
+
+# Those of `make test` and the other prebuilt ones, and four versions of llama-cpp-python, three of which are compiled.
+.PHONY: test-llama-cpp
+test-llama-cpp: install ## every build of llama.cpp that can be had: prebuilt ones, and llama-cpp-python from 0.3.25 on; half an hour on two cores
+	@$(PY) -m tools.llama_builds
+	@PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m tools.llama_python
+	@$(PY) -m pytest tests/integration/test_llama_*.py -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 # The real backend, to compare with. Of the shaders nothing is run, but they are part of it.
 VULKAN := build/vulkan

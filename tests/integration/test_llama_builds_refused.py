@@ -1,0 +1,267 @@
+"""Builds of llama.cpp that fitter must not plan with: each is one line and exit status 3, never a crash or a number."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fitter.llama import layouts
+from fitter.llama.builds import find
+from tests.integration.llama_builds import LAYOUTS, every, fetched, where
+from tools import llama_builds
+from tools.tiny import write_tiny
+
+ONE_OF_THEM = "v0.5.0"
+OTHER = 183 if os.uname().machine == "x86_64" else 62
+"""ELF's number of another machine, aarch64 or x86_64."""
+
+# Forks of it are the workers, so they know no other layout; nor do they read a header that is beside libllama.
+_WITH_ONE_LAYOUT = """
+import sys
+from fitter.llama import builds, layouts, process
+from fitter.llama.surroundings import of_llama_cpp
+
+layout, where, header, *args = sys.argv[1:]
+layouts.data()["layouts"] = {layout: layouts.layouts()[layout]} if layout else {}
+builds._headers = lambda libllama: (header,) if header else ()
+for _ in range(4):
+    process.prestart(lambda word: None, of_llama_cpp(where))
+from fitter.cli import main
+sys.exit(main([*args, "--llama-cpp", where]))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "moe.gguf")
+
+
+def run(words: Sequence[str | Path], **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, words)]
+    variables = {**os.environ, **variables}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=variables)
+
+
+def refusal(words: Sequence[str | Path], **variables: str) -> str:
+    """What a command says that must fail with status 3, write no answer, and say why in one line."""
+    done = run(words, **variables)
+    assert (done.returncode, done.stdout) == (3, ""), done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    return line.removeprefix("fitter: error: ")
+
+
+def fit(model: Path, build: str | Path, *words: str, **variables: str) -> str:
+    """What a fit for a described card says that must be refused."""
+    return refusal(["-m", "fitter", model, "--gpu", "8GiB", "--llama-cpp", build, *words], **variables)
+
+
+def copied(name: str, into: Path) -> Path:
+    """A build whose files can be changed one by one: libllama and ggml's own are copies, the others links."""
+    into.mkdir()
+    for path in fetched(name).iterdir():
+        if path.name.startswith(("libllama.", "libggml.", "libggml-base.")):
+            shutil.copy(path, into)
+        else:
+            (into / path.name).symlink_to(path)
+    return into
+
+
+# --- layouts
+
+
+@pytest.mark.parametrize("layout", layouts.layouts())
+@pytest.mark.parametrize("name", every())
+def test_every_layout_on_every_build(name: str, layout: str, model: Path) -> None:
+    """A layout is forced on a build by knowing no other."""
+    directory = where(name)
+    words = ["-c", _WITH_ONE_LAYOUT, layout, directory, "", model, "--gpu", "8GiB"]
+    if layout == LAYOUTS[name]:
+        assert run(words).returncode == 0
+        return
+    assert f"{find(directory).libllama} (commit " in (said := refusal(words))
+    assert "its parameters are laid out as in no version that fitter knows" in said
+
+
+@pytest.mark.parametrize("version", llama_builds.headers())
+@pytest.mark.parametrize("name", every())
+def test_every_header_beside_every_build(name: str, version: str, model: Path) -> None:
+    """A layout that no table has is read from a ``llama.h``, which may be another version's."""
+    directory, header = where(name), fetched(version) / "llama.h"
+    words = ["-c", _WITH_ONE_LAYOUT, "", directory, header, model, "--gpu", "8GiB"]
+    if version == LAYOUTS[name]:
+        assert run(words).returncode == 0
+        return
+    assert f"{header} belongs to another version (llama_" in refusal(words)
+
+
+# --- libraries that lack something
+
+
+def without(path: Path, symbol: str) -> None:
+    """Take the first letter from the name of a symbol that a library defines."""
+    data = bytearray(path.read_bytes())
+    (start,) = struct.unpack_from("<Q", data, 0x28)
+    size, count = struct.unpack_from("<HH", data, 0x3A)
+    # type, offset, size, linked section
+    sections = [struct.unpack_from("<4xI16xQQI", data, start + i * size) for i in range(count)]
+    _, symbols, length, link = next(each for each in sections if each[0] == 11)
+    strings = sections[link][1]
+    names = data[strings : strings + sections[link][2]]
+    changed = 0
+    for place in range(symbols, symbols + length, 24):
+        name, defined = struct.unpack_from("<I2xH", data, place)
+        if defined and names[name : names.index(b"\0", name)] == symbol.encode():
+            struct.pack_into("<I", data, place, name + 1)
+            changed += 1
+    assert changed == 1
+    path.write_bytes(data)
+
+
+LLAMA, GGML, BASE = "libllama.v0.5.0.so", "libggml.v0.5.0.so", "libggml-base.so"
+SYMBOLS = {
+    "llama_model_default_params": LLAMA,
+    "llama_init_from_model": LLAMA,
+    "llama_set_adapters_lora": LLAMA,
+    "llama_log_get": LLAMA,
+    "_Z26llama_get_memory_breakdownPK13llama_context": LLAMA,
+    "_Z19llama_graph_reserveP13llama_contextjjj": LLAMA,
+    "ggml_backend_dev_count": GGML,
+    "ggml_backend_load": GGML,
+    "ggml_version": BASE,
+    "ggml_op_name": BASE,
+    "ggml_is_contiguous_rows": BASE,
+    "gguf_init_from_callback": BASE,
+    "ggml_backend_sched_get_buffer_size": BASE,
+}
+"""Functions that fitter, or its own libraries, call; and the library that defines each."""
+
+
+@pytest.mark.parametrize(("symbol", "library"), SYMBOLS.items())
+def test_a_build_without_a_symbol(symbol: str, library: str, model: Path, tmp_path: Path) -> None:
+    directory = copied(ONE_OF_THEM, tmp_path / "build")
+    without(directory / library, symbol)
+    said = fit(model, directory)
+    assert symbol[1:] in said
+    assert str(directory) in said or "does not match the loaded libllama" in said
+
+
+def test_a_directory_without_a_cpu_backend(model: Path, tmp_path: Path) -> None:
+    directory = copied(ONE_OF_THEM, tmp_path / "build")
+    for path in directory.glob("libggml-cpu*"):
+        path.unlink()
+    assert f"there is no CPU backend (libggml-cpu*.so) beside {directory / LLAMA}" in fit(model, directory)
+
+
+@pytest.mark.parametrize("library", [LLAMA, GGML, BASE])
+def test_a_library_that_is_not_there(library: str, model: Path, tmp_path: Path) -> None:
+    directory = copied(ONE_OF_THEM, tmp_path / "build")
+    (directory / library).unlink()
+    assert ("there is no libllama.so in" if library == LLAMA else f"needs {library}") in fit(model, directory)
+
+
+@pytest.mark.parametrize("library", [LLAMA, GGML, BASE])
+def test_a_truncated_library(library: str, model: Path, tmp_path: Path) -> None:
+    directory = copied(ONE_OF_THEM, tmp_path / "build")
+    path = directory / library
+    data = path.read_bytes()
+    for part in (0, 3, 100, len(data) // 3, len(data) - len(data) // 4):
+        path.write_bytes(data[:part])
+        assert library in fit(model, directory)
+
+
+@pytest.mark.parametrize("library", [LLAMA, GGML, BASE])
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (0x12, struct.pack("<H", OTHER), f"this machine is {os.uname().machine}"),
+        (0x04, b"\x01", "is for 32-bit machines"),
+        (0x05, b"\x02", "is for big-endian machines"),
+    ],
+    ids=["machine", "bits", "order"],
+)
+def test_a_library_for_another_machine(
+    library: str, place: int, value: bytes, message: str, model: Path, tmp_path: Path
+) -> None:
+    directory = copied(ONE_OF_THEM, tmp_path / "build")
+    data = bytearray((directory / library).read_bytes())
+    data[place : place + len(value)] = value
+    (directory / library).write_bytes(data)
+    assert message in fit(model, directory)
+
+
+# --- libraries that do something else
+
+
+def place_of(path: Path, symbol: str) -> int:
+    """Where in a library's file the code of a function begins."""
+    data = path.read_bytes()
+    (start,) = struct.unpack_from("<Q", data, 0x28)
+    size, count = struct.unpack_from("<HH", data, 0x3A)
+    # type, address, offset, size, linked section
+    sections = [struct.unpack_from("<4xI8xQQQI", data, start + i * size) for i in range(count)]
+    _, _, symbols, length, link = next(each for each in sections if each[0] == 11)
+    strings = sections[link][2]
+    for place in range(symbols, symbols + length, 24):
+        name, section, address = struct.unpack_from("<I2xHQ", data, place)
+        if section and data[strings + name : data.index(b"\0", strings + name)] == symbol.encode():
+            return int(sections[section][2] + address - sections[section][1])
+    raise ValueError(symbol)
+
+
+CRASHES = {
+    "ggml_version": BASE,
+    "ggml_op_name": BASE,
+    "llama_model_default_params": LLAMA,
+    "llama_backend_init": LLAMA,
+    "llama_model_load_from_file": LLAMA,
+    "llama_init_from_model": LLAMA,
+    "llama_n_ctx": LLAMA,
+}
+"""Functions that a plan, or the way to it, calls; and the library that defines each."""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="writes instructions of x86-64")
+@pytest.mark.parametrize(("function", "library"), CRASHES.items())
+def test_a_function_that_crashes(function: str, library: str, model: Path, tmp_path: Path) -> None:
+    directory = copied(ONE_OF_THEM, tmp_path / "build")
+    data = bytearray((directory / library).read_bytes())
+    place = place_of(directory / library, function)
+    data[place : place + 2] = b"\x0f\x0b"
+    (directory / library).write_bytes(data)
+    assert "was ended by SIGILL" in fit(model, directory)
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="writes instructions of x86-64")
+@pytest.mark.parametrize(("function", "library"), [("llama_backend_init", LLAMA), ("llama_init_from_model", LLAMA)])
+def test_a_function_that_does_not_return(function: str, library: str, model: Path, tmp_path: Path) -> None:
+    directory = copied(ONE_OF_THEM, tmp_path / "build")
+    data = bytearray((directory / library).read_bytes())
+    place = place_of(directory / library, function)
+    data[place : place + 2] = b"\xeb\xfe"
+    (directory / library).write_bytes(data)
+    assert "within 2 seconds: raise --timeout" in fit(model, directory, "--timeout", "2")
+
+
+# --- builds that others made
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("b7347", "(commit 7e467cc) is too old for fitter: its ggml is 0.9.4, and 0.13.1 is needed"),
+        ("b8390", "(commit 57bea3d) is too old for fitter: its ggml is 0.9.7, and 0.13.1 is needed"),
+    ],
+)
+def test_a_build_that_is_too_old(name: str, message: str, model: Path) -> None:
+    assert message in fit(model, fetched(name))
+
+
+def test_a_fork(model: Path) -> None:
+    assert "but of a fork such as ik_llama.cpp" in fit(model, fetched("ik_llama.cpp") / "ik_llama_cpp")

@@ -1,0 +1,1 @@
+"""What builds of llama.cpp themselves say that loads take, to compare fitter with."""
