@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -328,6 +328,18 @@ def test_family(kind: str, capability: str, name: str, family: str) -> None:
     assert family in cost.default().families
 
 
+def test_a_family_says_what_differs() -> None:
+    cuda = cost.Family(1e-5, 0.7, 0.6, 0.5, 0.4, 0.3)
+    host = cost.HostCosts(1e-6, 0.8, 1e9, 2e9, 3e9, 6)
+    graph = {"split": 1e-4, "hop": 1e-5, "pcie": 0.9, "pageable": 0.2, "min_bits": 3.0, "bare_splits": 5}
+    families = {"cuda": asdict(cuda), "other": {"layer": 2e-5, "cache": 0.1}}
+    found = cost.costs_of({"family": families, "host": asdict(host), "graph": graph})
+    assert found.families == {"cuda": cuda, "other": cost.Family(2e-5, 0.7, 0.1, 0.5, 0.4, 0.3)}
+    assert found.host == host
+    assert (found.split, found.hop, found.pcie, found.pageable) == (1e-4, 1e-5, 0.9, 0.2)
+    assert (found.min_bits, found.bare_splits) == (3.0, 5)
+
+
 @pytest.mark.parametrize("bandwidth", [0.0, -1.0])
 def test_speeds_that_are_none(bandwidth: float) -> None:
     with pytest.raises(ValueError, match="greater than 0"):
@@ -423,6 +435,14 @@ def test_every_visit_is_a_round_trip(homes: tuple[int, ...], device: int, second
     estimate = priced(work(*map(layer, homes)), (FAR, FAST))
     assert network(estimate, device) == pytest.approx(seconds)
     assert network(estimate, 1) == 0
+
+
+@pytest.mark.parametrize(("home", "seconds"), [(0, 0.0), (1, LOGITS), (HOST, 0.0)], ids=["near", "far", "host"])
+def test_logits_of_each_token_come_from_where_the_output_is(home: int, seconds: float) -> None:
+    placed = work(layer(home))
+    at = cost.setting(placed, (FAST, FAR), DESKTOP, Workload())
+    found = cost.logits_seconds(placed.layers[-1], at)
+    assert (found.prompt, found.generation) == (0, pytest.approx(seconds))
 
 
 def test_a_tensor_apart_from_a_remote_layer_is_another_trip() -> None:
