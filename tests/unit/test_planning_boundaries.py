@@ -41,6 +41,7 @@ def test_whole(budgets: list[int], first: int, expected: tuple[int, ...] | None)
         pytest.param([130, 130], 0, None, (2, 2), id="all-of-it"),
         pytest.param([30, 30], 0, None, (2, 2), id="without-an-item"),
         pytest.param([29, 30], 0, None, None, id="not-even-that"),
+        pytest.param([29, 31], 0, None, None, id="enough-for-no-layer-more"),
         pytest.param([35, 195], 0, None, (1, 3), id="most-bytes"),
         pytest.param([300, 300], 0, times(1.0, 2.0), (4, 0), id="the-faster-one"),
         pytest.param([300, 300], 0, times(2.0, 1.0), (0, 4), id="the-faster-one-is-the-second"),
@@ -174,6 +175,17 @@ def test_no_choice_of_whole_layers_but_one_is_better(case: tuple[list[Unit], lis
     }
     best = max(every.values())
     assert every[found or (0,) * len(budgets)] == best
+
+
+@given(cases(), st.integers(0, 60))
+def test_a_device_keeps_the_most_that_fits(case: tuple[list[Unit], list[int], Times | None], budget: int) -> None:
+    units, _, _ = case
+    sums = Sums(units)
+    for start, stop in itertools.combinations(range(len(units) + 1), 2):
+        here = units[start:stop]
+        gap = budget - sum(unit.need for unit in here)
+        most = None if gap < 0 else sum(unit.fixed for unit in here) + most_kept(here, gap)
+        assert sums.most(start, stop, budget) == most
 
 
 LAYERS = [unit_of(i, 10, 0, (20,)) for i in range(90)]
