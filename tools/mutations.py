@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
 MUTANTS = Path("mutants")
 
@@ -52,6 +53,15 @@ class Selected:
         items[:] = sorted(kept, key=lambda item: self.seconds.get(item.nodeid, 0.0))
 
 
+class Unshrunk:
+    """The plugin that has tests of properties fail at the first example: the smallest one takes minutes to find."""
+
+    def pytest_collection(self) -> None:
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("mutations", settings.get_profile("fitter"), phases=phases, derandomize=True)
+        settings.load_profile("mutations")
+
+
 def seen_by_types() -> dict[str, Any]:
     """mutmut's own function of this purpose in a hundredth of its time: the mutants that the type checker finds."""
     from mutmut.configuration import config
@@ -83,6 +93,11 @@ def select_by_plugin() -> None:
     from mutmut.state import state
     from mutmut.utils.file_utils import change_cwd
 
+    execute = PytestRunner.execute_pytest
+
+    def execute_unshrunk(self: PytestRunner, params: list[str], plugins: Iterable[object] = ()) -> int:
+        return execute(self, params, plugins=[*plugins, Unshrunk()])
+
     def run_tests(self: PytestRunner, *, mutant_name: str | None, tests: Iterable[str]) -> int:
         names = list(tests)
         files = sorted({name.partition("::")[0] for name in names})
@@ -91,7 +106,7 @@ def select_by_plugin() -> None:
             status: int = self.execute_pytest([*self._pytest_args_regular_run(files)], plugins=plugins)
         return status
 
-    PytestRunner.run_tests = run_tests
+    PytestRunner.run_tests, PytestRunner.execute_pytest = run_tests, execute_unshrunk
 
 
 def forget_unnoticed() -> None:

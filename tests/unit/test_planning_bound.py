@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.bound import lower_bound
-from fitter.planning.cost import Attention, Costs, Work, Workload, default, price
+from fitter.planning.cost import Attention, Costs, Family, HostCosts, Work, Workload, default, price
 from fitter.planning.memory import HOST, Unit
 from fitter.planning.work import LayerFacts, ModelFacts, Pieces, WeightFacts
 
@@ -296,6 +297,110 @@ def test_the_host_gets_what_it_is_least_bad_at() -> None:
         waits = 512 * count * (DESKTOP.threads * costs.host.sync + 2 * costs.split)
         bound = lower_bound(pieces, units, [budget], None, [FAST], DESKTOP, workload)
         assert bound == pytest.approx(estimate.seconds - waits, rel=1e-6), count
+
+
+def plain(bandwidth: float, pcie: float) -> DeviceSpeed:
+    """A card on which only bytes take time."""
+    return DeviceSpeed(bandwidth, 1e30, pcie, "cuda", "8.9", "test", True)
+
+
+NO_WAITS = Costs({"cuda": Family(0, 1, 1, 1, 1, 1)}, HostCosts(0, 1, 5, 5, 1e30, 1), 0, 0, 1, 1, 0, 0)
+TEN, TWO, FIVE = plain(10, 4), plain(2, 8), HostSpeed(5, "test", 1)
+TEN_APART, TWO_APART = plain(10, 0.1), plain(2, 0.1)
+ONE = [(100, 8e9, False)]
+EXPERTS = [(100, 8e9, False), (400, 8e9, True)]
+# 50 bytes of each cache are attended to for the one token, as fast as weights are read wherever they are
+CACHED: dict[str, Any] = {"cache": 50, "attention": Attention(100, 100)}
+HEADS: dict[str, Any] = {**CACHED, "n_attention": 1}
+DEAR: dict[str, Any] = {"cache": 50, "attention": Attention(1000, 1000)}
+STATES: dict[str, Any] = {"cache": 0, "attention": None, "state": 50}
+PROMPT = Workload(64, 0)
+
+# layers, budgets, the host's budget, devices, what is priced, the rest of the model; of three layers of 100 bytes, on
+# devices that read 10 and 2 bytes a second and a host that reads 5
+BY_HAND: dict[str, tuple[list[Any], list[int], int | None, list[DeviceSpeed], Workload, dict[str, Any], float]] = {
+    "all on one": ([ONE] * 3, [300], None, [TEN], Workload(0, 1), {}, 30),
+    "one on a device": ([ONE] * 3, [100], None, [TEN], Workload(0, 1), {}, 10 + 40),
+    "one on each": ([ONE] * 3, [100, 200], 100, [TEN, TWO], Workload(0, 1), {}, 10 + 20 + 50),
+    "one on each, the slow one first": ([ONE] * 3, [200, 100], 100, [TWO, TEN], Workload(0, 1), {}, 10 + 20 + 50),
+    "slower than the host": ([ONE] * 3, [100, 200], None, [TEN, TWO], Workload(0, 1), {}, 10 + 40),
+    # two of sixteen experts are read
+    "experts on the host": ([EXPERTS] * 2, [200], None, [TEN], Workload(0, 1), {}, 20 + 20),
+    "half of the experts": ([EXPERTS] * 2, [600], None, [TEN], Workload(0, 1), {}, 20 + 5 + 10),
+    "experts on each": ([EXPERTS] * 2, [200, 400], 400, [TEN, TWO], Workload(0, 1), {}, 20 + 10 + 25),
+    "caches": ([ONE] * 2, [300], None, [TEN], Workload(0, 1), CACHED, 30),
+    "a cache on the host": ([ONE] * 2, [150], None, [TEN], Workload(0, 1), CACHED, 15 + 30),
+    "caches on each": ([ONE] * 3, [150, 300], 150, [TEN_APART, TWO_APART], Workload(0, 1), CACHED, 15 + 30 + 75),
+    # weights are not read faster for being where their cache is not, which is copied at a tenth of a byte a second
+    "heads": ([ONE] * 2, [300], None, [TEN], Workload(0, 1), HEADS, 30),
+    "heads on each": ([ONE] * 3, [150, 300], 150, [TEN_APART, TWO_APART], Workload(0, 1), HEADS, 15 + 30 + 75),
+    "heads, the slow one first": (
+        *([ONE] * 3, [300, 150], 150, [TWO_APART, TEN_APART], Workload(0, 1), HEADS),
+        15 + 30 + 75,
+    ),
+    "heads on devices": ([ONE] * 2, [150, 150], 0, [TEN_APART, TWO_APART], Workload(0, 1), HEADS, 15 + 75),
+    "heads on the host": ([ONE] * 3, [0], None, [TEN_APART], Workload(0, 1), HEADS, 90),
+    "heads on the slow ones": ([ONE] * 2, [0, 150], 150, [TEN_APART, TWO_APART], Workload(0, 1), HEADS, 30 + 75),
+    # the host attends in 100 seconds, and has a cache copied to the device in six
+    "caches that are copied": (
+        *([ONE] * 2, [200], None, [plain(10, 8)], Workload(0, 1), {**HEADS, "attention": Attention(100, 1000)}),
+        20 + 2 * 50 / 8,
+    ),
+    # where a second is what a byte of a cache saves, and a tenth a byte of weights
+    "caches first": ([ONE] * 2, [150], None, [TEN], Workload(0, 1), DEAR, 2 * 50 + 5 + 30),
+    "caches of heads first": (
+        [ONE] * 2,
+        [150],
+        None,
+        [TEN],
+        Workload(0, 1),
+        {**DEAR, "n_attention": 1},
+        2 * 50 + 5 + 30,
+    ),
+    "caches on the host": (
+        [ONE] * 2,
+        [100],
+        None,
+        [TEN],
+        Workload(0, 1),
+        {**CACHED, "cache_on_host": True},
+        10 + 20 + 20,
+    ),
+    # read and written for every token
+    "states": ([ONE] * 2, [300], None, [TEN], Workload(0, 1), STATES, 2 * 10 + 2 * 10),
+    "states first": ([ONE] * 2, [150], None, [TEN], Workload(0, 1), STATES, 2 * 10 + 5 + 30),
+    "pinned to the host": (
+        *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"pinned": {"blk.0.0.weight": HOST}}),
+        20 + 10,
+    ),
+    "pinned to the slow one": (
+        *([ONE] * 2, [100, 0], None, [TEN, TWO], Workload(0, 1), {"pinned": {"blk.0.0.weight": 1}}),
+        50 + 10,
+    ),
+    "a head whose weights are pinned": (
+        *([ONE] * 2, [150], None, [TEN_APART], Workload(0, 1), {**HEADS, "pinned": {"blk.0.0.weight": HOST}}),
+        20 + 15 + 10,
+    ),
+    "a head beside what is pinned": (
+        *([ONE * 2] * 2, [350], None, [TEN_APART], Workload(0, 1), {**HEADS, "pinned": {"blk.0.1.weight": HOST}}),
+        20 + 35 + 10,
+    ),
+    "a prompt": ([ONE] * 3, [300], None, [TEN], PROMPT, {}, 30),
+    "a prompt of two batches": ([ONE] * 3, [300], None, [TEN], Workload(1024, 0), {}, 2 * 30),
+    "a prompt, streamed to the better link": ([ONE] * 3, [100, 0], None, [TEN, TWO], PROMPT, {}, 10 + 2 * 100 / 8),
+    "a prompt, nothing streamed": ([ONE] * 3, [100], None, [TEN], PROMPT, {"op_offload": False}, 10 + 40),
+}
+
+
+@pytest.mark.parametrize("case", BY_HAND.values(), ids=BY_HAND)
+def test_figures_by_hand(
+    case: tuple[list[Any], list[int], int | None, list[DeviceSpeed], Workload, dict[str, Any], float],
+) -> None:
+    layers, budgets, host_budget, devices, workload, more, seconds = case
+    pieces, units = model(layers, **{"cache": 0, "attention": None, **more})
+    bare = replace(pieces, facts=replace(pieces.facts, output=()))
+    bound = lower_bound(bare, units, budgets, host_budget, devices, FIVE, workload, NO_WAITS)
+    assert bound == pytest.approx(seconds)
 
 
 @given(st.lists(st.integers(0, 12 * GIB), min_size=3, max_size=3), st.integers(0, 2), st.integers(0, GIB))

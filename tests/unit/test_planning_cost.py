@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -328,6 +328,18 @@ def test_family(kind: str, capability: str, name: str, family: str) -> None:
     assert family in cost.default().families
 
 
+def test_a_family_says_what_differs() -> None:
+    cuda = cost.Family(1e-5, 0.7, 0.6, 0.5, 0.4, 0.3)
+    host = cost.HostCosts(1e-6, 0.8, 1e9, 2e9, 3e9, 6)
+    graph = {"split": 1e-4, "hop": 1e-5, "pcie": 0.9, "pageable": 0.2, "min_bits": 3.0, "bare_splits": 5}
+    families = {"cuda": asdict(cuda), "other": {"layer": 2e-5, "cache": 0.1}}
+    found = cost.costs_of({"family": families, "host": asdict(host), "graph": graph})
+    assert found.families == {"cuda": cuda, "other": cost.Family(2e-5, 0.7, 0.1, 0.5, 0.4, 0.3)}
+    assert found.host == host
+    assert (found.split, found.hop, found.pcie, found.pageable) == (1e-4, 1e-5, 0.9, 0.2)
+    assert (found.min_bits, found.bare_splits) == (3.0, 5)
+
+
 @pytest.mark.parametrize("bandwidth", [0.0, -1.0])
 def test_speeds_that_are_none(bandwidth: float) -> None:
     with pytest.raises(ValueError, match="greater than 0"):
@@ -349,6 +361,135 @@ def test_host_threads_that_are_not_known() -> None:
     assert priced(work(layer(HOST)), (), unknown) == priced(
         work(layer(HOST)), (), replace(DESKTOP, threads=cost.default().host.threads)
     )
+
+
+# ---- figures by hand, of constants that no device has
+
+PLAIN = cost.Costs(
+    {
+        "cuda": cost.Family(layer=0.5, bandwidth=0.5, cache=0.25, quantized_cache=0.125, compute=0.5, attention=0.2),
+        "remote": cost.Family(layer=0.7, bandwidth=1, cache=1, quantized_cache=1, compute=1, attention=1),
+    },
+    cost.HostCosts(sync=0.01, bandwidth=0.5, attention=10, plain_attention=20, compute=4, threads=3),
+    split=10.0,
+    hop=0.25,
+    pcie=0.5,
+    pageable=0.1,
+    min_bits=4,
+    bare_splits=7,
+)
+SMALL = DeviceSpeed(100, 1000, 50, "cuda", "8.9", "test", True)
+AWAY = DeviceSpeed(100, 1000, 40, "remote", "", "test", True, round_trip=2.0)
+PC = HostSpeed(20, "test", 3)
+HALF = Attention(kv_bytes=8, flops=16, sharing=4)
+# 42 tokens are in the cache on average while 64 are processed as one batch, 76 while four are generated
+REQUEST = Workload(prompt=64, generate=4, cached=10)
+THERE, HERE = (Weights(0, 200, 100),), (Weights(HOST, 200, 100),)
+
+ATTENDED: dict[str, tuple[Layer, DeviceSpeed, bool, float, float]] = {
+    # whether prompts stream what the host has, and seconds of the prompt's batch and of a token
+    "on a device": (Layer(0, THERE, HALF), SMALL, True, 16 * 42 * 64 / 200, 8 * 76 / 25),
+    "quantized": (
+        *(Layer(0, THERE, replace(HALF, quantized=True)), SMALL, True),
+        *(16 * 42 * 64 / 200, 4 * 8 * 76 / 12.5),
+    ),
+    "a window": (Layer(0, THERE, replace(HALF, window=20)), SMALL, True, 16 * 20 * 64 / 200, 8 * 20 / 25),
+    "on the host": (Layer(HOST, HERE, HALF), SMALL, True, 16 * 42 * 64 / 200 + 8 * 42 / 25, 16 * 76 / 30),
+    "on the host, nothing streamed": (Layer(HOST, HERE, HALF), SMALL, False, 16 * 42 * 64 / 30, 16 * 76 / 30),
+    "on the host without flash attention": (
+        *(Layer(HOST, HERE, replace(HALF, flash=False)), SMALL, False),
+        *(16 * 42 * 64 / 60, 16 * 76 / 60),
+    ),
+    "copied": (Layer(0, THERE, HALF, HOST), SMALL, True, 16 * 42 * 64 / 200 + 8 * 42 / 25, 8 * 76 / 5),
+    "not copied without flash attention": (
+        *(Layer(0, THERE, replace(HALF, flash=False), HOST), SMALL, False),
+        *(16 * 42 * 64 / 60, 16 * 76 / 60),
+    ),
+    "not copied to where no weights are": (
+        *(Layer(0, HERE, HALF, HOST), SMALL, False),
+        *(16 * 42 * 64 / 30, 16 * 76 / 30),
+    ),
+    "copied where only experts are away": (
+        *(Layer(0, (replace(HERE[0], experts=True), *THERE), HALF, HOST), SMALL, False),
+        *(16 * 42 * 64 / 30, 8 * 76 / 5),
+    ),
+    "copied where a projection is": (Layer(HOST, HERE, HALF, None, 0), SMALL, False, 16 * 42 * 64 / 30, 8 * 76 / 5),
+    "copied so without flash attention": (
+        *(Layer(HOST, HERE, replace(HALF, flash=False), None, 0), SMALL, False),
+        *(16 * 42 * 64 / 60, 8 * 76 / 5),
+    ),
+    "copied over a network": (Layer(0, THERE, HALF, HOST), AWAY, True, 16 * 42 * 64 / 30, 8 * 76 / 40),
+    "none": (Layer(0, THERE, None), SMALL, True, 0, 0),
+}
+
+
+def small(device: DeviceSpeed, streams: bool = True, workload: Workload = REQUEST, n_expert: int = 0) -> cost.Setting:
+    placed = Work((), 8, n_expert, n_expert // 4, 512, streams)
+    families = {**PLAIN.families, cost.family_name(AWAY): PLAIN.families["remote"]}
+    return cost.setting(placed, (device,), PC, workload, replace(PLAIN, families=families))
+
+
+@pytest.mark.parametrize(("placed", "device", "streams", "prompt", "generation"), ATTENDED.values(), ids=ATTENDED)
+def test_attention_by_hand(placed: Layer, device: DeviceSpeed, streams: bool, prompt: float, generation: float) -> None:
+    found = cost.attention_seconds(placed, small(device, streams))
+    assert (found.prompt, found.generation) == (pytest.approx(prompt), pytest.approx(generation))
+
+
+WEIGHED: dict[str, tuple[Weights, bool, float, float]] = {
+    "on a device": (Weights(0, 200, 100), True, 12800 / 500 + 200 / 50, 200 / 50),
+    # unpacked as if each weight had four bits
+    "of few bits": (Weights(0, 40, 100), True, 12800 / 500 + 40 / 50, 50 / 50),
+    "on the host": (Weights(HOST, 200, 100), True, 12800 / 500 + 200 / 25, 200 / 10),
+    "on the host, not streamed": (Weights(HOST, 200, 100), False, 12800 / 12 + 200 / 10, 200 / 10),
+    # a quarter of eight for each token, and nearly all of them for 64
+    "experts": (Weights(0, 200, 100, True), True, 3200 / 500 + 200 / 50, 50 / 50),
+    "experts on the host": (Weights(HOST, 200, 100, True), False, 3200 / 12 + 200 / 10, 50 / 10),
+}
+
+
+@pytest.mark.parametrize(("weights", "streams", "prompt", "generation"), WEIGHED.values(), ids=WEIGHED)
+def test_weights_by_hand(weights: Weights, streams: bool, prompt: float, generation: float) -> None:
+    found = cost.tensor_seconds(weights, small(SMALL, streams, n_expert=8))
+    assert (found.prompt, found.generation) == (pytest.approx(prompt, rel=1e-6), pytest.approx(generation))
+
+
+def test_two_tokens_touch_few_experts() -> None:
+    found = cost.tensor_seconds(Weights(0, 200, 0, True), small(SMALL, workload=Workload(2, 1), n_expert=8))
+    assert found.prompt == pytest.approx((1 - 0.75**2) * 200 / 50)
+
+
+@pytest.mark.parametrize(
+    ("placed", "streams", "prompt", "generation"),
+    [
+        pytest.param(Layer(0, THERE), True, 0.5, 0.5, id="on a device"),
+        pytest.param(Layer(0, (*THERE, *HERE)), True, 0.5, 0.5 + 0.03, id="with some on the host"),
+        pytest.param(Layer(0, (*THERE, *HERE)), False, 0.5 + 0.03, 0.5 + 0.03, id="which are not streamed"),
+        pytest.param(Layer(HOST, HERE), True, 0.5, 0.06, id="on the host"),
+        pytest.param(Layer(HOST, HERE), False, 0.06, 0.06, id="on the host, not streamed"),
+    ],
+)
+def test_layers_by_hand(placed: Layer, streams: bool, prompt: float, generation: float) -> None:
+    found = cost.layer_seconds(placed, small(SMALL, streams))
+    assert (found.prompt, found.generation) == (pytest.approx(prompt), pytest.approx(generation))
+
+
+@pytest.mark.parametrize(
+    ("n_ubatch", "workload", "batch"),
+    [(512, Workload(64, 1), 64), (32, Workload(64, 1), 32), (512, Workload(0, 1), 512), (512, Workload(1, 1), 1)],
+)
+def test_a_batch_is_as_much_as_there_is(n_ubatch: int, workload: Workload, batch: int) -> None:
+    assert cost.setting(Work((), 8, n_ubatch=n_ubatch), (SMALL,), PC, workload, PLAIN).batch == batch
+
+
+def test_splits_and_hops_by_hand() -> None:
+    placed = Work((Layer(0, THERE), Layer(1, (Weights(1, 200, 100),))), 8, n_splits=(3, 5))
+    slower = replace(SMALL, pcie=20)
+    parts = {part.name: part for part in price(placed, (SMALL, slower), PC, REQUEST, PLAIN).parts}
+    # of 64 tokens: two splits and four, the first counted with the layers, and 8 activations of four bytes
+    assert parts["graph splits"].prompt * 64 == pytest.approx(2 * 10)
+    assert parts["graph splits"].generation == pytest.approx(4 * 10)
+    assert parts["device hops"].prompt * 64 == pytest.approx(0.25 + 4 * 8 * 64 / 10)
+    assert parts["device hops"].generation == pytest.approx(0.25)
 
 
 # ---- published measurements, with the constants as they are stored
@@ -423,6 +564,14 @@ def test_every_visit_is_a_round_trip(homes: tuple[int, ...], device: int, second
     estimate = priced(work(*map(layer, homes)), (FAR, FAST))
     assert network(estimate, device) == pytest.approx(seconds)
     assert network(estimate, 1) == 0
+
+
+@pytest.mark.parametrize(("home", "seconds"), [(0, 0.0), (1, LOGITS), (HOST, 0.0)], ids=["near", "far", "host"])
+def test_logits_of_each_token_come_from_where_the_output_is(home: int, seconds: float) -> None:
+    placed = work(layer(home))
+    at = cost.setting(placed, (FAST, FAR), DESKTOP, Workload())
+    found = cost.logits_seconds(placed.layers[-1], at)
+    assert (found.prompt, found.generation) == (0, pytest.approx(seconds))
 
 
 def test_a_tensor_apart_from_a_remote_layer_is_another_trip() -> None:

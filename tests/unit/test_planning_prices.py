@@ -66,14 +66,116 @@ def test_units_add_up_to_a_placement() -> None:
     assert sum(found.all.unit_seconds(HOST)) > sum(found.all.unit_seconds(0))
 
 
+UNITS = recorded()
+
+
+def away(*layers: int) -> Placement:
+    """All on the first device but for what can leave these layers."""
+    return Placement(0, (9, 0), tuple((item, HOST) for layer in layers for item in UNITS[layer].items))
+
+
+OBJECTIVES = ["generation", "prompt", "request"]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("layers", [(3,), (0, 5), (2, 3, 7)], ids=str)
+def test_what_leaves_a_layer_costs_its_bytes_and_its_going_apart(layers: tuple[int, ...], objective: str) -> None:
+    found = prices(CARD, objective=objective)
+    dearer = found.seconds(away(*layers)) - found.seconds(FIRST)
+    of_bytes = sum(UNITS[layer].movable * found.all.saved_by_byte(UNITS[layer]) for layer in layers)
+    assert dearer == pytest.approx(of_bytes + len(layers) * found.all.apart)
+    assert of_bytes > 0
+
+
+def test_on_the_slow_card_a_byte_saves_less() -> None:
+    found = prices(CARD, SLOW_CARD, objective="generation").all
+    # from 60 to 200 instead of to 1000 GB/s, a ninth of what a token takes
+    assert 0 < found.saved_by_byte(UNITS[0], 1) < 0.9 * found.saved_by_byte(UNITS[0], 0)
+    times = found.times(UNITS)
+    assert times is not None and times.by_byte == (found.saved_by_byte(UNITS[0], 0), found.saved_by_byte(UNITS[0], 1))
+    assert times.units == (tuple(found.unit_seconds(0)), tuple(found.unit_seconds(1)))
+    assert times.host == tuple(found.unit_seconds(HOST))
+
+
+def test_what_cannot_leave_saves_nothing() -> None:
+    assert prices(CARD).all.saved_by_byte(UNITS[-1]) == 0
+
+
+def test_passing_on_costs_a_hop() -> None:
+    found = prices(CARD, CARD, objective="generation")
+    assert found.seconds(BOTH) - found.seconds(FIRST) == pytest.approx(found.all.hop)
+    assert found.all.hop > 0
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_network_is_paid_for_each_visit(objective: str) -> None:
+    found = prices(CARD, REMOTE_CARD, objective=objective)
+    split = prices(CARD, objective=objective).all.hop - cost.default().hop * HOPS[objective]
+    whole = found.seconds(SECOND)
+    assert whole == pytest.approx(sum(found.all.unit_seconds(1)) + found.all.visits[1] + split)
+
+
+# micro batches of 512 in a prompt of 2048, and generated tokens
+HOPS = {"generation": 512, "prompt": 4, "request": 516}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_units_are_priced_one_by_one(objective: str) -> None:
+    found = prices(CARD, objective=objective)
+    each = found.all.unit_seconds(0)
+    assert len(each) == len(UNITS) and len(set(each[:-1])) == 1
+    # the output is 100 MiB without a cache, a layer 120 with one
+    assert 0 < each[-1] < each[0]
+    host = found.all.unit_seconds(HOST)
+    assert len(set(host[:-1])) == 1 and all(there > here for there, here in zip(host, each, strict=True))
+
+
+@pytest.mark.parametrize("layer", [0, 5, 7])
+def test_a_bare_cache_saves_what_it_says(layer: int) -> None:
+    # all weights of the layer stay on the host, and its cache is on the device or is not
+    names = [f"blk.{layer}.{stem}.weight" for stem in ("attn_q", "ffn_gate", "ffn_up", "ffn_down")]
+    asked = replace(priced(request(MODEL, TWO), MODEL, CARD), pinned=dict.fromkeys(names, HOST), objective="generation")
+    found = PriceList(asked, TWO, {4096: UNITS})
+    bare, on_host = (found.seconds(Placement(first, (9 - first, 0))) for first in (layer, layer + 1))
+    assert on_host - bare == pytest.approx(prices(CARD, objective="generation").all.bare_gain(layer))
+    assert found.all.bare_gain(8) == 0, "the output has no cache"
+
+
+def test_what_is_streamed_takes_the_link_and_is_read_by_the_host() -> None:
+    # 100 MiB of feed-forward and 20 of attention, for four micro batches over the link and 512 tokens on the host
+    size = 120 * 2**20
+    for objective, seconds in (
+        ("prompt", 4 * size / (cost.default().pcie * 32e9)),
+        ("generation", 512 * size / (cost.default().host.bandwidth * 60e9)),
+    ):
+        found = prices(CARD, replace(CARD, compute=1e30), objective=objective).all
+        assert found.streaming(1) == pytest.approx(seconds, rel=1e-6)
+
+
 def test_measured_splits_count() -> None:
     few, many = (Breakdown((), ("CUDA0",), 4096, True, (splits, splits)) for splits in (2, 40))
     assert prices(CARD).seconds(FIRST, few) < prices(CARD).seconds(FIRST, many)
 
 
+@pytest.mark.parametrize("flash", [True, False, None])
+def test_attention_is_priced_as_it_was_measured(flash: bool | None) -> None:
+    # a CPU attends to a cache faster without flash attention, a device does not read it otherwise
+    found = prices(CARD, objective="generation")
+    measured = Breakdown((), ("CUDA0",), 4096, flash, (1, 1))
+    with_it = replace(measured, flash_attn=True)
+    assert (found.seconds(ON_HOST, measured) < found.seconds(ON_HOST, with_it)) is (flash is False)
+    assert found.seconds(FIRST, measured) == found.seconds(FIRST, with_it)
+
+
 def test_every_sequence_at_once_takes_longer() -> None:
     assert prices(CARD, n_seq_max=8).busy(FIRST) > prices(CARD, n_seq_max=8).seconds(FIRST)
     assert prices(CARD).busy(FIRST) == prices(CARD).seconds(FIRST)
+
+
+@pytest.mark.parametrize("placement", [FIRST, ON_HOST], ids=["device", "host"])
+def test_each_sequence_attends_to_its_own_cache(placement: Placement) -> None:
+    one, two, eight = (prices(CARD, n_seq_max=count).busy(placement) for count in (1, 2, 8))
+    assert eight - one == pytest.approx(7 * (two - one)) and two > one
 
 
 def test_a_slower_link_streams_longer() -> None:

@@ -166,6 +166,86 @@ def test_a_device_without_room_is_in_the_bound_where_the_user_has_put_something_
     assert found is not None and on_host is not None and found.seconds < on_host.seconds
 
 
+def least(request: Request, compute: dict[str, int] | None = None) -> float | None:
+    found = bound_of(request, LAYOUT, 1.0, compute)
+    return found and found.seconds
+
+
+def test_the_bound_is_of_the_objective() -> None:
+    # all of it is best on the one device, so that the least of the whole is that of its parts
+    ample = asked(devices=limits(80000), workload=Workload(2048, 512, 300))
+    whole, prompt, generation = (
+        least(replace(ample, objective=objective)) for objective in ("request", "prompt", "generation")
+    )
+    assert whole and prompt and generation and whole == pytest.approx(prompt + generation)
+    usual = price_placement(
+        *(ample, ample.devices, Placement(0, (49,)), Params(), Breakdown((), ("CUDA0",), N_CTX, True, (2, 2)), LAYOUT)
+    )
+    assert usual and prompt <= 2048 * usual.estimate.prompt_seconds <= prompt * 1.01
+    assert generation <= 512 * usual.estimate.generation_seconds <= generation * 1.01
+    assert least(replace(ample, objective="context")) == whole
+
+
+@pytest.mark.parametrize("taken", [{"CUDA0": 100}, {"CUDA1": 3000}, {"CUDA0": 700, "CUDA1": 50}], ids=str)
+def test_compute_buffers_leave_less_room(taken: dict[str, int]) -> None:
+    request = asked()
+    less = tuple(replace(device, free=device.free - taken.get(device.name, 0) * MIB) for device in request.devices)
+    found = least(request, {name: mib * MIB for name, mib in taken.items()})
+    assert found == least(replace(request, devices=less)) != least(request)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_bounded"),
+    [
+        pytest.param(HostLimit(None, None, 0), True, id="no limit"),
+        pytest.param(HostLimit(2**40, 2**40, 0), True, id="a large host"),
+        pytest.param(HostLimit(2**20, 2**20, 0), False, id="a small host"),
+        pytest.param(HostLimit(2**20, 2**20, 0, paging=True), True, id="a small host that pages"),
+        pytest.param(HostLimit(2**40, 2**40, 2**40), False, id="a host that is all margin"),
+    ],
+)
+def test_where_nothing_fits_there_is_no_bound(host: HostLimit, is_bounded: bool) -> None:
+    small = asked(devices=limits(1000, 500))
+    assert least(replace(small, host=host)) == (least(small) if is_bounded else None)
+
+
+@pytest.mark.parametrize("lacking", ["facts", "host_speed", "devices"])
+def test_without_prices_there_is_no_bound(lacking: str) -> None:
+    changed: dict[str, object] = {lacking: () if lacking == "devices" else None}
+    assert least(asked(**changed)) is None
+
+
+def test_a_bound_knows_what_was_reached() -> None:
+    found = bound_of(asked(), LAYOUT, 12.5)
+    assert found is not None and found.reached == 12.5
+
+
+def test_devices_of_other_machines_are_said_to_be() -> None:
+    far = replace(CARD, kind="remote", round_trip=1e-4)
+    price = priced(PLACEMENTS["two devices"], speeds(CARD, far))
+    assert [(source.device, source.is_remote) for source in price.sources] == [("CUDA0", False), ("CUDA1", True)]
+    (part,) = (part for part in price.parts if part.name == "CUDA1: network")
+    assert part.generation > 1e-4
+
+
+def test_where_a_cache_alone_is_on_the_host_so_is_a_source() -> None:
+    params = Params(n_gpu_layers=99, offload_kqv=False)
+    on = speeds(CARD)
+    price = price_params(
+        *(facts(MODEL), LAYOUT, params, Breakdown((), on.names, N_CTX, True, (2, 2)), on, {}, WORKLOAD)
+    )
+    assert [source.device for source in price.sources] == ["CUDA0", "host"]
+
+
+def test_names_of_parts() -> None:
+    twelve = tuple(f"GPU{d}" for d in range(12))
+    on = Speeds(twelve, (CARD,) * 12, (1,) * 12, HOST)
+    parts = priced(Placement(0, (*[0] * 11, 49)), on).parts
+    assert [part.name for part in parts] == [
+        *("GPU11: weights", "GPU11: layers", "GPU11: attention", "graph splits"),
+    ]
+
+
 def test_without_facts_there_is_no_estimate() -> None:
     request = asked(facts=None)
     breakdown = Breakdown((), ("CUDA0", "CUDA1"), N_CTX)

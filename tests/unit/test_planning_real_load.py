@@ -141,20 +141,21 @@ def test_a_larger_margin_stays() -> None:
 
 @dataclass
 class Greedier(Greedy):
-    """Takes more for real with every load that was asked about: a search that is made again finds no rest at once."""
+    """Takes more for real with every load that was asked about, and ever more so: search after search is too little."""
 
     def _real(self, row: Row) -> int:
-        return row.compute + len(self.asked) * MIB if row.device else row.compute
+        return row.compute + len(self.asked) ** 3 // 8 * MIB if row.device else row.compute
 
 
 def test_no_plan_goes_out_that_a_real_load_has_no_room_for() -> None:
-    asked = request(MODEL, limits(900, 500))
+    asked = request(MODEL, limits(900, 500, 700))
     llama = Greedier(MODEL, asked.devices)
-    plan = fit(
-        asked, SUMMARY, LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0, None), lambda _: None, True
-    )
-    assert plan.fits
+    said: list[str] = []
+    calls = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0, None)
+    plan = fit(asked, SUMMARY, calls, lambda progress: said.append(progress.text), True)
+    assert plan.fits and plan.params.n_gpu_layers == MODEL.n_layer + 1
     assert all(left_in_a_real_load(plan, use.name) >= 0 for use in plan.devices)
+    assert sum("searching again" in text for text in said) > 4, "so few searches are no test"
 
 
 def test_a_time_limit_leaves_no_plan_that_a_real_load_has_no_room_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,8 @@ from fitter.llama.types import (
 from fitter.planning.cost import Work
 from fitter.planning.memory import HOST, Unit, between, units_of
 from fitter.planning.placement import Placement
-from fitter.planning.work import Pieces, pieces_of, work_of, work_of_params
-from tests.unit.placements import MODEL, PLACEMENTS, facts, said
+from fitter.planning.work import Pieces, facts_of, pieces_of, work_of, work_of_params
+from tests.unit.placements import MODEL, PLACEMENTS, facts, model_of, said
 from tools.shapes import SHAPES
 
 N_CTX = 8192
@@ -83,6 +84,54 @@ def test_layers_for_multi_token_prediction_are_not_computed() -> None:
     pieces = pieces_of(found, units("llama-3.1-8b", 4096 * N_CTX), N_CTX, Params())
     work = work_of(pieces, Placement(10, (21, 2)))
     assert places(work) == [HOST] * 10 + [0] * 20 + [1], "the output is after the layers that are left out"
+
+
+def per_layer(*values: int) -> Array:
+    return Array("int32", len(values), values)
+
+
+HEADS: dict[str, tuple[dict[str, object], tuple[int, int, int]]] = {
+    # query heads of layer 3, and of the last, and how long a key of layer 3 is
+    "as they are": ({}, (32, 32, 128)),
+    "of each layer": ({"attention__head_count": per_layer(*[32] * 3, 16, *[8] * 28)}, (16, 8, 256)),
+    "of the first layers": ({"attention__head_count": per_layer(8, 8, 8, 16)}, (16, 16, 256)),
+    "of no layer": ({"attention__head_count": per_layer()}, (0, 0, 0)),
+    "none": ({"attention__head_count": None}, (0, 0, 0)),
+    "words": ({"attention__head_count": "32"}, (0, 0, 0)),
+    "that do not divide": ({"attention__head_count": 3}, (3, 3, 1365)),
+    "without a length": ({"embedding_length": None}, (32, 32, 0)),
+}
+
+
+@pytest.mark.parametrize(("changed", "expected"), HEADS.values(), ids=HEADS)
+def test_heads_that_headers_have(changed: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    found = facts("llama-3.1-8b", **changed)
+    assert (found.layers[3].n_head, found.layers[-1].n_head, found.layers[3].key_length) == expected
+    assert isinstance(found.layers[3].key_length, int)
+
+
+@pytest.mark.parametrize(
+    ("said", "used"), [(8, 8), (1, 1), (None, 128), (0, 128), (1000, 128)], ids=["8", "1", "not said", "0", "too many"]
+)
+def test_experts_that_a_token_uses(said: int | None, used: int) -> None:
+    found = facts(MODEL, expert_used_count=said)  # type: ignore[arg-type]
+    assert (found.n_expert, found.n_expert_used) == (128, used)
+
+
+def test_tensors_of_layers_that_there_are_not() -> None:
+    model = model_of(SHAPES["llama-3.1-8b"])
+    fewer = facts_of(replace(model, n_layer=31))
+    assert fewer.layers == facts_of(model).layers[:31]
+
+
+def test_what_projects_attention_comes_first() -> None:
+    model = model_of(SHAPES["llama-3.1-8b"])
+    backwards = facts_of(replace(model, tensors=model.tensors[::-1])).layers[3]
+    assert [tensor.name.split(".")[2] for tensor in backwards.tensors] == [
+        *("attn_output", "attn_v", "attn_k", "attn_q"),
+        *("ffn_down", "ffn_up", "ffn_gate", "ffn_norm", "attn_norm"),
+    ]
+    assert backwards.n_attention == 4
 
 
 @pytest.mark.parametrize(
@@ -254,6 +303,14 @@ def test_the_users_overrides_stand() -> None:
 )
 def test_layers_go_where_llama_cpp_puts_them(params: Params, free: tuple[int, ...], homes: list[int]) -> None:
     assert places(work_of_params(whole("llama-3.1-8b"), params, free, {})) == homes
+
+
+def test_an_override_of_the_output_moves_it() -> None:
+    work = work_of_params(whole("llama-3.1-8b"), Params(), (10,), {"output.weight": HOST})
+    (norm, output) = sorted(work.layers[-1].weights, key=lambda weights: weights.bytes)
+    assert work.layers[-1].home == 0 and (norm.place, output.place) == (0, HOST)
+    assert output.n_params == 128256 * 4096
+    assert {weights.place for layer in work.layers[:-1] for weights in layer.weights} == {0}
 
 
 def test_a_cache_that_is_not_offloaded_is_on_the_host() -> None:
