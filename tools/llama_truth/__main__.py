@@ -1,4 +1,4 @@
-"""Ask builds of llama.cpp themselves what loads take, and compare fitter: ``python -m tools.llama_truth [BUILD...]``."""
+"""Ask builds of llama.cpp themselves what loads take, and compare fitter: ``python -m tools.llama_truth [BUILD…]``."""
 
 from __future__ import annotations
 
