@@ -463,11 +463,14 @@ class Build(Kind):
     metavar: str | None = "WHERE"
 
     def check(self, called: str, value: Any) -> str:
-        return self.parse(path(called, value))
+        try:
+            return self.parse(path(called, value))
+        except UsageError as error:
+            raise error if called in str(error) else UsageError(f"{called} is {error}") from None
 
     def parse(self, word: str) -> str:
         if not word:
-            raise UsageError("the llama.cpp to plan with is an empty text: give python, a directory or a llama-server")
+            raise UsageError("an empty text: give python, a directory or a llama-server")
         return word
 
 

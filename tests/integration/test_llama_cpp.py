@@ -216,7 +216,7 @@ def test_other_calls_take_it_too(model: Path) -> None:
 
 WRONG: dict[str, tuple[str, str]] = {
     "not there": ("no/such/place", "llama_cpp 'no/such/place' is not there: give python, a directory"),
-    "empty": ("", "the llama.cpp to plan with is an empty text: give python, a directory or a llama-server"),
+    "empty": ("", "an empty text: give python, a directory or a llama-server"),
     "a directory without one": ("tests", "there is no libllama.so in tests: name another llama.cpp"),
     "a program without one": (sys.executable, "is not linked to libllama, so llama.cpp is built into it or missing"),
     "no program": ("README.md", "README.md is not a program that is linked to libllama (a script?)"),
