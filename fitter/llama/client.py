@@ -82,6 +82,7 @@ class Worker:
         self._description = describe(virtual_devices)
         self._library = library
         self._rpc = _servers(rpc)
+        self._cpu = ""
         self._own_llama_cpp = self._llama_cpp = None if llama_cpp is None else os.fsdecode(llama_cpp)
         self._timeout = timeout
         self._on_log = on_log
@@ -162,6 +163,15 @@ class Worker:
             self._ask(type(None), "configure", description=description)
         self._description, self._library = description, library
         self._rpc, self._llama_cpp = remote, llama_cpp
+
+    def use_cpu(self, name: str) -> None:
+        """Have the CPU backend in the file ``name`` loaded, where llama.cpp has several, until the next call.
+
+        The best one on this machine is, where there is no such file, or where it cannot run here; and with ``''``.
+        """
+        if name != self._cpu:
+            self._kill()
+            self._cpu = name
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The virtual devices, or the real ones that llama.cpp would use, in llama.cpp's order: remote ones first."""
@@ -345,7 +355,7 @@ class Worker:
         # The links are needed until the backend is loaded.
         with _temporary_directory() if library else contextlib.nullcontext("") as links:
             variables = library.environment(Path(links), self._description) if library else {}
-            child = self._child = _Child(variables | surroundings.of_llama_cpp(self._llama_cpp))
+            child = self._child = _Child(variables | surroundings.of_llama_cpp(self._llama_cpp, self._cpu))
             for endpoint in self._rpc:
                 self._send(child, "add_rpc_server", {"endpoint": endpoint}, is_opening=True)
             if library is not None:

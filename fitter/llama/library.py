@@ -258,7 +258,8 @@ def cpu_backend() -> str:
 
     Raises ``LibraryError``.
     """
-    return opening.load_plugins(libraries().llama, loaded_build())
+    wanted = os.environ.get(surroundings.CPU, "") if surroundings.is_worker() else ""
+    return opening.load_plugins(libraries().llama, loaded_build(), wanted)
 
 
 _registered = False

@@ -40,13 +40,15 @@ _OF_THE_HOST = ("libggml-blas", "libggml-rpc", "libggml-zendnn")
 """What the names of backends begin with that have no device of their own."""
 
 
-def load_plugins(llama: Functions, build: Build) -> str:
+def load_plugins(llama: Functions, build: Build, wanted: str = "") -> str:
     """Load the CPU backend that ggml would choose on this machine, and others without devices of their own.
 
-    To be called before anything else asks for devices. Returns the name of the CPU backend's file, '' where libllama is
-    linked to its own. Raises ``LibraryError`` if there is none for this processor.
+    To be called before anything else asks for devices. ``wanted``: the name of another CPU backend's file, which is
+    loaded instead if the build has it and it can run on this machine. Returns the name of the CPU backend's file, ''
+    where libllama is linked to its own. Raises ``LibraryError`` if there is none for this processor.
     """
-    chosen = best_of(build.cpu_plugins) if build.cpu_plugins else ""
+    asked = [path for path in build.cpu_plugins if os.path.basename(path) == wanted and _score(path) > 0]
+    chosen = asked[0] if asked else best_of(build.cpu_plugins) if build.cpu_plugins else ""
     for path in (*filter(_is_of_the_host, build.plugins), *filter(None, [chosen])):
         # ggml says why on its log.
         if not _load(llama, path) and path == chosen:

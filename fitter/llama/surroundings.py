@@ -5,13 +5,19 @@ from __future__ import annotations
 LLAMA_CPP = "FITTER_LLAMA_CPP"
 """The environment variable that names the llama.cpp of a worker."""
 
+CPU = "FITTER_LLAMA_CPU"
+"""The environment variable that names the file of the CPU backend of a worker, where its llama.cpp has several."""
+
 _is_worker = False
 _is_canary = False
 
 
-def of_llama_cpp(where: str | None) -> dict[str, str]:
-    """The variables of a worker with the llama.cpp that ``where`` names; ``None``: that of the environment."""
-    return {} if where is None else {LLAMA_CPP: where}
+def of_llama_cpp(where: str | None, cpu: str = "") -> dict[str, str]:
+    """The variables of a worker with the llama.cpp that ``where`` names; ``None``: that of the environment.
+
+    ``cpu``: the name of the file of its CPU backend, empty for the best one on this machine.
+    """
+    return {**({} if where is None else {LLAMA_CPP: where}), **({CPU: cpu} if cpu else {})}
 
 
 def is_worker() -> bool:

@@ -253,6 +253,8 @@ def _causes(locked: Snapshot, measured: Snapshot) -> Iterable[Cause]:
         yield from _header_causes(locked.model, measured.model)
     if locked.llama_cpp != measured.llama_cpp:
         yield Cause("llama.cpp", "llama.cpp", locked.llama_cpp, measured.llama_cpp)
+    if locked.cpu and locked.cpu != measured.cpu:
+        yield Cause("llama.cpp", "CPU backend", locked.cpu, measured.cpu or "another one")
     if locked.fitter != measured.fitter:
         yield Cause("fitter", "fitter", locked.fitter, measured.fitter)
 

@@ -123,7 +123,8 @@ class LockedSpeed:
 class Snapshot:
     """The memory of one case. ``params``: all fitted parameters. ``n_ctx``: the context that llama.cpp makes.
 
-    ``fitter``, ``llama_cpp``: the versions that measured it. ``settings``: those in ``fitter.toml``.
+    ``fitter``, ``llama_cpp``: the versions that measured it. ``settings``: those in ``fitter.toml``. ``cpu``: the file
+    of the CPU backend that measured it, empty where llama.cpp has only one.
     """
 
     fits: bool
@@ -136,6 +137,7 @@ class Snapshot:
     devices: Mapping[str, LockedDevice]
     host: LockedHost
     estimate: LockedSpeed | None = None
+    cpu: str = ""
 
 
 @dataclass(frozen=True)
@@ -282,9 +284,9 @@ def _document(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def without_nothing(value: Any) -> Any:
-    """``value`` without ``None``, which TOML cannot express, and without empty ``shared`` and ``more``."""
+    """``value`` without ``None``, which TOML cannot express, and without empty ``shared``, ``more`` and ``cpu``."""
     if isinstance(value, dict):
-        nothing: tuple[tuple[str, Any], ...] = (("shared", 0), ("more", []))
+        nothing: tuple[tuple[str, Any], ...] = (("shared", 0), ("more", []), ("cpu", ""))
         left = {key: item for key, item in value.items() if item is not None and (key, item) not in nothing}
         return {key: without_nothing(item) for key, item in left.items()}
     return [without_nothing(item) for item in value] if isinstance(value, list) else value

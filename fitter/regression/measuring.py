@@ -169,6 +169,8 @@ def _measure(case: Case, locked: Snapshot | None, versions: _Versions, stopped: 
 
 def _snapshot(case: Case, locked: Snapshot | None, versions: _Versions, stopped: threading.Event) -> Snapshot:
     go_on(stopped)
+    # Which of a build's CPU backends is the best one depends on the machine, and so may what weights take.
+    versions.worker.use_cpu(locked.cpu if locked else "")
     version, worker = versions.of(case), versions.worker
     if locked is not None and _may_hold(case, locked, version) and (same := _again(case, locked, worker)):
         return same
@@ -265,6 +267,7 @@ def snapshot_of(plan: Plan, case: Case, worker: Worker, version: str) -> Snapsho
         estimate=None
         if price is None
         else LockedSpeed(_digits(price.prompt_tokens_per_second), _digits(price.generation_tokens_per_second)),
+        cpu=plan.llama_cpp.cpu if plan.llama_cpp else "",
     )
 
 

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from fitter.cli import main
+from fitter.llama.client import Worker
+from fitter.regression.check import check, lock
 from tools import llama_builds, shapes
+from tools.tiny import TINY_MOE, write_tiny
 
 OLD, NEW = "b10361", "v0.5.0"
 OLD_VERSION = "commit adb92f2 (ggml 0.19.0)"
@@ -120,3 +123,30 @@ def test_eight_cards_where_seven_were_enough(place: Place, capsys: pytest.Captur
         assert main([model, "--gpu", f"{cards}x 96GiB", "--llama-cpp", place_of_build, *words]) == 0
         on_host[build, cards] = json.loads(capsys.readouterr().out)["host"]["model"]
     assert on_host[OLD, 7] == on_host[NEW, 8] == 630 * MIB < on_host[NEW, 7]
+
+
+def test_a_lock_keeps_the_backend_of_the_cpu(tmp_path: Path) -> None:
+    """Which of several is the best one depends on the machine."""
+    directory = str(fetched("v0.5.0"))
+    write_tiny(tmp_path / "model.gguf", TINY_MOE)
+    toml, lock_file = tmp_path / "fitter.toml", tmp_path / "fitter.lock"
+    case = '[cases.a]\nmodel = "model.gguf"\ngpu = "cuda:8.9:8GiB"\nn_ctx = {}\n'
+    toml.write_text(case.format(512))
+    (first,) = lock(toml, llama_cpp=directory)
+    assert first.snapshot is not None
+    best, other = first.snapshot.cpu, "libggml-cpu-x64.so"
+    assert f'cpu = "{best}"' in lock_file.read_text()
+
+    lock_file.write_text(lock_file.read_text().replace(best, other))
+    toml.write_text(case.format(1024))
+    (result,) = check(toml, llama_cpp=directory)
+    assert result.comparison is not None
+    assert result.comparison.measured.cpu == other != best
+
+
+def test_a_worker_with_another_backend_of_the_cpu() -> None:
+    with Worker(llama_cpp=fetched("v0.5.0")) as worker:
+        best = worker.build().cpu
+        for name, found in (("libggml-cpu-x64.so", "libggml-cpu-x64.so"), ("libggml-cpu-none.so", best), ("", best)):
+            worker.use_cpu(name)
+            assert worker.build().cpu == found
