@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fitter.api import Plan, calibrate, devices, estimate, fit, inspect, measure, verify
+    from fitter.comparing import OnBuild, compare_builds
     from fitter.fitted import Llama
     from fitter.llama.types import (
         Array,
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "fitter.fitted": ("Llama",),
     "fitter.api": ("Plan", "calibrate", "devices", "estimate", "fit", "inspect", "measure", "verify"),
+    "fitter.comparing": ("OnBuild", "compare_builds"),
     "fitter.llama.types": (
         "Array",
         "Breakdown",
@@ -119,6 +121,7 @@ __all__ = [
     "MemoryUse",
     "ModelError",
     "ModelSummary",
+    "OnBuild",
     "OutOfMemoryError",
     "Params",
     "Part",
@@ -145,6 +148,7 @@ __all__ = [
     "Workload",
     "__version__",
     "calibrate",
+    "compare_builds",
     "devices",
     "estimate",
     "fit",

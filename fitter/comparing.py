@@ -110,7 +110,7 @@ def _with_plan(model: AnyPath, build: str, told: dict[str, Any], worker: Worker)
     """What a build says that makes the plan whose parameters are compared."""
     try:
         plan = api.fit(model, worker=worker, **_without_timeout(told))
-        return OnBuild(build, worker.llama_cpp(), plan.breakdown, _lacking(plan, plan.breakdown), plan)
+        return OnBuild(build, worker.llama_cpp(), plan.breakdown, missing_of(plan, plan.breakdown), plan)
     except FitterError as error:
         return OnBuild(build, error=error)
 
@@ -119,7 +119,7 @@ def _again(planned: Plan, build: str, told: dict[str, Any], worker: Worker) -> O
     """What a build says of the parameters of a plan."""
     try:
         breakdown = api.measure(planned.model.path, worker=worker, **same_load(planned, told))
-        return OnBuild(build, worker.llama_cpp(), breakdown, _lacking(planned, breakdown))
+        return OnBuild(build, worker.llama_cpp(), breakdown, missing_of(planned, breakdown))
     except FitterError as error:
         return OnBuild(build, error=error)
 
@@ -146,7 +146,7 @@ def same_load(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
     return _without_timeout({**load, **raw, **machine})
 
 
-def _lacking(plan: Plan, breakdown: Breakdown) -> dict[str, int]:
+def missing_of(plan: Plan, breakdown: Breakdown) -> dict[str, int]:
     """Bytes that are missing where ``breakdown`` takes what the parameters of ``plan`` take.
 
     As for a plan: margins are kept by ``compute`` of each row, and what a real load reserves has room in what is free.

@@ -63,8 +63,8 @@ def history(
         builds = read_builds(cases_file)
     if not builds:
         raise UsageError(
-            "no build of llama.cpp is named: give --llama-cpp OLD --llama-cpp NEW, or llama_cpp = [...] in [history] "
-            "of fitter.toml"
+            "no build of llama.cpp is named: give --llama-cpp OLD --llama-cpp NEW, or llama_cpp = [...] in "
+            "[history] of fitter.toml"
         )
     found = compared(models, builds, cases_file, expression, jobs, options.given(given), own_plans=False)
     if as_json:

@@ -10,7 +10,7 @@ from fitter.text import printable
 
 WIDTH, COLUMNS = 840, 2
 _MARGIN, _TOP, _BOTTOM = 24, 66, 12
-_PANEL, _PLOT, _LEFT, _RIGHT = 158, 66, 8, 84
+_PANEL, _PLOT, _LEFT, _RIGHT = 168, 66, 8, 84
 """Height of a panel, of its plot, and what is left beside the plot: on its right for the last values."""
 _LETTER = 6.2
 """The width of a small letter."""
@@ -93,7 +93,7 @@ def _legend(names: Sequence[str], bad: str) -> Iterator[str]:
 def _panel(panel: Panel, steps: Sequence[str], x: float, y: float, width: float) -> Iterator[str]:
     values = [value for line in panel.lines for value in line.values if value is not None]
     low, high = min([0.0, *values]), max([0.0, *values])
-    top, left = y + 32, x + _LEFT
+    top, left = y + 42, x + _LEFT
 
     def at(step: int, value: float) -> tuple[float, float]:
         share = (value - low) / (high - low) if high > low else 0.5
@@ -110,7 +110,7 @@ def _panel(panel: Panel, steps: Sequence[str], x: float, y: float, width: float)
             yield f'<circle class="s{index}" cx="{px:.1f}" cy="{py:.1f}" r="2.5"/>'
     yield from _last_values(panel, at, left + width + 8, len(steps))
     for step in panel.bad:
-        yield _cross(at(step, 0.0)[0], top - 4)
+        yield _cross(at(step, 0.0)[0], top - 11)
     yield from _ticks(steps, at, top + _PLOT + 16)
 
 

@@ -328,7 +328,7 @@ def _panel(each: Compared) -> Any:
     for place in (DEVICES, HOST):
         values = tuple(None if known is None else known[place] - start[place] for known in found)
         last = next((value for value in reversed(values) if value is not None), 0)
-        lines.append(Line(values, change(0, last, "bytes")))
+        lines.append(Line(values, change(0, last, "bytes") if last else "no change"))
     subtitle = ", ".join(f"{human(start[place])} on {_said(place)}" for place in (DEVICES, HOST) if start[place])
     bad = tuple(step for step, asked in enumerate(each.builds) if asked.missing)
     return Panel(each.name, subtitle, tuple(lines), bad)

@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 
+import fitter
 from fitter.cli import main
 from fitter.llama.client import Worker
 from fitter.regression.check import check, lock
+
+
+from fitter.comparing import same_load
+from fitter.regression import build_report
 from tools import llama_builds, shapes
 from tools.tiny import TINY_MOE, write_tiny
 
@@ -150,3 +155,132 @@ def test_a_worker_with_another_backend_of_the_cpu() -> None:
         for name, found in (("libggml-cpu-x64.so", "libggml-cpu-x64.so"), ("libggml-cpu-none.so", best), ("", best)):
             worker.use_cpu(name)
             assert worker.build().cpu == found
+
+
+# --- without a lock
+
+LOADS: dict[str, dict[str, Any]] = {
+    "one card": {"gpus": "24GiB"},
+    "two cards, experts on the host": {"gpus": ["8GiB", "12GiB"], "n_ctx": 8192},
+    "what the user says": {
+        "gpus": ["24GiB", "24GiB"],
+        "override_tensor": [r"blk\.(1|2)\.ffn_down_exps=CPU", "output=CUDA1"],
+        "tensor_split": [3, 1],
+        "type_k": "q8_0",
+        "n_ubatch": 256,
+    },
+    "several sequences": {"gpus": "24GiB", "n_seq_max": 4, "kv_unified": False, "n_ctx": 16384},
+    "no card": {"gpus": "none"},
+    "no flash attention": {"gpus": "rtx-4090", "flash_attn": "off", "op_offload": False},
+}
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shapes.write("qwen3-30b-a3b", tmp_path_factory.mktemp("moe"))
+
+
+@pytest.mark.parametrize("told", LOADS.values(), ids=LOADS)
+def test_the_same_parameters_are_the_same_load(told: dict[str, Any], moe: Path) -> None:
+    plan = fitter.fit(moe, **told)
+    again = fitter.measure(moe, **same_load(plan, told))
+    assert (again.rows, again.n_ctx, again.devices) == (
+        plan.breakdown.rows,
+        plan.breakdown.n_ctx,
+        plan.breakdown.devices,
+    )
+
+
+def test_a_build_twice_answers_the_same(moe: Path) -> None:
+    first, second = fitter.compare_builds(moe, ["python", "python"], gpus=["8GiB", "12GiB"])
+    assert first.plan is not None and second.plan is not None and first.breakdown is not None
+    assert first.plan.params == second.plan.params
+    assert (second.breakdown, second.version, second.fits) == (first.breakdown, first.version, True)
+
+
+def test_what_fitted_no_longer_fits(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """The parameters of seven cards lack memory on four of them, and the newer build's own plan uses the host."""
+    builds = [str(place.path / OLD), str(place.path / NEW)]
+    told = ["--llama-cpp", builds[0], "--llama-cpp", builds[1], "--cases", place.toml]
+    capsys.readouterr()
+    status = main(["diff", "-k", "kimi or llama", "--json", *told])
+    document = json.loads(capsys.readouterr().out)
+    kimi, llama = document["cases"]
+    assert (status, document["equal"], document["grown"]) == (4, False, True)
+    assert document["builds"] == [
+        {"llama_cpp": builds[0], "label": OLD, "version": OLD_VERSION},
+        {"llama_cpp": builds[1], "label": NEW, "version": NEW_VERSION},
+    ]
+    old, new = kimi["builds"]
+    assert (old["fits"], new["fits"], set(new["missing"])) == (True, False, {"CUDA2", "CUDA3", "CUDA4", "CUDA5"})
+    grown = {move["what"]: (move["after"] - move["before"]) / MIB for move in new["moves"] if move["unit"] == "bytes"}
+    assert grown == {f"CUDA{card}": 896 for card in range(7)}
+    assert [move["what"] for move in new["plan"]] == ["weights on the host", "prompt speed", "generation speed"]
+    assert [(each["moves"], each["plan"]) for each in llama["builds"]] == [([], []), ([], [])]
+
+
+def test_a_history_of_what_a_file_names(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = place.path / "history.toml"
+    path.write_text(f'[history]\nllama_cpp = ["{OLD}", "{NEW}"]\n{CASES}')
+    files = {name: tmp_path / name for name in ("a.csv", "a.svg", "a.json")}
+    words = ["--csv", files["a.csv"], "--svg", files["a.svg"], "--badge", files["a.json"], "-k", "not kimi"]
+    capsys.readouterr()
+    assert main(["history", str(path), *map(str, words)]) == 4
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert [line.split() for line in said.out.splitlines()[:5]] == [
+        ["case", "on", OLD, NEW],
+        ["llama", "devices", "8.6", "GiB", "="],
+        ["host", "329.8", "MiB", "="],
+        ["qwen", "devices", "139.1", "GiB", "+323.1", "MiB"],
+        ["host", "525.9", "MiB", "="],
+    ]
+    assert said.out.splitlines()[-1] == f"2 cases: 1 takes more with {NEW} than with {OLD}, 1 takes the same"
+    assert files["a.csv"].read_text().splitlines()[0] == ",".join(build_report.COLUMNS)
+    assert "+323.1 MiB" in files["a.svg"].read_text()
+    assert json.loads(files["a.json"].read_text())["message"] == "1 of 2 grew"
+
+
+def test_a_build_that_is_refused_is_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    too_old = str(fetched("b7347"))
+    model = str(place.path / "llama-3.1-8b.gguf")
+    told = ["--gpu", "24GiB", "-c", "4096", "--llama-cpp", str(place.path / OLD), "--llama-cpp", too_old]
+    capsys.readouterr()
+    assert main(["history", model, *told]) == 3
+    said = capsys.readouterr()
+    assert said.err.startswith("fitter: error: llama-3.1-8b with b7347: ") and "too old" in said.err
+    assert said.out.splitlines()[-1] == "1 case: 1 could not be compared"
+    # A build that is too old for the others is no reason to stop.
+    assert main(["history", model, *told[:4], "--llama-cpp", too_old, *told[4:6], "--llama-cpp", told[5]]) == 0
+
+
+MISUSES: dict[str, tuple[list[str], str]] = {
+    "no model": (
+        ["diff", "--llama-cpp", "python", "--llama-cpp", "python"],
+        "there is nothing to compare: name",
+    ),
+    "three builds": (["diff", "a.gguf", *["--llama-cpp", "python"] * 3], "two builds of llama.cpp are compared: give"),
+    "a plan and options": (["diff", "a", "b", "-c", "8"], "two plans are compared as they are: leave --ctx-size out"),
+    "one plan": (["diff", "a"], "two plans are compared: give the files A and B"),
+    "no builds": (["history", "a.gguf"], "no build of llama.cpp is named: give --llama-cpp OLD --llama-cpp NEW"),
+    "-k without cases": (
+        ["history", "a.gguf", "-k", "a", *["--llama-cpp", "python"] * 2],
+        "-k selects cases of a fitter.toml",
+    ),
+    "cases and options": (
+        ["history", "f.toml", "-c", "8", *["--llama-cpp", "python"] * 2],
+        "the cases in f.toml say what is measured: leave --ctx-size out",
+    ),
+    "two files": (["history", "f.toml", "--cases", "g.toml"], "f.toml and g.toml are two files with cases: give one"),
+    "a build that is not there": (
+        ["history", "a.gguf", "--llama-cpp", "python", "--llama-cpp", "/no/such"],
+        "llama_cpp '/no/such' is not there",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "sentence"), MISUSES.values(), ids=MISUSES)
+def test_misuse_is_one_line(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"fitter: error: {sentence}")

@@ -176,10 +176,75 @@ def test_inputs_of_the_action(runner: Runner, inputs: dict[str, str], status: in
     assert "Traceback" not in done.stderr
 
 
+def history(runner: Runner, builds: str, **inputs: str) -> subprocess.CompletedProcess[str]:
+    given = {"file": "fitter.toml", "select": "", "arguments": "", "builds": builds, **inputs}
+    return runner.run("history", **{name.upper(): value for name, value in given.items()})
+
+
+def test_a_history_in_which_nothing_grew(runner: Runner) -> None:
+    runner.lock()
+    done = history(runner, "python  python", arguments="--jobs 1", select="chat or x")
+    assert done.returncode == 0, done.stderr
+    directory = runner.temp / "fitter-history"
+    report = runner.temp / "fitter-history.md"
+    assert runner.outputs == {"status": "0", "report": str(report), "directory": str(directory)}
+    assert {path.name for path in directory.iterdir()} == {"history.csv", "history.svg", "badge.json"}
+    assert runner.summary.read_text() == report.read_text()
+    assert report.read_text().startswith("### ✅ llama.cpp — 1 case: 1 takes the same\n")
+    assert "::" not in done.stdout
+
+
+HISTORIES: dict[str, tuple[dict[str, str], int, str]] = {
+    "one build": ({"builds": "python"}, 2, "builds are compared, and there are not two"),
+    "a build that is not there": ({"builds": "python missing"}, 2, "llama_cpp 'missing' is not there"),
+    "another file": ({"builds": "python python", "file": "missing.toml"}, 2, "missing.toml does not exist"),
+    "what a shell would run": ({"builds": "$(touch ran) ;touch ran", "file": "`touch ran`"}, 2, ""),
+}
+
+
+@pytest.mark.parametrize(("inputs", "status", "message"), HISTORIES.values(), ids=HISTORIES)
+def test_a_history_that_cannot_be_made(runner: Runner, inputs: dict[str, str], status: int, message: str) -> None:
+    runner.lock()
+    done = history(runner, **inputs)
+    assert (done.returncode, runner.outputs["status"]) == (status, str(status)), done.stderr
+    assert message in runner.summary.read_text()
+    assert "::error title=fitter history::" in done.stdout
+    assert not (runner.work / "ran").exists()
+
+
+def test_growth_in_a_history_is_a_warning(runner: Runner) -> None:
+    runner.lock()
+    program(runner.temp / "fitter/bin/fitter", "#!/bin/sh\necho '### 📈 llama.cpp — 1 case: 100% more'\nexit 4\n")
+    done = history(runner, "old new")
+    assert (done.returncode, runner.outputs["status"]) == (0, "4")
+    assert done.stdout.splitlines() == ["::warning title=fitter history::📈 llama.cpp — 1 case: 100%25 more"]
+
+
+COMMENTS: dict[str, tuple[str, str, str, bool]] = {
+    "a check that passed": ("check", "0", "", True),
+    "growth": ("history", "4", "", True),
+    "no growth": ("history", "0", "", False),
+    "no growth any more": ("history", "0", "12\n", True),
+}
+
+
+@pytest.mark.parametrize(("kind", "status", "before", "is_written"), COMMENTS.values(), ids=COMMENTS)
+def test_when_there_is_a_comment(runner: Runner, kind: str, status: str, before: str, is_written: bool) -> None:
+    report = runner.temp / "report.md"
+    report.write_text("moved\n")
+    (runner.temp / "comments").write_text(before)
+    env = {"GH_TOKEN": "none", "REPORT": str(report), "REPOSITORY": "owner/name", "PULL_REQUEST": "7"}
+    done = runner.run("comment", **env, KIND=kind, STATUS=status)
+    assert done.returncode == 0, done.stderr
+    assert ("--field" in (runner.temp / "gh").read_text().splitlines()) is is_written
+    assert (runner.temp / "fitter-comment.md").read_text() == f"<!-- fitter {kind} -->\nmoved\n"
+
+
 def test_the_comment_is_written_once_and_then_changed(runner: Runner) -> None:
     report = runner.temp / "report.md"
     report.write_text("moved: `$(touch ran)`\n")
     env = {"GH_TOKEN": "none", "REPORT": str(report), "REPOSITORY": "owner/name", "PULL_REQUEST": "7"}
+    env |= {"KIND": "check", "STATUS": "4"}
     body = runner.temp / "fitter-comment.md"
     for comments, command in (
         ("", ["api", "--silent", "repos/owner/name/issues/7/comments"]),

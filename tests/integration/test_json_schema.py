@@ -14,8 +14,12 @@ import pytest
 
 import fitter
 from fitter.cli import main
+from fitter.comparing import OnBuild
 from fitter.output.json import verification_to_dict
 from fitter.planning.verified import MemoryUse
+from fitter.regression import build_report
+from fitter.regression.builds import Compared, Subject
+from tests.unit.plans import make_plan
 from tools.docs import models
 from tools.docs.of_json import DOCUMENTS, keys, printed
 from tools.docs.pages import ROOT
@@ -114,6 +118,20 @@ def test_inspections_and_devices(folder: Path, capsys: pytest.CaptureFixture[str
     check("catalogue", answer(["devices", "--catalogue", "--json"], capsys))
 
 
+BUILDS = ("--llama-cpp", "python", "--llama-cpp", "python")
+
+
+def compared_by_hand() -> dict[str, Any]:
+    """A plan that takes more, and has another context, with a second build."""
+    first = make_plan()
+    more = tuple(replace(row, compute=row.compute + 1) for row in first.breakdown.rows)
+    answers = (
+        OnBuild("old", "1", first.breakdown, {}, first),
+        OnBuild("new", "2", replace(first.breakdown, rows=more), {"CUDA0": 1}, make_plan(n_ctx=2048)),
+    )
+    return build_report.to_dict((Compared(Subject("a", Path("a.gguf")), answers),), ("old", "new"))
+
+
 CASES = """\
 [cases.same]
 model = "llama-3.1-8b.gguf"
@@ -141,4 +159,7 @@ def test_checks_and_differences(
     for name in ("it fits", "it does not fit"):
         Path(f"{name}.json").write_text(json.dumps(plan(name).to_dict()))
     check("diff", answer(["diff", "it fits.json", "it does not fit.json", "--json"], capsys))
+    whole = answer(["diff", "small.gguf", "--gpu", "none", *BUILDS, "--json"], capsys)
+    assert whole["equal"]
+    check("history", whole, compared_by_hand())
     assert set(DOCUMENTS) == {path.name.partition(".")[0] for path in ROOT.glob("docs/reference/*.schema.json")}

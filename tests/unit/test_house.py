@@ -23,6 +23,7 @@ ROOMS = (
     "fitter.regression",
     "fitter",
     "fitter.fitted",
+    "fitter.comparing",
     "fitter.api",
     "fitter.early",
     "fitter.loading",

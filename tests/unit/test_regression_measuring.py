@@ -49,6 +49,9 @@ class FakeWorker:
     def llama_cpp(self) -> str:
         return self.version
 
+    def use_cpu(self, name: str) -> None:
+        pass
+
     def configure(self, devices: tuple[VirtualDevice, ...], *, llama_cpp: str | None = None) -> None:
         self.devices = devices
         self.build = llama_cpp

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from fitter import kinds
+from fitter.comparing import OnBuild
 from fitter.kinds import Kind
 from fitter.llama.types import Array, DeviceInfo, LlamaCpp, Params, Row
 from fitter.machine.catalogue import CatalogueGpu, Sources
@@ -262,13 +263,13 @@ def _calibrate() -> Schema:
     )
 
 
-def _moves() -> Schema:
+def _moves(description: str = "") -> Schema:
     unit = {
         "description": said(Move, "unit").replace("without one", "null"),
-        "enum": ["bytes", "tokens", "tokens/s", None],
+        "enum": ["bytes", "tokens", "layers", "tokens/s", None],
     }
     keys = members(Move, "what", "before", "after", unit=unit, detail="detail", failure="failure", budget="is_budget")
-    return a_list(an_object(keys), said(CaseComparison, "moves"))
+    return a_list(an_object(keys), description or said(CaseComparison, "moves"))
 
 
 def _causes(description: str) -> Schema:
@@ -296,6 +297,47 @@ def _diff() -> Schema:
     return document(
         "The differences between two plans",
         {"equal": equal, "moves": _moves(), "changes": _causes(said(PlanDiff, "changes"))},
+    )
+
+
+def _builds() -> Schema:
+    label = {"description": "A short name of the build, the last part of its path.", "type": "string"}
+    row = {
+        "device": {"description": "The device, or host.", "type": "string"},
+        **members(Row, "buffer_type", "model", "context", "compute", "used"),
+    }
+    version = or_null({"description": "Its version and commit; null if no case could ask it.", "type": "string"})
+    error = {"description": "Why it was not measured; null if it was.", "type": ["string", "null"]}
+    fits = or_null({"description": said(OnBuild, "fits") + " null if that was not measured.", "type": "boolean"})
+    of_a_build = {
+        "label": label,
+        "error": error,
+        "fits": fits,
+        "missing": a_mapping({"type": "integer"}, said(OnBuild, "missing")),
+        "memory": a_list(an_object(row), "The bytes of those parameters, by buffer type."),
+        "moves": _moves("The numbers that differ from those of the first build."),
+        "plan": _moves("What is different in this build's own plan; always empty in a history."),
+    }
+    case = {
+        "name": {"description": "The case, or the model.", "type": "string"},
+        "error": {"description": "Why no build could plan it; null if one could.", "type": ["string", "null"]},
+        "builds": a_list(an_object(of_a_build), "The answer of each build, in their order."),
+    }
+    build = {"llama_cpp": member(OnBuild, "llama_cpp"), "label": label, "version": version}
+    return document(
+        "Builds of llama.cpp compared",
+        {
+            "equal": {
+                "description": "Whether nothing differs between the first and the last build.",
+                "type": "boolean",
+            },
+            "grown": {
+                "description": "Whether a case takes more with the last build, or fits no more.",
+                "type": "boolean",
+            },
+            "builds": a_list(an_object(build), "The builds, in their order."),
+            "cases": a_list(an_object(case), "Every case."),
+        },
     )
 
 
@@ -351,7 +393,8 @@ DOCUMENTS: dict[str, tuple[str, Callable[[], Schema]]] = {
     "verify": ("`fitter verify --json`", _verify),
     "calibrate": ("`fitter calibrate --json`", _calibrate),
     "check": ("`fitter check --json`", _check),
-    "diff": ("`fitter diff --json`", _diff),
+    "diff": ("`fitter diff A B --json`", _diff),
+    "history": ("`fitter history --json`, `fitter diff --json` of two builds", _builds),
     "inspect": ("`fitter inspect --json`", _inspect),
     "devices": ("`fitter devices --json`", _devices),
     "catalogue": ("`fitter devices --catalogue --json`", _catalogue),

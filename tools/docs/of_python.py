@@ -17,12 +17,20 @@ from tools.docs.attributes import default, documented, hints_of
 from tools.docs.markdown import code, heading, page, paragraphs, plain, sentence, table
 from tools.docs.of_options import default_of, meaning_of
 
-KEYWORDS: dict[str, Any] = {"fit": Fitting, "verify": Fitting, "measure": Measuring, "estimate": Estimating}
+KEYWORDS: dict[str, Any] = {
+    "fit": Fitting,
+    "verify": Fitting,
+    "compare_builds": Fitting,
+    "measure": Measuring,
+    "estimate": Estimating,
+}
 """The class of the keywords of each function that takes those of the table of parameters."""
 
 _PLAIN = {
     "model": "The path of a model: a GGUF file, or the first one of a split model.",
     "plan": "A plan of `fit`, or the path of a file that `fitter --json` wrote, instead of fitting one now.",
+    "builds": "Two builds of llama.cpp or more, each named as for `llama_cpp`.",
+    "own_plans": "Whether each build makes its own plan as well.",
     "worker": "A worker process that is there already, for many calls in a row; by default each call has its own.",
 }
 """Keywords that are in no table, since no option or file has them."""
