@@ -68,7 +68,7 @@ def epoch_of(ggml: str) -> Epoch:
 
 
 def cuda_rules(ggml: str) -> dict[str, bool]:
-    """Which rules of ggml-cuda a version of ggml has, of those that some do not, by their names in ``fitter_build_t``."""
+    """Which rules of ggml-cuda a version of ggml has, of those that some have not, as ``fitter_build_t`` names them."""
     version = _numbers(ggml)
     return {f"cuda_{name}": version >= _numbers(since) for name, since in data()["cuda"].items()}
 
