@@ -43,6 +43,17 @@ typedef struct {
     // Architectures (general.architecture) whose last graph it reserves with one sequence however many there are, each
     // followed by a space: "" before v0.4.0, then "minimax-01 ", from v0.5.0 on "kimi-linear minimax-01 ".
     const char * larger_alone;
+    // What its ggml-cuda does, for the rules of the profiles cuda and rocm.
+    // GET_ROWS of k-quants and of what else has blocks of 256 elements: from b10361 on, not in b10068.
+    bool         cuda_gets_rows_of_super_blocks;
+    // Flash attention has room for f16 copies of K and V behind its result: from 0.3.30 (b9842) on, not in 0.3.25.
+    bool         cuda_attention_has_room;
+    // Flash attention of K and V of different types, and of q4_1, q5_0 and q5_1: from v0.5.0 on.
+    bool         cuda_attention_of_any_types;
+    // What the choice of experts reads stays allocated until it is made, where graph_optimize_has_params: from v0.5.0 on.
+    bool         cuda_keeps_topk_moe;
+    // Branches of a graph run at once (GGML_CUDA_GRAPH_OPT=1) on several devices too: from v0.4.0 on.
+    bool         cuda_branches_on_many_devices;
 } fitter_build_t;
 
 // To be called in each of the two libraries, libfitter and libggml-fitter, before anything is loaded, where the loaded build

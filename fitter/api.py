@@ -75,8 +75,9 @@ def fit(
     model's own), ``fit_ctx`` the smallest that fitting may choose per sequence. ``margin``: bytes that must stay free,
     one for all devices or one for each; ``host_margin`` the same for the host. ``gpus`` describes virtual devices
     (``rtx-4090``, ``2x 24GiB``), or ``none``, that take the place of this machine's; the host is then unlimited
-    unless ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama-cpp-python's own
-    CUDA backend about them (``library:DIRECTORY``: the one there) instead of fitter's mirror of it. ``rpc`` names
+    unless ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama.cpp's own CUDA
+    backend about NVIDIA cards (``library:DIRECTORY``: the one there), which is the default where it has one that can be
+    asked, and ``cuda`` fitter's own rules. ``rpc`` names
     rpc-servers (``host:port``, or several with commas), whose devices stand before all others. ``devices`` chooses
     among them by name.
 
@@ -127,7 +128,7 @@ def fit(
     with (
         worker_for(ask, worker, on_log, at_once=True) as worker,
         limited(worker, deadline),
-        beginning.begun(ask, model, is_given=is_given, on_log=on_log) as second,
+        beginning.begun(ask, model, is_alone=is_given or bool(worker.library), on_log=on_log) as second,
     ):
         # the header that was read last is at hand for its skeleton
         drafts = open_draft(ask.sharing, worker)

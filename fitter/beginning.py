@@ -162,14 +162,14 @@ def parse_meanwhile() -> None:
 
 
 @contextmanager
-def begun(ask: Ask, model: str, *, is_given: bool, on_log: Callable[[str], None] | None) -> Iterator[Second | None]:
-    """Begin to load ``model`` in a second process, where ``ask`` may have one; ``is_given``: the first is the caller's.
+def begun(ask: Ask, model: str, *, is_alone: bool, on_log: Callable[[str], None] | None) -> Iterator[Second | None]:
+    """Begin to load ``model`` in a second process, where ``ask`` may have one; ``is_alone``: the first is to be alone.
 
     Raises ``ModelError`` where there is no such file.
     """
     # Each process that asks a real device takes some of its memory, so those are for one process only. An
     # rpc-server even talks to one process only, and lets others wait.
-    if is_given or ask.profile is not None or not ask.is_described or ask.rpc:
+    if is_alone or not ask.is_described or ask.rpc:
         yield None
         return
     with Worker(ask.virtual, timeout=ask.timeout, on_log=on_log, llama_cpp=ask.llama_cpp) as worker:

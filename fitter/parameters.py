@@ -199,13 +199,13 @@ class MachineKeywords(TypedDict, total=False):
     profile: Annotated[
         str | None,
         Parameter(
-            Kind("library[:DIR]"),
+            Kind("library[:DIR]|cuda"),
             options=("--profile",),
             is_ours=True,
             section=DEVICES,
-            help="Simulate the NVIDIA cards of --gpu with the libggml-cuda.so of llama-cpp-python (library), or with "
-            "the one in a directory (library:DIR). No GPU is needed.",
-            unset="fitter's own cuda profile",
+            help="Simulate the NVIDIA cards of --gpu with the libggml-cuda.so of the llama.cpp that is planned with "
+            "(library) or of a directory (library:DIR), or by fitter's own rules (cuda). No GPU is needed.",
+            unset="library where there is one, else cuda",
         ),
     ]
     llama_cpp: Annotated[

@@ -22,9 +22,16 @@ int32_t fitter_configure_build(const fitter_build_t * build) {
         if (build == nullptr || build->last_op == nullptr || build->larger_alone == nullptr) {
             throw std::invalid_argument("the build is not described");
         }
-        const int n_unknown                = fitter::number_operations(build->n_ops, build->last_op);
-        state().graph_optimize_has_params = build->graph_optimize_has_params;
-        state().larger_alone              = build->larger_alone;
+        const int n_unknown = fitter::number_operations(build->n_ops, build->last_op);
+
+        fitter::build & is                = state();
+        is.graph_optimize_has_params      = build->graph_optimize_has_params;
+        is.larger_alone                   = build->larger_alone;
+        is.cuda_gets_rows_of_super_blocks = build->cuda_gets_rows_of_super_blocks;
+        is.cuda_attention_has_room        = build->cuda_attention_has_room;
+        is.cuda_attention_of_any_types    = build->cuda_attention_of_any_types;
+        is.cuda_keeps_topk_moe            = build->cuda_keeps_topk_moe;
+        is.cuda_branches_on_many_devices  = build->cuda_branches_on_many_devices;
         return n_unknown;
     });
 }

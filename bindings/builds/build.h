@@ -11,6 +11,12 @@ namespace fitter {
 struct build {
     bool        graph_optimize_has_params = true;
     std::string larger_alone              = "kimi-linear minimax-01 ";
+
+    bool cuda_gets_rows_of_super_blocks = true;
+    bool cuda_attention_has_room        = true;
+    bool cuda_attention_of_any_types    = true;
+    bool cuda_keeps_topk_moe            = true;
+    bool cuda_branches_on_many_devices  = true;
 };
 
 // The build of the headers that this was compiled with, until another one is configured.

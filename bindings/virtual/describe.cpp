@@ -1,5 +1,6 @@
 #include "virtual/describe.h"
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <stdexcept>
@@ -110,6 +111,11 @@ std::vector<description> parse_descriptions(const std::string & text) {
                 throw std::invalid_argument(where + "the name '" + devices.back().name + "' is used twice");
             }
         }
+    }
+    for (description & device : devices) {
+        device.n_alike = static_cast<size_t>(std::count_if(devices.begin(), devices.end(), [&](const description & other) {
+            return other.profile == device.profile;
+        }));
     }
     return devices;
 }

@@ -27,6 +27,7 @@ struct description {
     int                     compute_capability = 0;  // as ggml counts it: major*100 + minor*10, or AMD's number
     size_t                  total              = 0;
     size_t                  free               = 0;
+    size_t                  n_alike            = 1;  // devices of this profile that are described, with this one
 };
 
 // Says that the memory of a tensor must not be given to another one before a later node of the graph is computed.

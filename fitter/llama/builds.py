@@ -10,7 +10,7 @@ import os
 from typing import NamedTuple
 
 from fitter.errors import LibraryError, UsageError
-from fitter.llama import elf, linker
+from fitter.llama import elf, linker, surroundings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _LIBLLAMA = ("libllama.",)
 _GGML = ("libggml.", "libggml-")
 _CORE = ("libggml.", "libggml-base.")
 _CPU = ("libggml-cpu.", "libggml-cpu-")
+_CUDA = ("libggml-cuda.",)
 """What names of libraries begin with."""
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
@@ -76,6 +77,11 @@ class Build(NamedTuple):
         return tuple(path for path in self.plugins if _is(path, _CPU))
 
     @property
+    def cuda(self) -> str:
+        """The path of its CUDA backend, '' without one."""
+        return next((path for path in (*self.plugins, *self.libraries) if _is(path, _CUDA)), "")
+
+    @property
     def backends(self) -> tuple[str, ...]:
         """The names of ggml's backends that it has, such as ``cpu`` and ``cuda``."""
         files = [path for path in (*self.libraries, *self.plugins) if _is(path, _GGML) and not _is(path, _CORE)]
@@ -107,6 +113,21 @@ def find(where: str = PYTHON) -> Build:
         build = _of_program(where, path)
     _check_symbols(build)
     return build
+
+
+def named(where: str | None) -> str:
+    """What a worker goes by that is to use the llama.cpp ``where``; ``None``: what the environment names."""
+    return where or os.environ.get(surroundings.LLAMA_CPP) or PYTHON
+
+
+def may_have_cuda(where: str) -> bool:
+    """False where ``where`` surely has no CUDA backend; looks at little, so as to cost next to nothing."""
+    if where != PYTHON:
+        return True
+    try:
+        return bool(_files(os.path.dirname(_of_python()), _CUDA))
+    except LibraryError:
+        return False
 
 
 def _existing(where: str) -> str:

@@ -126,6 +126,15 @@ class Worker:
         return self._rpc
 
     @property
+    def library(self) -> CudaLibrary | None:
+        """The CUDA backend that simulates the virtual devices."""
+        return self._library
+
+    def llama_cpp_for(self, named: str | None) -> str | None:
+        """What names its llama.cpp where a call has ``named`` one, or has not."""
+        return self._own_llama_cpp if named is None else named
+
+    @property
     def dummy_loads(self) -> int:
         """How many dummy loads were made so far; another context of a loaded model does not count."""
         return self._loads
@@ -152,7 +161,7 @@ class Worker:
         ``llama_cpp``: another one than the worker's own, until the next call. Raises ``UsageError``.
         """
         description, remote = describe(virtual_devices), _servers(rpc)
-        llama_cpp = self._own_llama_cpp if llama_cpp is None else os.fsdecode(llama_cpp)
+        llama_cpp = self.llama_cpp_for(llama_cpp)
         is_library = library is not None or self._library is not None
         is_other = is_library and (library, description) != (self._library, self._description)
         if is_other or (remote, llama_cpp) != (self._rpc, self._llama_cpp):

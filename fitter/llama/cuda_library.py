@@ -1,4 +1,4 @@
-"""The profile ``library``: virtual NVIDIA cards, simulated with the user's own ``libggml-cuda.so``.
+"""The profile ``library``: virtual NVIDIA cards, simulated with the ``libggml-cuda.so`` of the user's llama.cpp.
 
 The worker's process gets ``libfitter-cudart.so`` in place of the CUDA libraries that ``libggml-cuda.so`` is linked to.
 It describes the cards and computes nothing, so the backend that will run the model measures its memory without a GPU or
@@ -11,12 +11,15 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fitter.errors import LibraryError
+from fitter.errors import FitterError, LibraryError
 from fitter.llama import elf
+from fitter.llama.builds import PYTHON, find
 from fitter.llama.library import cudart_path
+from fitter.llama.virtual import Answering, VirtualDevice
 
 NAME = "libggml-cuda.so"
 
@@ -62,14 +65,41 @@ class CudaLibrary:
         }
 
 
-def find_cuda_library(place: str | os.PathLike[str] | None = None) -> CudaLibrary:
-    """The ``libggml-cuda.so`` at ``place`` (a file, or a directory with one), by default llama-cpp-python's own.
+def answering(virtual: Sequence[VirtualDevice], profile: str | None, where: str = PYTHON) -> Answering:
+    """Who answers for the devices ``virtual`` with this ``--profile``.
+
+    Without one it is the CUDA backend of the llama.cpp that ``where`` names, if that has one, it can be used and all
+    devices are NVIDIA cards. Raises ``LibraryError`` if the profile names a backend that cannot be used.
+    """
+    name, _, place = (profile or "").partition(":")
+    if name == "library":
+        return Answering(find_cuda_library(place or None, where))
+    is_cuda = [device.profile == "cuda" for device in virtual]
+    if name or not any(is_cuda) or not sys.platform.startswith("linux"):
+        return Answering()
+    try:
+        own = find(where).cuda
+    except FitterError:
+        # The worker will say it.
+        return Answering()
+    if not own:
+        return Answering()
+    if not all(is_cuda):
+        return Answering(None, own, "it answers for NVIDIA cards only")
+    try:
+        return Answering(find_cuda_library(own))
+    except LibraryError as error:
+        return Answering(None, own, str(error))
+
+
+def find_cuda_library(place: str | os.PathLike[str] | None = None, llama_cpp: str = PYTHON) -> CudaLibrary:
+    """The ``libggml-cuda.so`` at ``place`` (a file, or a directory with one), by default that of a llama.cpp.
 
     Raises ``LibraryError`` if there is none, or if it cannot be used for planning.
     """
     if not sys.platform.startswith("linux"):
         raise LibraryError("the profile 'library' needs Linux: describe the GPU without it, such as --gpu rtx-4090")
-    path = _find(Path(place)) if place else _find_own()
+    path = _find(Path(place)) if place else _find_own(llama_cpp)
     library = elf.read(path)
     runtime = [found for name in library.needed if (found := _RUNTIME.match(name))]
     if "ggml_backend_cuda_reg" not in library.defined and "ggml_backend_init" not in library.defined:
@@ -102,7 +132,14 @@ def _find(place: Path) -> Path:
     raise LibraryError(f"{why}: {_FIX}")
 
 
-def _find_own() -> Path:
+def _find_own(llama_cpp: str) -> Path:
+    if llama_cpp != PYTHON:
+        if own := find(llama_cpp).cuda:
+            return Path(own).resolve()
+        raise LibraryError(
+            f"{llama_cpp} has no CUDA backend ({NAME}): name a directory that holds one of the same llama.cpp: "
+            "--profile library:DIRECTORY"
+        )
     backend = os.environ.get("GGML_BACKEND_PATH", "")
     if os.path.basename(backend).startswith("libggml-cuda."):
         return _find(Path(backend))

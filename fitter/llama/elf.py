@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from collections.abc import Iterator
@@ -45,9 +46,9 @@ class Linking(NamedTuple):
 def read(path: str | os.PathLike[str]) -> SharedLibrary:
     """Read a 64-bit little-endian ELF library. Raises ``LibraryError`` for anything else."""
     try:
-        with open(path, "rb") as file:
-            data = file.read()
-        return _parse(data)
+        # Symbols are a small part of a file with CUDA kernels in it.
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _parse(data)
     except OSError as error:
         raise LibraryError(f"{os.fspath(path)} cannot be read: {error.strerror}") from error
     except (struct.error, ValueError, IndexError, OverflowError) as error:
@@ -172,7 +173,7 @@ def _notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
         at = text + -(-length // 4) * 4
 
 
-def _parse(data: bytes) -> SharedLibrary:
+def _parse(data: mmap.mmap) -> SharedLibrary:
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a 64-bit little-endian ELF file")
     (start,) = struct.unpack_from("<Q", data, 0x28)
@@ -194,5 +195,8 @@ def _parse(data: bytes) -> SharedLibrary:
     return SharedLibrary(tuple(needed), frozenset(defined), frozenset(undefined))
 
 
-def _string(data: bytes, start: int) -> str:
-    return os.fsdecode(data[start : data.index(b"\0", start)])
+def _string(data: bytes | mmap.mmap, start: int) -> str:
+    end = data.find(b"\0", start)
+    if end < 0:
+        raise ValueError("a name without an end")
+    return os.fsdecode(data[start:end])

@@ -67,6 +67,12 @@ def epoch_of(ggml: str) -> Epoch:
     return found[-1]
 
 
+def cuda_rules(ggml: str) -> dict[str, bool]:
+    """Which rules of ggml-cuda a version of ggml has, of those that some have not, as ``fitter_build_t`` names them."""
+    version = _numbers(ggml)
+    return {f"cuda_{name}": version >= _numbers(since) for name, since in data()["cuda"].items()}
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()

@@ -19,7 +19,7 @@ import fitter.llama
 from fitter.errors import LibraryError, UsageError
 from fitter.llama import opening, surroundings
 from fitter.llama.builds import PYTHON, Build, find
-from fitter.llama.epochs import Epoch, epoch_of
+from fitter.llama.epochs import cuda_rules, epoch_of
 from fitter.llama.functions import Functions, ggml_version
 
 if TYPE_CHECKING:
@@ -186,18 +186,21 @@ def loaded_build() -> Build:
 
 def _configure(library: Library, shim: Any, error: Callable[[], Any]) -> None:
     """Tell one of fitter's own libraries what the loaded build does otherwise than the one that it was built for."""
-    epoch = _epoch(library.llama)
+    ggml = ggml_version(library.llama.library)[0]
+    epoch = epoch_of(ggml)
     name_of = library.llama.library.ggml_op_name
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.c_int]
     n_ops = epoch.n_operations(lambda i: (name_of(i) or b"").decode("ascii", "replace"))
     names = [library.ffi.new("char[]", text.encode()) for text in (epoch.last_op, epoch.larger_alone_text)]
-    described = library.ffi.new("fitter_build_t *", [n_ops, names[0], epoch.graph_optimize_has_params, names[1]])
-    if shim.fitter_configure_build(described) < 0:
+    described = {
+        "n_ops": n_ops,
+        "last_op": names[0],
+        "graph_optimize_has_params": epoch.graph_optimize_has_params,
+        "larger_alone": names[1],
+        **cuda_rules(ggml),
+    }
+    if shim.fitter_configure_build(library.ffi.new("fitter_build_t *", described)) < 0:
         raise LibraryError(f"{library.llama.path} is not a llama.cpp that fitter can use: {library.text(error())}")
-
-
-def _epoch(llama: Functions) -> Epoch:
-    return epoch_of(ggml_version(llama.library)[0])
 
 
 def _probe_of(library: Library) -> Callable[[int, Any], None] | None:

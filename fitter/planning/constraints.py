@@ -180,16 +180,17 @@ def check_profile(profile: str | None, virtual: Sequence[VirtualDevice]) -> None
     """Raise ``UsageError`` for a profile that there is not, or that the ``virtual`` devices cannot have."""
     if profile is None:
         return
-    if profile.partition(":")[0] != "library":
+    name = profile.partition(":")[0]
+    if name != "library" and profile != "cuda":
         raise UsageError(
-            f"unknown profile '{profile}': use library or library:DIRECTORY; other profiles are part of a GPU's "
+            f"unknown profile '{profile}': use library, library:DIRECTORY or cuda; other profiles are part of a GPU's "
             "description, such as --gpu metal:64GiB"
         )
     other = next((device for device in virtual if device.profile != "cuda"), None)
-    if other is not None:
-        raise UsageError(f"the profile 'library' is for NVIDIA cards, but {other.name} is '{other.description}'")
+    if other is not None and (name == "library" or all(device.profile != "cuda" for device in virtual)):
+        raise UsageError(f"the profile '{name}' is for NVIDIA cards, but {other.name} is '{other.description}'")
     if not virtual:
-        raise UsageError("the profile 'library' is for virtual cards: describe them, such as --gpu rtx-4090")
+        raise UsageError(f"the profile '{name}' is for virtual cards: describe them, such as --gpu rtx-4090")
 
 
 def check_pins(n_gpu_layers: int | None, tensor_split: Sequence[float] | None) -> None:

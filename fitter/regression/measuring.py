@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import fitter
+from fitter.asking import answering
 from fitter.errors import FitterError, LlamaCppError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.process import processors
@@ -198,6 +199,10 @@ def _may_hold(case: Case, locked: Snapshot, version: str) -> bool:
     files = model_files(case.model)
     if dict(locked.settings) != dict(case.settings) or printable(files[0].name) != model.file:
         return False
+    said = case.keywords()
+    if answering(parse_gpus(case.gpus), said.get("profile"), said.get("llama_cpp")).library is not None:
+        # Cards of a CUDA library are measured anew each time.
+        return False
     if locked.host.shared or any(device.shared for device in locked.devices.values()):
         # A lock does not record what was loaded beside the model.
         return False
@@ -210,8 +215,7 @@ def _may_hold(case: Case, locked: Snapshot, version: str) -> bool:
 def _again(case: Case, locked: Snapshot, worker: Worker) -> Snapshot | None:
     """The snapshot if llama.cpp measures the same with the locked parameters; one dummy load, without tokenizer."""
     virtual = parse_gpus(case.gpus)
-    if not _same_devices(virtual, locked) or case.settings.get("profile"):
-        # Cards of a CUDA library are measured anew each time.
+    if not _same_devices(virtual, locked):
         return None
     worker.configure(virtual, llama_cpp=case.llama_cpp)
     try:

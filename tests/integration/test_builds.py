@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fitter.llama import library as native
+from fitter.llama.epochs import cuda_rules
 from fitter.llama.layouts import layouts, structs_of
 from tools import llama_builds
 from tools.shapes import write
@@ -34,7 +35,8 @@ def configure(n_ops: int, last_op: str, has_params: bool = True) -> list[tuple[i
     """What both libraries answer to this build, and their last error."""
     library, backend = native.libraries(), native.open_backend()
     name, alone = library.ffi.new("char[]", last_op.encode()), library.ffi.new("char[]", b"kimi-linear minimax-01 ")
-    build = library.ffi.new("fitter_build_t *", [n_ops, name, has_params, alone])
+    described = {"n_ops": n_ops, "last_op": name, "graph_optimize_has_params": has_params, "larger_alone": alone}
+    build = library.ffi.new("fitter_build_t *", described | cuda_rules("0.25.3"))
     errors = {library.fitter: library.fitter.fitter_last_error, backend: backend.fitter_virtual_error}
     return [(each.fitter_configure_build(build), library.text(error()) or "") for each, error in errors.items()]
 

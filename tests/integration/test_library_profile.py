@@ -123,7 +123,10 @@ def test_the_environment_says_where_it_is(
 @pytest.mark.parametrize(
     ("profile", "gpus", "says"),
     [
-        pytest.param("cuda", ["rtx-4090"], "unknown profile 'cuda'", id="another"),
+        pytest.param("metal", ["rtx-4090"], "unknown profile 'metal'", id="another"),
+        pytest.param("cuda:8.9", ["rtx-4090"], "unknown profile 'cuda:8.9'", id="a description"),
+        pytest.param("cuda", [], "'cuda' is for virtual cards: describe them", id="rules without cards"),
+        pytest.param("cuda", ["metal:64GiB"], "'cuda' is for NVIDIA cards, but MTL0", id="rules for no NVIDIA card"),
         pytest.param("library", [], "describe them", id="no cards"),
         pytest.param("library", ["none"], "describe them", id="none"),
         pytest.param("library", ["rtx-4090", "vulkan:24GiB"], "Vulkan0", id="no NVIDIA card"),

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 
+#include "builds/build.h"
 #include "virtual/rules/cuda.h"
 #include "virtual/rules/offload.h"
 
@@ -15,7 +16,7 @@ constexpr int64_t row_padding = 512;
 }  // namespace
 
 size_t alloc_size(const description & device, const ggml_tensor * tensor) {
-    size_t size = op_of(tensor) == GGML_OP_FLASH_ATTN_EXT
+    size_t size = op_of(tensor) == GGML_OP_FLASH_ATTN_EXT && loaded_build().cuda_attention_has_room
                       ? flash_attn_ext_get_alloc_size(device.compute_capability, tensor)
                       : ggml_nbytes(tensor);
     const int64_t over = tensor->ne[0] % row_padding;

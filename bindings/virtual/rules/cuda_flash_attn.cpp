@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "builds/build.h"
 #include "virtual/rules/cuda.h"
 
 namespace fitter::cuda {
@@ -33,12 +34,17 @@ bool fattn_kv_type_supported(ggml_type type) {
         case GGML_TYPE_F16:
         case GGML_TYPE_BF16:
         case GGML_TYPE_Q4_0:
+        case GGML_TYPE_Q8_0: return true;
         case GGML_TYPE_Q4_1:
         case GGML_TYPE_Q5_0:
-        case GGML_TYPE_Q5_1:
-        case GGML_TYPE_Q8_0: return true;
+        case GGML_TYPE_Q5_1: return loaded_build().cuda_attention_of_any_types;
         default: return false;
     }
+}
+
+bool fattn_kv_types_supported(ggml_type type_k, ggml_type type_v) {
+    return fattn_kv_type_supported(type_k) && fattn_kv_type_supported(type_v) &&
+           (type_k == type_v || loaded_build().cuda_attention_of_any_types);
 }
 
 // The vector kernels that are compiled by default (GGML_CUDA_FA_QUANTS), for the head sizes that may use one.
@@ -142,8 +148,8 @@ fattn_kernel get_best_fattn_kernel(int cc, const ggml_tensor * op) {
     GGML_ASSERT(a.q->ne[2] % a.k->ne[2] == 0);
 
     const bool gqa_opt = gqa_opt_applies(a);
-    if (!head_size_supported(a, gqa_opt) || !fattn_kv_type_supported(a.k->type) ||
-        !fattn_kv_type_supported(a.v->type) || (a.mask != nullptr && a.mask->ne[2] != 1)) {
+    if (!head_size_supported(a, gqa_opt) || !fattn_kv_types_supported(a.k->type, a.v->type) ||
+        (a.mask != nullptr && a.mask->ne[2] != 1)) {
         return fattn_kernel::none;
     }
 

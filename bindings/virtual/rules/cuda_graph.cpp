@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "builds/build.h"
 #include "virtual/rules/cuda.h"
 // internal: the nodes of a graph, and whether some of them can be fused; upstream may change it at any time
 #include "ggml-impl.h"
@@ -296,6 +297,7 @@ void keep_topk_moe(ggml_cgraph * graph, int start, int count, const keep_alive &
 }
 
 void keep_for_fusion(ggml_cgraph * graph, const keep_alive & keep) {
+    const bool keeps_topk = loaded_build().cuda_keeps_topk_moe;
     for (int i = 0; i < graph->n_nodes; i++) {
         if (const std::optional<moe_weighted_reduction> match = match_moe_weighted_reduction(graph, i)) {
             keep(match->experts, match->dst);
@@ -306,7 +308,7 @@ void keep_for_fusion(ggml_cgraph * graph, const keep_alive & keep) {
             i += match->node_count - 1;
             continue;
         }
-        std::optional<topk_moe> match = topk_moe_fusion(graph, i);
+        std::optional<topk_moe> match = keeps_topk ? topk_moe_fusion(graph, i) : std::nullopt;
         if (!match) {
             continue;
         }
@@ -445,7 +447,8 @@ void graph_optimize(const description & device, ggml_cgraph * graph, const keep_
     if (!disable_fusion) {
         keep_for_fusion(graph, keep);
     }
-    if (use_streams && !disable_graphs && device.compute_capability >= cc_volta) {
+    const bool may_branch = device.n_alike == 1 || loaded_build().cuda_branches_on_many_devices;
+    if (use_streams && !disable_graphs && may_branch && device.compute_capability >= cc_volta) {
         run_branches_concurrently(graph);
     }
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "builds/build.h"
 #include "virtual/rules/cuda.h"
 #include "virtual/rules/types.h"
 
@@ -100,17 +101,19 @@ bool mul_mat(const description &, const ggml_tensor * op) {
     return mul_mat_weights.hold(a->type);
 }
 
-constexpr types get_rows_sources{
-    GGML_TYPE_F32,     GGML_TYPE_F16,    GGML_TYPE_BF16,  GGML_TYPE_I32,     GGML_TYPE_Q1_0,  GGML_TYPE_Q2_0,
-    GGML_TYPE_Q4_0,    GGML_TYPE_Q4_1,   GGML_TYPE_Q5_0,  GGML_TYPE_Q5_1,    GGML_TYPE_Q8_0,  GGML_TYPE_Q2_K,
-    GGML_TYPE_Q3_K,    GGML_TYPE_Q4_K,   GGML_TYPE_Q5_K,  GGML_TYPE_Q6_K,    GGML_TYPE_IQ1_M, GGML_TYPE_IQ1_S,
-    GGML_TYPE_IQ2_XXS, GGML_TYPE_IQ2_XS, GGML_TYPE_IQ2_S, GGML_TYPE_IQ3_XXS, GGML_TYPE_IQ3_S, GGML_TYPE_IQ4_XS,
-};
-
 bool get_rows(const description &, const ggml_tensor * op) {
+    constexpr types always{GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_I32,  GGML_TYPE_Q1_0, GGML_TYPE_Q2_0,
+                           GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0};
+    constexpr types super_blocks{GGML_TYPE_Q2_K,  GGML_TYPE_Q3_K,  GGML_TYPE_Q4_K,    GGML_TYPE_Q5_K,   GGML_TYPE_Q6_K,
+                                 GGML_TYPE_IQ1_M, GGML_TYPE_IQ1_S, GGML_TYPE_IQ2_XXS, GGML_TYPE_IQ2_XS, GGML_TYPE_IQ2_S,
+                                 GGML_TYPE_IQ3_S, GGML_TYPE_IQ4_XS, GGML_TYPE_IQ3_XXS};
     constexpr types whole_super_blocks{GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4};
-    return get_rows_sources.hold(type_of(op, 0)) ||
-           (whole_super_blocks.hold(type_of(op, 0)) && op->src[0]->ne[0] % super_block == 0);
+
+    const ggml_type type = type_of(op, 0);
+    if (always.hold(type) || !loaded_build().cuda_gets_rows_of_super_blocks) {
+        return always.hold(type);
+    }
+    return super_blocks.hold(type) || (whole_super_blocks.hold(type) && op->src[0]->ne[0] % super_block == 0);
 }
 
 bool get_rows_back(const description &, const ggml_tensor * op) {
