@@ -25,13 +25,15 @@ def free_port() -> int:
         return port
 
 
-def start(port: int | None = None, *options: str, log: Path | None = None) -> tuple[subprocess.Popen[bytes], str]:
+def start(
+    port: int | None = None, *options: str, log: Path | None = None, program: Path | None = None
+) -> tuple[subprocess.Popen[bytes], str]:
     """Upstream's rpc-server with the CPU as its device, listening, and its ``host:port``.
 
-    With a ``log`` it writes there what it is asked for.
+    With a ``log`` it writes there what it is asked for. ``program``: that of another llama.cpp than the pinned one.
     """
     port = port or free_port()
-    command = [str(upstream.tool("rpc-server")), "-H", "127.0.0.1", "-p", str(port), *options]
+    command = [str(program or upstream.tool("rpc-server")), "-H", "127.0.0.1", "-p", str(port), *options]
     environment = os.environ if log is None else {**os.environ, "GGML_RPC_DEBUG": "1"}
     with open(os.devnull if log is None else log, "wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)

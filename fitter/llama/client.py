@@ -130,9 +130,9 @@ class Worker:
         """The CUDA backend that simulates the virtual devices."""
         return self._library
 
-    def llama_cpp_for(self, named: str | None) -> str | None:
+    def llama_cpp_for(self, named: AnyPath | None) -> str | None:
         """What names its llama.cpp where a call has ``named`` one, or has not."""
-        return self._own_llama_cpp if named is None else named
+        return self._own_llama_cpp if named is None else os.fsdecode(named)
 
     @property
     def dummy_loads(self) -> int:

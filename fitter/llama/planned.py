@@ -286,8 +286,7 @@ class PlannedLlama(llama_cpp.Llama):
         if not self._is_planned:
             # The constructor writes its own values field by field, and reads the struct a last time to pass it to
             # llama.cpp. Writing the plan's values at every read makes them the last ones.
-            for each in of_a_struct("model"):
-                setattr(self._model_struct, each.field, getattr(self._planned_model, each.field))
+            _copy("model", self._planned_model, self._model_struct)
             self._model_struct.progress_callback = self._progress.callback
         return self._model_struct
 
@@ -299,8 +298,7 @@ class PlannedLlama(llama_cpp.Llama):
     def context_params(self) -> Any:
         """llama.cpp's ``llama_context_params``."""
         if not self._is_planned:
-            for each in of_a_struct("context"):
-                setattr(self._context_struct, each.field, getattr(self._planned_context, each.field))
+            _copy("context", self._planned_context, self._context_struct)
         return self._context_struct
 
     @context_params.setter
@@ -343,6 +341,14 @@ class PlannedLlama(llama_cpp.Llama):
         plan: Any = self.plan
         keywords = {name: value for name, value in plan.fit_keywords.items() if not callable(value)}
         return _reload, (replace(plan, fit_keywords=keywords), self._own)
+
+
+def _copy(struct: str, planned: Any, out: Any) -> None:
+    """Copy a plan's parameters; one that this llama-cpp-python has no field for is at its default in every plan."""
+    fields = {name for name, *_ in out._fields_}
+    for each in of_a_struct(struct):
+        if each.field in fields:
+            setattr(out, each.field, getattr(planned, each.field))
 
 
 _CLOSE_SECONDS = 30.0

@@ -1,4 +1,4 @@
-"""Ask builds of llama.cpp themselves what loads take, and compare fitter: ``python -m tools.llama_truth [BUILD…]``."""
+"""Ask builds of llama.cpp themselves what loads take, and compare fitter: ``python -m tools.llama_truth``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fitter.llama.client import Worker
 from tools import llama_builds
 from tools.llama_builds import ROOT, FetchError
 from tools.llama_truth.loads import draw, measured, store
-from tools.llama_truth.program import CompileError, answers, compiled, headers_of, with_one_cpu
+from tools.llama_truth.program import CompileError, answers, compiled, headers_of, servers, with_one_cpu
 
 STORED, SEED = 60, 14
 
@@ -25,18 +25,18 @@ def _pinned() -> Path:
     return Path(subprocess.run(fetch, capture_output=True, text=True, check=True).stdout.strip())
 
 
-def compare(name: str, count: int, seed: int, is_stored: bool, models: Path) -> int:
+def compare(name: str, count: int, seed: int, n_servers: int, is_stored: bool, models: Path) -> int:
     """Ask a build and fitter about ``count`` loads; returns on how many they differ, and prints those."""
-    loads = list(draw(count, seed))
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, servers(name, n_servers) as endpoints:
+        loads = list(draw(count, seed, bool(endpoints)))
         directory = Path(place, "build")
         directory.mkdir()
         where = with_one_cpu(name, directory)
         build = find(where)
-        said = answers(compiled(build, headers_of(name, _pinned()), Path(place)), build, loads, models)
+        said = answers(compiled(build, headers_of(name, _pinned()), Path(place)), build, loads, models, endpoints)
         if is_stored:
             store(name, loads, said)
-        with Worker(llama_cpp=where) as worker:
+        with Worker(llama_cpp=where, rpc=endpoints) as worker:
             found = [measured(worker, load, models) for load in loads]
     different = [each for each in zip(loads, said, found, strict=True) if each[1] != each[2]]
     for load, own, ours in different:
@@ -52,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="BUILD", help=f"which ones (default: all): {', '.join(known)}")
     parser.add_argument("--count", type=int, default=STORED, help="how many loads (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=SEED, help="which loads are drawn (default: %(default)s)")
+    parser.add_argument("--rpc", type=int, default=0, metavar="N", help="with so many of a build's own rpc-servers")
     parser.add_argument("--write", action="store_true", help="store the answers in tests/data/llama_builds")
     parser.add_argument("--models", type=Path, help="where to write the models (default: a temporary directory)")
     given = parser.parse_args(argv)
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in given.names or known:
             try:
                 is_stored = given.write and name != PYTHON
-                status |= bool(compare(name, given.count, given.seed, is_stored, models))
+                status |= bool(compare(name, given.count, given.seed, given.rpc, is_stored, models))
             except (FetchError, CompileError, FitterError) as error:
                 print(f"llama_truth: {name}: {error}", file=sys.stderr)
                 return 3

@@ -60,8 +60,8 @@ class Load:
         return f"{self.model} {params_text(self.params)}".strip()
 
 
-def draw(count: int, seed: int) -> Iterator[Load]:
-    """``count`` loads on the CPU, spread evenly over the models."""
+def draw(count: int, seed: int, has_devices: bool = False) -> Iterator[Load]:
+    """``count`` loads, on the CPU or with ``has_devices`` also beside it, spread evenly over the models."""
     dice = random.Random(seed)
     models = (*MODELS, TINY)
     for number in range(count):
@@ -70,7 +70,7 @@ def draw(count: int, seed: int) -> Iterator[Load]:
         pattern, _, buffer_type = dice.choice(_ON_CPU).rpartition("=") if dice.random() < 0.3 else ("", "", "")
         params = replace(
             params,
-            n_gpu_layers=-1,
+            n_gpu_layers=params.n_gpu_layers if has_devices else -1,
             tensor_buft_overrides=(TensorBuftOverride(pattern, buffer_type),) if pattern else (),
             embeddings=dice.random() < 0.1,
         )
@@ -84,9 +84,9 @@ def text_of(breakdown: Breakdown) -> str:
 
 
 def measured(worker: Worker, load: Load, directory: Path) -> str:
-    """What fitter says of a load, as ``program.cpp`` would write it."""
+    """What fitter says of a load on all of a worker's devices, as ``program.cpp`` would write it."""
     try:
-        return text_of(worker.measure(load.write(directory), replace(load.params, devices=())))
+        return text_of(worker.measure(load.write(directory), load.params, reserve=load.model == TINY).real)
     except LlamaCppError as error:
         return REFUSED if "was ended by" not in str(error) else f"{REFUSED} {error}"
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fitter.llama.builds import PYTHON, Build, find
-from tools import llama_builds, llama_python
+from tools import llama_builds, llama_python, rpc_servers
 from tools.llama_truth.loads import Load
+from tools.upstream import tool
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _SECONDS = 600
@@ -73,6 +75,20 @@ def answers(
         if done.returncode and len(said) < len(lines):
             said.append(CRASHED)
     return said
+
+
+@contextmanager
+def servers(name: str, count: int) -> Iterator[tuple[str, ...]]:
+    """So many of a build's own rpc-servers, as ``host:port``; none where it has no such program."""
+    program = tool("rpc-server") if name == PYTHON else llama_builds.PLACE / name / "ggml-rpc-server"
+    started: list[tuple[subprocess.Popen[bytes], str]] = []
+    try:
+        for _ in range(count if program.is_file() else 0):
+            started.append(rpc_servers.start(program=program))
+        yield tuple(endpoint for _, endpoint in started)
+    finally:
+        for process, _ in started:
+            rpc_servers.stop(process)
 
 
 def with_one_cpu(name: str, into: Path) -> str:

@@ -1,0 +1,173 @@
+"""Plans and measurements with other builds of llama.cpp than the pinned one: their bytes are those of the builds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from fitter.llama.builds import PYTHON, find
+from fitter.llama.client import Worker
+from fitter.llama.types import Params, TensorBuftOverride
+from fitter.machine.gpu import parse_gpus
+from tests.integration.llama_builds import PINNED, every, fetched, where
+from tools import llama_builds, shapes
+from tools.llama_truth.loads import TINY, Load, draw, known, measured
+from tools.llama_truth.program import answers, compiled, headers_of, servers, with_one_cpu
+
+PINNED_SOURCE = Path(__file__).resolve().parents[2] / "vendor" / "llama.cpp" / "source"
+OTHERS = [name for name in llama_builds.libraries() if name != PINNED]
+
+
+class Case(NamedTuple):
+    """A model, the cards it is planned on, and what the plan must have."""
+
+    model: str
+    cards: tuple[str, ...]
+    is_spilled: bool
+
+
+CASES = {
+    "dense on one card": Case("qwen3-32b", ("rtx-4090",), False),
+    "experts spilled from two cards": Case("deepseek-v3.1", ("rtx-6000-ada", "rtx-4090"), True),
+    "hybrid on one card": Case("qwen3-next-80b-a3b", ("48GiB",), False),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def one_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory for directories of builds with one backend for the CPU each."""
+    yield tmp_path_factory.mktemp("builds")
+
+
+def called(name: str, one_cpu: Path) -> str:
+    if name != PINNED:
+        fetched(name)
+    (one_cpu / name).mkdir(exist_ok=True)
+    return with_one_cpu(name, one_cpu / name)
+
+
+# --- plans
+
+
+def plan(model: Path, case: Case, build: str) -> dict[str, Any]:
+    cards = [word for card in case.cards for word in ("--gpu", card)]
+    command = [sys.executable, "-m", "fitter", str(model), *cards, "--llama-cpp", build, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("name", every())
+def test_a_plan_is_what_the_build_measures(name: str, case: Case, models: Path) -> None:
+    """A plan fits, leaves no room for much more, and a load of its parameters takes the bytes that it says."""
+    build, model = where(name), shapes.write(case.model, models, vocab=False)
+    found = plan(model, case, build)
+    assert found["fits"]
+    assert len(found["devices"]) == len(case.cards)
+    assert all(device["left"] >= device["margin"] for device in found["devices"])
+    overrides = found["params"]["tensor_buft_overrides"]
+    assert bool(overrides) == case.is_spilled
+    assert (found["host"]["used"] > 100 * 2**30) == case.is_spilled
+    split = found["params"]["tensor_split"]
+    params = replace(
+        Params(n_ctx=found["params"]["n_ctx"], n_gpu_layers=found["params"]["n_gpu_layers"]),
+        tensor_split=tuple(split) if split else None,
+        tensor_buft_overrides=tuple(TensorBuftOverride(each["pattern"], each["buffer_type"]) for each in overrides),
+        n_batch=found["params"]["n_batch"],
+        n_ubatch=found["params"]["n_ubatch"],
+        flash_attn=found["params"]["flash_attn"],
+    )
+    with Worker(parse_gpus(case.cards), llama_cpp=build) as worker:
+        again = worker.measure(model, params)
+        more = worker.measure(model, replace(params, n_ctx=2 * params.n_ctx))
+    used = {device["name"]: device["used"] for device in found["devices"]}
+    assert {name: again.on(name).used for name in used} == used
+    free = {device["name"]: device["free"] - device["margin"] for device in found["devices"]}
+    assert any(more.on(name).used > free[name] for name in used)
+
+
+@pytest.mark.parametrize("name", every(OTHERS))
+def test_weights_and_caches_are_those_of_the_pinned_build(name: str, models: Path) -> None:
+    """What no version has changed. Compute buffers are another thing."""
+    build, found = where(name), {}
+    for each in (PINNED, build):
+        for case in CASES.values():
+            path = shapes.write(case.model, models, vocab=False)
+            with Worker(parse_gpus(case.cards), llama_cpp=each) as worker:
+                overrides = (TensorBuftOverride("exps", "CPU"),) if case.is_spilled else ()
+                params = Params(
+                    n_ctx=8192,
+                    n_seq_max=2,
+                    type_k="q8_0",
+                    type_v="q8_0",
+                    flash_attn="on",
+                    tensor_buft_overrides=overrides,
+                )
+                rows = worker.measure(path, params).rows
+            found[each, case.model] = {row.buffer_type: (row.model, row.context) for row in rows if not row.is_host}
+    for case in CASES.values():
+        assert found[PINNED, case.model] == found[build, case.model]
+        assert len(found[PINNED, case.model]) == len(case.cards)
+
+
+# --- bytes, by the builds themselves
+
+
+def different(worker: Worker, rows: list[tuple[Load, str]], models: Path) -> list[str]:
+    told = ((load, said, measured(worker, load, models)) for load, said in rows)
+    return [f"{load}: {found} is not {said}" for load, said, found in told if found != said]
+
+
+@pytest.mark.parametrize("name", every(OTHERS))
+def test_stored_bytes_of_a_build(name: str, models: Path, one_cpu: Path) -> None:
+    rows = list(known(name))
+    assert len(rows) == 60
+    assert len({said for _, said in rows}) > 50
+    assert sum(load.model == TINY for load, _ in rows) > 5
+    with Worker(llama_cpp=called(name, one_cpu)) as worker:
+        assert different(worker, rows, models) == []
+
+
+def test_the_stored_bytes_differ_directoryllama_cpp_does() -> None:
+    """Else a plan with the pinned build would do for all of them."""
+    newest = dict(known("v0.5.0"))
+    assert sum(newest[load] != said for load, said in known("b9842")) > 10
+
+
+@pytest.mark.parametrize("n_servers", [0, 2])
+@pytest.mark.parametrize("name", [PINNED, *(pytest.param(name, marks=pytest.mark.llama_cpp) for name in OTHERS)])
+def test_bytes_that_a_build_is_asked_for_now(
+    name: str, n_servers: int, models: Path, one_cpu: Path, tmp_path: Path
+) -> None:
+    """A program with the build's own headers tells them, of the CPU and of the build's own rpc-servers."""
+    if not PINNED_SOURCE.is_dir():
+        pytest.skip("the source of the pinned llama.cpp is not there: make tools")
+    directory = called(name, one_cpu)
+    build = find(directory)
+    program = compiled(build, headers_of(name, PINNED_SOURCE), tmp_path)
+    with servers(name, n_servers) as endpoints:
+        if len(endpoints) != n_servers:
+            pytest.skip(f"{name} has no rpc-server")
+        loads = list(draw(40, 7, bool(endpoints)))
+        rows = list(zip(loads, answers(program, build, loads, models, endpoints), strict=True))
+        with Worker(llama_cpp=directory, rpc=endpoints) as worker:
+            assert different(worker, rows, models) == []
+
+
+def test_python_is_what_a_worker_has_by_default() -> None:
+    with Worker() as default, Worker(llama_cpp=PYTHON) as named:
+        assert default.llama_cpp() == named.llama_cpp()
