@@ -352,6 +352,20 @@ def test_a_worker_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
     assert os.listdir("/proc/self/fd") == before
 
 
+def test_a_load_that_cannot_begin_leaves_the_error_to_the_first_request(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp/__init__.py").write_text('raise ModuleNotFoundError("none", name="llama_cpp")\n')
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    card = ("--gpu", "rtx-4090")
+    said = [
+        subprocess.run([*MAIN, *words, *card], env=env, capture_output=True, text=True, check=False)
+        for words in (["devices"], [model], [model, "-ngl", "9"])
+    ]
+    assert [done.returncode for done in said] == [3, 3, 3]
+    assert said[0].stderr.startswith("fitter: error: ") and said[0].stderr.count("\n") == 1
+    assert {done.stderr for done in said} == {said[0].stderr}
+
+
 def test_files_of_the_parent_do_not_reach_a_worker() -> None:
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
