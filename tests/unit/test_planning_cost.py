@@ -344,8 +344,9 @@ def test_a_family_says_what_differs() -> None:
 def test_speeds_that_are_none(bandwidth: float) -> None:
     with pytest.raises(ValueError, match="greater than 0"):
         priced(work(layer(0)), host=replace(DESKTOP, bandwidth=bandwidth))
-    with pytest.raises(ValueError, match="greater than 0"):
-        priced(work(layer(0)), (replace(FAST, bandwidth=bandwidth),))
+    for name in ("bandwidth", "compute", "pcie"):
+        with pytest.raises(ValueError, match="greater than 0"):
+            priced(work(layer(0)), (FAST, replace(FAST, **{name: bandwidth})))
 
 
 def test_more_threads_attend_faster() -> None:
@@ -453,9 +454,10 @@ def test_weights_by_hand(weights: Weights, streams: bool, prompt: float, generat
     assert (found.prompt, found.generation) == (pytest.approx(prompt, rel=1e-6), pytest.approx(generation))
 
 
-def test_two_tokens_touch_few_experts() -> None:
-    found = cost.tensor_seconds(Weights(0, 200, 0, True), small(SMALL, workload=Workload(2, 1), n_expert=8))
-    assert found.prompt == pytest.approx((1 - 0.75**2) * 200 / 50)
+@pytest.mark.parametrize(("experts", "share"), [(True, 1 - 0.75**2), (False, 1)], ids=["experts", "other weights"])
+def test_two_tokens_touch_few_experts(experts: bool, share: float) -> None:
+    found = cost.tensor_seconds(Weights(0, 200, 0, experts), small(SMALL, workload=Workload(2, 1), n_expert=8))
+    assert found.prompt == pytest.approx(share * 200 / 50)
 
 
 @pytest.mark.parametrize(
@@ -479,6 +481,14 @@ def test_layers_by_hand(placed: Layer, streams: bool, prompt: float, generation:
 )
 def test_a_batch_is_as_much_as_there_is(n_ubatch: int, workload: Workload, batch: int) -> None:
     assert cost.setting(Work((), 8, n_ubatch=n_ubatch), (SMALL,), PC, workload, PLAIN).batch == batch
+
+
+def test_a_setting_on_other_devices_streams_where_one_of_them_can() -> None:
+    at = small(SMALL)
+    for devices, streams in (((SMALL,), True), ((AWAY,), False), ((), False), ((AWAY, SMALL), True)):
+        other = at.on(devices)
+        assert (other.devices, other.streams) == (devices, streams)
+        assert not replace(at, streams=False).on(devices).streams
 
 
 def test_splits_and_hops_by_hand() -> None:

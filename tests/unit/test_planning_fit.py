@@ -9,7 +9,7 @@ import pytest
 
 from fitter.beginning import Suggestions, placement_of
 from fitter.errors import LlamaCppCrashError, LlamaCppError, TimeLimitError
-from fitter.llama.types import Breakdown, Layout, Params
+from fitter.llama.types import Breakdown, Layout, Params, TensorBuftOverride
 from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan
 from fitter.planning.request import DeviceLimit, Progress, Request
@@ -241,3 +241,68 @@ def test_a_plan_that_does_not_fit_is_none_when_the_time_is_over() -> None:
     devices = limits(10)
     with pytest.raises(TimeLimitError, match=r"seconds: loading with context .*\): raise --time-limit"):
         hurried(request(DENSE, devices, host_mib=10), Hurried(DENSE, devices, left=2), SyntheticLlama(DENSE, devices))
+
+
+PUT_THERE = {f"blk.{layer}.ffn_up.weight": 0 for layer in range(DENSE.n_layer)}
+AS_ASKED = request(
+    *(DENSE, limits(200)),
+    params=Params(n_gpu_layers=2, n_ctx=4096, tensor_buft_overrides=(TensorBuftOverride("ffn_up", "CUDA0"),)),
+    fixed=("n_gpu_layers", "n_ctx"),
+)
+PAGED = "or let weights be read from disk again and again with --allow paging"
+
+PROBLEMS: dict[str, tuple[Request, list[str]]] = {
+    "a device": (
+        request(
+            *(DENSE, limits(500, margin=7)),
+            params=Params(n_gpu_layers=9, n_ctx=4096),
+            fixed=("n_gpu_layers", "n_ctx"),
+        ),
+        [
+            "CUDA0 lacks 114 MiB: 607 MiB are needed plus a margin of 7 MiB, but 500 MiB are free; leave -ngl out or "
+            "leave -c out or use a smaller margin with --fit-target"
+        ],
+    ),
+    "tensors that were put there": (
+        replace(AS_ASKED, pinned=PUT_THERE),
+        [
+            "CUDA0 lacks 335 MiB: 535 MiB are needed plus a margin of 0 MiB, but 200 MiB are free; leave -ngl out or "
+            "leave -c out or put fewer tensors there with -ot or use a smaller margin with --fit-target"
+        ],
+    ),
+    "the host": (
+        request(DENSE, (), host_mib=1000),
+        [
+            "the host lacks 299 MiB: 1299 MiB are needed plus a margin of 0 MiB, but 1000 MiB are free; free host "
+            f"memory or put more of the model on devices, {PAGED}"
+        ],
+    ),
+    "the host and a large context": (
+        request(DENSE, (), host_mib=1000, params=Params(n_ctx=8192), fixed=("n_ctx",)),
+        [
+            "the host lacks 427 MiB: 1427 MiB are needed plus a margin of 0 MiB, but 1000 MiB are free; use a smaller "
+            f"-c, free host memory or put more of the model on devices, {PAGED}"
+        ],
+    ),
+    "a host that pages": (
+        request(DENSE, (), host_mib=100, paging=True),
+        [
+            "the host lacks 39 MiB: 1299 MiB are needed plus a margin of 0 MiB, but 100 MiB are free; free host "
+            "memory or put more of the model on devices"
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "messages"), PROBLEMS.values(), ids=PROBLEMS)
+def test_what_lacks_is_said_with_what_to_do(asked: Request, messages: list[str]) -> None:
+    llama = SyntheticLlama(DENSE, asked.devices)
+    calls = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: 0)
+    plan = fit(asked, SUMMARY, calls, lambda progress: None, True)
+    assert [problem.message for problem in plan.problems] == messages and not plan.fits
+    for problem in plan.problems:
+        use = plan.host if problem.device == "host" else plan.devices[0]
+        rounded = -(-problem.missing // MIB)
+        assert f"lacks {rounded} MiB: {-(-use.used // MIB)} MiB are needed" in problem.message
+        if not asked.host.paging:
+            assert problem.missing == use.used + use.margin - (use.free or 0)

@@ -80,7 +80,7 @@ OBJECTIVES = ["generation", "prompt", "request"]
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("layers", [(3,), (0, 5), (2, 3, 7)], ids=str)
 def test_what_leaves_a_layer_costs_its_bytes_and_its_going_apart(layers: tuple[int, ...], objective: str) -> None:
-    found = prices(CARD, objective=objective)
+    found = prices(CARD, SLOW_CARD, objective=objective)
     dearer = found.seconds(away(*layers)) - found.seconds(FIRST)
     of_bytes = sum(UNITS[layer].movable * found.all.saved_by_byte(UNITS[layer]) for layer in layers)
     assert dearer == pytest.approx(of_bytes + len(layers) * found.all.apart)
@@ -130,11 +130,21 @@ def test_units_are_priced_one_by_one(objective: str) -> None:
     assert len(set(host[:-1])) == 1 and all(there > here for there, here in zip(host, each, strict=True))
 
 
+def test_layers_that_are_not_computed_take_no_time() -> None:
+    # those for multi-token prediction are before the output, and have units too
+    asked = priced(request(MODEL, TWO), MODEL, CARD)
+    assert asked.facts is not None
+    fewer = replace(asked, facts=replace(asked.facts, layers=asked.facts.layers[:6]))
+    every, six = (PriceList(each, TWO, {4096: UNITS}).all.unit_seconds(0) for each in (asked, fewer))
+    assert six == [*every[:6], 0.0, 0.0, every[8]]
+
+
 @pytest.mark.parametrize("layer", [0, 5, 7])
 def test_a_bare_cache_saves_what_it_says(layer: int) -> None:
     # all weights of the layer stay on the host, and its cache is on the device or is not
     names = [f"blk.{layer}.{stem}.weight" for stem in ("attn_q", "ffn_gate", "ffn_up", "ffn_down")]
-    asked = replace(priced(request(MODEL, TWO), MODEL, CARD), pinned=dict.fromkeys(names, HOST), objective="generation")
+    asked = priced(request(MODEL, TWO), MODEL, CARD, SLOW_CARD)
+    asked = replace(asked, pinned=dict.fromkeys(names, HOST), objective="generation")
     found = PriceList(asked, TWO, {4096: UNITS})
     bare, on_host = (found.seconds(Placement(first, (9 - first, 0))) for first in (layer, layer + 1))
     assert on_host - bare == pytest.approx(prices(CARD, objective="generation").all.bare_gain(layer))

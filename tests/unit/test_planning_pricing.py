@@ -78,6 +78,46 @@ def test_more_in_the_cache_slows_generation_alone() -> None:
     assert sum(part.generation for part in deep.parts) == pytest.approx(1 / deep.generation_tokens_per_second)
 
 
+@pytest.mark.parametrize("n_splits", [(1, 2), (2, 1), (9, 9)], ids=str)
+@pytest.mark.parametrize("live", [0, 100, 8192])
+def test_parts_add_up_whatever_is_in_the_cache(live: int, n_splits: tuple[int, int]) -> None:
+    price = priced(PLACEMENTS["two devices"], speeds(CARD, CARD), live, n_splits)
+    usual = {part.name: part for part in priced(PLACEMENTS["two devices"], speeds(CARD, CARD), None, n_splits).parts}
+    assert sum(part.prompt for part in price.parts) == pytest.approx(1 / price.prompt_tokens_per_second)
+    assert sum(part.generation for part in price.parts) == pytest.approx(1 / price.generation_tokens_per_second)
+    assert {part.name: part.prompt for part in price.parts} == {name: part.prompt for name, part in usual.items()}
+
+
+def test_attention_is_priced_as_it_was_measured() -> None:
+    params, targets = said(PLACEMENTS["all on the host"])
+    on, deep = speeds(CARD), Workload(0, 512, 8000)
+    with_it, without, unknown = (
+        price_params(facts(MODEL), LAYOUT, params, Breakdown((), (), N_CTX, flash, (1, 1)), on, targets, deep)
+        for flash in (True, False, None)
+    )
+    # a CPU attends faster without; what is not known is as the user asked for it
+    assert without.seconds < with_it.seconds == unknown.seconds
+
+
+def test_what_the_user_has_placed_is_priced_there() -> None:
+    names = [f"blk.{i}.ffn_down_exps.weight" for i in range(48)]
+    request = asked(devices=limits(80000))
+    breakdown = Breakdown((), ("CUDA0",), N_CTX, True, (9, 9))
+    found = {
+        place: price_placement(
+            replace(request, pinned=dict.fromkeys(names, place)),
+            *(request.devices, Placement(0, (49,)), Params(), breakdown, LAYOUT),
+        )
+        for place in (0, ON_HOST)
+    }
+    targets = dict.fromkeys(names, ON_HOST)
+    on = Speeds(("CUDA0",), (CARD,), (1,), HOST)
+    expected = price_params(facts(MODEL), LAYOUT, Params(), breakdown, on, targets, WORKLOAD)
+    there, away = found[0], found[ON_HOST]
+    assert there and away and away.seconds == expected.seconds > there.seconds
+    assert [source.device for source in away.sources] == ["CUDA0", "host"]
+
+
 def test_graph_splits_count_as_measured() -> None:
     few = priced(PLACEMENTS["experts on the host"], speeds(CARD), n_splits=(2, 2))
     many = priced(PLACEMENTS["experts on the host"], speeds(CARD), n_splits=(2, 200))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fitter.llama.types import Breakdown, Params, Row
+from fitter.planning.learned import LearnedCompute
 from fitter.planning.memory import Unit
 from fitter.planning.placement import Placement
 from fitter.planning.request import SHARED_ROW
@@ -87,6 +88,46 @@ def test_what_is_taken_over_can_have_other_names_and_is_apart() -> None:
     assert other.room(DEVICES, 4096, True, [0, 0]).with_caches == (80 * MIB, 50 * MIB)
     other.learn(measured(50, 50), 4096, True, {"CUDA0": True})
     assert known.room(DEVICES, 4096, True, [0, 0]).with_caches == (70 * MIB, 60 * MIB)
+
+
+TWO_POINTS, THREE_POINTS = {4096: 100, 8192: 200}, {1000: 10, 2000: 30, 4000: 40}
+
+
+@pytest.mark.parametrize(
+    ("points", "n_ctx", "expected"),
+    [
+        pytest.param({}, 4096, None, id="nothing-measured"),
+        pytest.param({4096: 100}, 9999, 100, id="one-point"),
+        pytest.param(TWO_POINTS, 8192, 200, id="as-measured"),
+        pytest.param(TWO_POINTS, 6144, 150, id="between"),
+        pytest.param(TWO_POINTS, 12288, 300, id="beyond"),
+        pytest.param(TWO_POINTS, 2048, 50, id="before"),
+        pytest.param({1000: 10, 2000: 300}, 500, 0, id="never-less-than-nothing"),
+        pytest.param(THREE_POINTS, 1500, 20, id="between-the-first-two"),
+        pytest.param(THREE_POINTS, 3000, 35, id="between-the-last-two"),
+        pytest.param(THREE_POINTS, 5000, 45, id="beyond-the-last-two"),
+        pytest.param(THREE_POINTS, 900, 8, id="before-the-first-two"),
+    ],
+)
+def test_compute_buffers_are_on_a_line(points: dict[int, int], n_ctx: int, expected: int | None) -> None:
+    learned = LearnedCompute()
+    for measured_at, compute in reversed(points.items()):
+        learned.learn("CUDA0", measured_at, compute)
+    assert learned.at("CUDA0", n_ctx) == expected
+    assert learned.at("CUDA1", n_ctx) is None
+    assert learned.knows_any is bool(points)
+
+
+def test_what_is_learned_of_a_copy_is_its_own() -> None:
+    first = LearnedCompute()
+    for compute in (10, 20):
+        first.learn("CUDA0", 4096, compute)
+    other = first.copy({"CUDA0": "CUDA1"})
+    assert (other.at("CUDA1", 4096), other.at("CUDA0", 4096)) == (20, None)
+    other.learn("CUDA1", 4096, 15)
+    assert other.at("CUDA1", 4096) == 20, "it was corrected before, so that the largest counts"
+    other.learn("CUDA1", 8192, 99)
+    assert first.at("CUDA0", 8192) == 20
 
 
 def trial(placement: Placement, breakdown: Breakdown) -> Trial:
