@@ -153,14 +153,15 @@ BUFFER_TYPES = {
 _BUFFER_TYPE = r"""
 #include "builds/buffer_type.h"
 #include "builds/build.h"
-static fitter::build build;
-const fitter::build & fitter::loaded_build() { return build; }
+static fitter::build is;
+const fitter::build & fitter::loaded_build() { return is; }
 static fitter::buffer_type type;
 extern "C" {
 void * fill(int version) {
-    build.backend_api = version;
+    is.backend_api = version;
     const fitter::buffer_type_functions functions = {
-        (const char * (*)(ggml_backend_buffer_type_t)) 1, (ggml_backend_buffer_t (*)(ggml_backend_buffer_type_t, size_t)) 2,
+        (const char * (*)(ggml_backend_buffer_type_t)) 1,
+        (ggml_backend_buffer_t (*)(ggml_backend_buffer_type_t, size_t)) 2,
         (size_t (*)(ggml_backend_buffer_type_t)) 3, (size_t (*)(ggml_backend_buffer_type_t)) 4,
         (size_t (*)(ggml_backend_buffer_type_t, const ggml_tensor *)) 5, (bool (*)(ggml_backend_buffer_type_t)) 6};
     type.set(functions, (ggml_backend_dev_t) 9, (void *) 8);
@@ -301,7 +302,7 @@ path = native.backend_path()
 fitter, backend = (ffi.dlopen(str(each), ffi.RTLD_NOW) for each in (path.with_name("libfitter.so"), path))
 accepted, last, alone = [], ffi.new("char[]", b"GLU"), ffi.new("char[]", b"")
 for n_ops in range(90, 110):
-    build = ffi.new("fitter_build_t *", {"n_ops": n_ops, "backend_api": 2, "last_op": last, "backend_api": 2, "larger_alone": alone})
+    build = ffi.new("fitter_build_t *", {"n_ops": n_ops, "last_op": last, "backend_api": 2, "larger_alone": alone})
     answers = {library.fitter_configure_build(build) for library in (fitter, backend)}
     if answers != {-1}:
         accepted.append([n_ops, sorted(answers)])
