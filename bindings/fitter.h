@@ -41,10 +41,11 @@ typedef struct {
     // Version of ggml's interface of backends (GGML_BACKEND_API_VERSION of its ggml-backend-impl.h): 2, or 3 from ggml 0.26
     // on, where a buffer type has two functions more.
     int32_t      backend_api;
-    // Whether a backend's graph_optimize is given ggml_backend_graph_optimize_params: from v0.4.0 on, not in b10434.
-    bool         graph_optimize_has_params;
+    // Whether a backend's graph_optimize is given ggml_backend_graph_optimize_params, 1 or 0: not in b10605 (ggml 0.21.0), but
+    // in b10739 (0.22.0). -1 where the version does not tell: then each call is looked at.
+    int32_t      graph_optimize_has_params;
     // Architectures (general.architecture) whose last graph it reserves with one sequence however many there are, each
-    // followed by a space: "" before v0.4.0, then "minimax-01 ", from v0.5.0 on "kimi-linear minimax-01 ".
+    // followed by a space: "" before v0.4.0, then "minimax-01 ", from b11053 (ggml 0.24.0) on "kimi-linear minimax-01 ".
     const char * larger_alone;
     // What its ggml-cuda does, for the rules of the profiles cuda and rocm.
     // GET_ROWS of k-quants and of what else has blocks of 256 elements: from b10361 on, not in b10068.

@@ -10,7 +10,7 @@ namespace fitter {
 
 struct build {
     int32_t     backend_api               = FITTER_GGML_BACKEND_API_VERSION;
-    bool        graph_optimize_has_params = true;
+    int32_t     graph_optimize_has_params = 1;
     std::string larger_alone              = "kimi-linear minimax-01 ";
 
     bool cuda_gets_rows_of_super_blocks = true;

@@ -67,8 +67,10 @@ bool is_argument(const ggml_backend_graph_optimize_params * argument, const void
 }  // namespace
 
 keep_alive keep_alive_of(ggml_backend_graph_optimize_params * argument, const void * frame) {
-    const bool has_params = loaded_build().graph_optimize_has_params;
-    if (has_params != is_argument(argument, frame)) {
+    const int32_t known      = loaded_build().graph_optimize_has_params;
+    const bool    is_there   = is_argument(argument, frame);
+    const bool    has_params = known < 0 ? is_there : known != 0;
+    if (has_params != is_there) {
         difference = has_params ? "graph_optimize was called without the argument for allocation dependencies"
                                 : "graph_optimize was called with an argument for allocation dependencies";
         return [](ggml_tensor *, ggml_tensor *) {};

@@ -24,13 +24,14 @@ class Epoch(NamedTuple):
     ``backend_api``: the version of ggml's interface of backends.
 
     ``graph_optimize_has_params``: whether a backend's ``graph_optimize`` is given a place to say which tensors stay
-    allocated. ``larger_alone``: architectures whose last graph is reserved with one sequence, however many there are.
+    allocated, ``None`` where that changed within this version. ``larger_alone``: architectures whose last graph is
+    reserved with one sequence, however many there are.
     """
 
     ggml: str
     last_op: str
     backend_api: int
-    graph_optimize_has_params: bool
+    graph_optimize_has_params: bool | None
     larger_alone: tuple[str, ...]
 
     @property

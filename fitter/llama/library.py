@@ -187,6 +187,7 @@ def loaded_build() -> Build:
 def _configure(library: Library, shim: Any, error: Callable[[], Any]) -> None:
     """Tell one of fitter's own libraries what the loaded build does otherwise than the one that it was built for."""
     ggml, epoch = ggml_version(library.llama.library)[0], _epoch(library.llama)
+    has_params = epoch.graph_optimize_has_params
     name_of = library.llama.library.ggml_op_name
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.c_int]
     n_ops = epoch.n_operations(lambda i: (name_of(i) or b"").decode("ascii", "replace"))
@@ -195,7 +196,7 @@ def _configure(library: Library, shim: Any, error: Callable[[], Any]) -> None:
         "n_ops": n_ops,
         "last_op": names[0],
         "backend_api": epoch.backend_api,
-        "graph_optimize_has_params": epoch.graph_optimize_has_params,
+        "graph_optimize_has_params": -1 if has_params is None else int(has_params),
         "larger_alone": names[1],
         **cuda_rules(ggml),
     }

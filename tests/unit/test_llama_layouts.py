@@ -219,13 +219,16 @@ def test_what_is_declared_is_read(fields: dict[str, str]) -> None:
     [
         ("0.13.1", False, ()),
         ("0.20.0", False, ()),
+        ("0.21.0", None, ()),
+        ("0.22.1", None, ()),
         ("0.23.0", True, ("minimax-01",)),
+        ("0.24.0", True, ("kimi-linear", "minimax-01")),
         ("0.25.1", True, ("kimi-linear", "minimax-01")),
         ("0.25.3-dev", True, ("kimi-linear", "minimax-01")),
         ("1.0.0", True, ("kimi-linear", "minimax-01")),
     ],
 )
-def test_epochs(ggml: str, has_params: bool, alone: tuple[str, ...]) -> None:
+def test_epochs(ggml: str, has_params: bool | None, alone: tuple[str, ...]) -> None:
     found = epoch_of(ggml)
     assert (found.graph_optimize_has_params, found.larger_alone) == (has_params, alone)
 
