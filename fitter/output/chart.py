@@ -133,9 +133,9 @@ def _ticks(steps: Sequence[str], at: _At, y: float) -> Iterator[str]:
     every = max(map(len, steps)) * _LETTER < room
     for step, name in enumerate(steps):
         if every or step in (0, len(steps) - 1):
-            anchor = "start" if step == 0 else "end" if not every and step else "middle"
-            place = at(step, 0.0)[0] - (_LEFT if step == 0 else 0)
-            yield f'<text class="small" x="{place:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_text(name)}</text>'
+            anchor = "middle" if every else "end" if step else "start"
+            x = at(step, 0.0)[0]
+            yield f'<text class="small" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_text(name)}</text>'
 
 
 def _path(points: Sequence[tuple[int, tuple[float, float]]]) -> str:
