@@ -4,7 +4,7 @@
 
 The models are headers of their published shapes, the builds those of ``tools.llama_builds`` and the installed
 llama-cpp-python. It takes some minutes, and writes the CSV and the picture to ``docs/images``, and the table into the
-guide about builds.
+guide to comparing builds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fitter.regression.compare import change
 from tools import llama_builds, shapes
 
 ROOT = Path(__file__).resolve().parent.parent
-GUIDE = ROOT / "docs" / "guides" / "llama-cpp-builds.md"
+GUIDE = ROOT / "docs" / "guides" / "compare-builds.md"
 PICTURE = ROOT / "docs" / "images" / "llama-cpp-history.svg"
 FIGURES = PICTURE.with_suffix(".csv")
 
@@ -116,9 +116,8 @@ def main() -> int:
     text = table(compared, builds)
     PICTURE.write_text(build_report.to_svg(compared, builds), encoding="utf-8")
     FIGURES.write_text(build_report.to_csv(compared, builds), encoding="utf-8")
-    if GUIDE.is_file():
-        page = GUIDE.read_text(encoding="utf-8")
-        GUIDE.write_text(_TABLE.sub(lambda _: f"\n{text}\n", page), encoding="utf-8")
+    page = GUIDE.read_text(encoding="utf-8")
+    GUIDE.write_text(_TABLE.sub(lambda _: f"\n{text}\n", page), encoding="utf-8")
     print(text, end="")
     return 0
 

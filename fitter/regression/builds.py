@@ -137,7 +137,7 @@ def first_of(compared: Compared) -> OnBuild | None:
 def same_parameters(before: OnBuild, after: OnBuild, max_growth: Growth) -> tuple[Move, ...]:
     """What the parameters of the first plan take more or less, by place and buffer type, and whether they still fit.
 
-    A number that grew by more than ``max_growth`` has a ``failure``.
+    Where a device or the host as a whole grew by more than ``max_growth``, what grew there has a ``failure``.
     """
     if before.breakdown is None or after.breakdown is None:
         return ()
@@ -145,11 +145,12 @@ def same_parameters(before: OnBuild, after: OnBuild, max_growth: Growth) -> tupl
     if before.fits != after.fits:
         failure = f"it no longer fits: {lacking(after.missing)}" if before.fits else ""
         moves.append(Move("fits", int(before.fits), int(after.fits), "", lacking(after.missing), failure))
+    grown = _grown(used_on(before.breakdown), used_on(after.breakdown), max_growth)
     old, new = by_buffer_type(before.breakdown), by_buffer_type(after.breakdown)
     for key in sorted(dict.fromkeys((*old, *new)), key=lambda key: (key[0] == HOST, key)):
         was, now = old.get(key, _NOTHING), new.get(key, _NOTHING)
         if was != now:
-            moves.append(_move(key, was, now, max_growth))
+            moves.append(_move(key, was, now, is_grown=key[0] in grown))
     if before.breakdown.n_ctx != after.breakdown.n_ctx:
         moves.append(Move("context", before.breakdown.n_ctx, after.breakdown.n_ctx, "tokens"))
     return tuple(moves)
@@ -211,11 +212,17 @@ def lacking(missing: Mapping[str, int]) -> str:
 _NOTHING = Row("", None, False, 0, 0, 0)
 
 
-def _move(key: tuple[str, str], was: Row, now: Row, max_growth: Growth) -> Move:
+def _grown(before: Mapping[str, int], after: Mapping[str, int], max_growth: Growth) -> frozenset[str]:
+    """The places that take more than they may."""
+    was = {place: before.get(place, 0) for place in after}
+    return frozenset(place for place, used in after.items() if used > was[place] + max_growth.of(was[place]))
+
+
+def _move(key: tuple[str, str], was: Row, now: Row, *, is_grown: bool) -> Move:
     place, buffer_type = key
     what = place if place == buffer_type else f"{place} {buffer_type}"
-    grew = now.used > was.used + max_growth.of(was.used)
-    failure = f"{what} takes {human(now.used)} instead of {human(was.used)}" if grew else ""
+    is_why = is_grown and now.used > was.used
+    failure = f"{what} takes {human(now.used)} instead of {human(was.used)}" if is_why else ""
     return Move(what, was.used, now.used, "bytes", ", ".join(_parts(was, now)), failure)
 
 

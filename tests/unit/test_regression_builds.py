@@ -142,6 +142,19 @@ def test_a_buffer_type_that_goes_and_one_that_comes() -> None:
     ]
 
 
+def test_what_only_moves_to_another_buffer_type_has_not_grown() -> None:
+    plan = make_plan()
+    (*cards, host) = plan.breakdown.rows
+    elsewhere = Row("CUDA_Host", "CUDA0", True, host.model, 0, 0)
+    for more, fails in ((0, False), (1, True)):
+        rows = (*cards, replace(host, model=0, compute=host.compute + more), elsewhere)
+        found = moved(OnBuild("new", "2", replace(plan.breakdown, rows=rows)))
+        assert [(what, bool(failure)) for what, *_, failure in found] == [
+            ("host CPU", False),
+            ("host CUDA_Host", fails),
+        ]
+
+
 def test_it_no_longer_fits() -> None:
     fits, grown = moved(with_more(make_plan(), compute=LEFT + MIB))
     assert fits == ("fits", 1, 0, "CUDA1 lacks 1.0 MiB", "it no longer fits: CUDA1 lacks 1.0 MiB")
