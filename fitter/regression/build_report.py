@@ -327,8 +327,11 @@ def _panel(each: Compared) -> Any:
     lines = []
     for place in (DEVICES, HOST):
         values = tuple(None if known is None else known[place] - start[place] for known in found)
-        last = next((value for value in reversed(values) if value is not None), 0)
-        lines.append(Line(values, change(0, last, "bytes") if last else "no change"))
+        known = [value for value in values if value is not None]
+        most = max(known, key=abs)
+        is_past = abs(most) > abs(known[-1])
+        words = change(0, known[-1], "bytes") if known[-1] else "no change"
+        lines.append(Line(values, words, change(0, most, "bytes") if is_past else ""))
     subtitle = ", ".join(f"{human(start[place])} on {_said(place)}" for place in (DEVICES, HOST) if start[place])
     bad = tuple(step for step, asked in enumerate(each.builds) if asked.missing)
     return Panel(each.name, subtitle, tuple(lines), bad)

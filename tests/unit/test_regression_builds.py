@@ -409,8 +409,8 @@ def test_the_picture_has_a_panel_for_each_case() -> None:
     assert words[4:11] == [
         "chat",
         "4.7 GiB on devices, 320.0 MiB on the host",
-        "+64.0 MiB",
         "no change",
+        "+64.0 MiB",
         "old",
         "new",
         "a<b>\\x1b&",
@@ -424,6 +424,14 @@ def test_a_line_stops_where_nothing_was_measured() -> None:
     text = chart.chart("t", ("x",), "bad", ("1", "2", "3", "4"), (panel,))
     (line,) = [part for part in text.split('"') if part.startswith("M") and "L" in part]
     assert line.count("M") == 2 and line.count("L") == 1
+
+
+def test_a_peak_is_named() -> None:
+    passing = with_more(make_plan(), compute=64 * MIB)
+    found = Compared(GROWN.subject, (first_of(make_plan()), passing, with_more(make_plan(), compute=-MIB)))
+    text = build_report.to_svg((found,), ("a", "b", "c"))
+    assert text.count(">+64.0 MiB<") == text.count(">-1.0 MiB<") == 1
+    assert build_report.to_svg((GROWN,), BUILDS).count(">+64.0 MiB<") == 1
 
 
 def test_long_names_of_steps_leave_room() -> None:
