@@ -101,6 +101,14 @@ def test_a_plan_that_does_not_fit_may_fit_with_another_build() -> None:
     assert with_more(plan, compute=LEFT + 1).missing == {"CUDA1": 1}
 
 
+def test_a_device_that_had_no_room_may_have_some() -> None:
+    whole = make_plan(problems=(Problem("CUDA0", MIB, "too small"),))
+    short = replace(whole.devices[0], free=whole.devices[0].used + whole.devices[0].margin - MIB)
+    plan = replace(whole, devices=(short, *whole.devices[1:]))
+    assert with_more(plan).missing == {"CUDA0": MIB}
+    assert with_more(plan, "CUDA0", compute=-MIB).fits
+
+
 # --- what is different
 
 
