@@ -158,7 +158,7 @@ def totals(each: OnBuild) -> dict[str, int] | None:
     """Bytes on all devices together and on the host; ``None`` if they were not measured."""
     if each.breakdown is None:
         return None
-    used = used_on(each.breakdown)
+    used = used_on(each)
     host = used.pop(HOST, 0)
     return {DEVICES: sum(used.values()), HOST: host}
 
@@ -274,7 +274,7 @@ def _build_to_dict(each: Compared, asked: OnBuild, label: str) -> dict[str, Any]
         "error": None if asked.error is None else str(asked.error),
         "fits": None if asked.breakdown is None else asked.fits,
         "missing": dict(asked.missing),
-        "memory": [] if asked.breakdown is None else [*_memory(asked)],
+        "memory": [*_memory(asked)],
         "moves": list(map(move_to_dict, change_on(each, asked))),
         "plan": list(map(move_to_dict, own_plans(first.plan, asked.plan)))  # type: ignore[union-attr, arg-type]
         if is_other
@@ -283,8 +283,7 @@ def _build_to_dict(each: Compared, asked: OnBuild, label: str) -> dict[str, Any]
 
 
 def _memory(asked: OnBuild) -> Iterator[dict[str, Any]]:
-    assert asked.breakdown is not None
-    for (place, buffer_type), row in by_buffer_type(asked.breakdown).items():
+    for (place, buffer_type), row in by_buffer_type(asked).items():
         parts = {name: getattr(row, name) for name in ("model", "context", "compute", "used")}
         yield {"device": place, "buffer_type": buffer_type, **parts}
 
@@ -300,7 +299,7 @@ def to_csv(compared: Sequence[Compared], builds: Sequence[str]) -> str:
     lines.writerow(COLUMNS)
     for each in compared:
         for label, asked in zip(labels(builds), each.builds, strict=bool(each.builds)):
-            for row in _memory(asked) if asked.breakdown is not None else ():
+            for row in _memory(asked):
                 fits = str(asked.fits).lower()
                 lines.writerow((printable(each.name), printable(label), asked.version, *row.values(), fits))
     return out.getvalue()

@@ -21,7 +21,7 @@ from fitter.planning.plan import Plan, Problem
 from fitter.regression import build_report
 from fitter.regression.builds import Compared, Subject, labels, of_cases, of_models, own_plans, same_parameters
 from fitter.regression.cases import Case, Growth, read_builds
-from tests.unit.plans import GIB, MIB, make_plan
+from tests.unit.plans import GIB, MIB, make_plan, shared_use
 
 LABELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "directories": (("builds/b10361", "builds/v0.5.0"), ("b10361", "v0.5.0")),
@@ -49,11 +49,11 @@ def with_more(plan: Plan, device: str = "CUDA1", **more: int) -> OnBuild:
         return replace(row, **{name: getattr(row, name) + size for name, size in more.items()})
 
     breakdown = replace(plan.breakdown, rows=tuple(map(changed, plan.breakdown.rows)))
-    return OnBuild("builds/new", "2", breakdown, comparing.missing_of(plan, breakdown))
+    return OnBuild("builds/new", "2", breakdown, (), comparing.missing_of(plan, breakdown))
 
 
 def first_of(plan: Plan) -> OnBuild:
-    return OnBuild("builds/old", "1", plan.breakdown, {}, plan)
+    return OnBuild("builds/old", "1", plan.breakdown, plan.shared, {}, plan)
 
 
 def compared(after: OnBuild, plan: Plan | None = None, growth: Growth | None = None) -> Compared:
@@ -161,6 +161,23 @@ def test_what_only_moves_to_another_buffer_type_has_not_grown() -> None:
             ("host CPU", False),
             ("host CUDA_Host", fails),
         ]
+
+
+def test_what_is_beside_the_model_is_there_too() -> None:
+    plan = make_plan()
+    before = replace(first_of(plan), shared=(shared_use("draft", CUDA1=100, host=5),))
+    after = replace(with_more(plan), shared=(shared_use("draft", CUDA1=164, host=5), shared_use("projector", CUDA1=1)))
+    (move,) = same_parameters(before, after, Growth())
+    assert (move.what, move.before, move.after) == ("CUDA1 beside the model", 100 * MIB, 165 * MIB)
+    assert move.failure == "CUDA1 beside the model takes 165.0 MiB instead of 100.0 MiB"
+    shared = (shared_use("draft", CUDA1=1, CUDA0=7, host=3),)
+    assert comparing.missing_of(plan, with_more(plan, compute=LEFT).breakdown or plan.breakdown, shared) == {
+        "CUDA1": MIB
+    }
+    (*_, host) = build_report.to_dict((compared(replace(after, shared=shared)),), BUILDS)["cases"][0]["builds"][1][
+        "memory"
+    ]
+    assert (host["device"], host["buffer_type"], host["used"]) == ("host", "beside the model", 3 * MIB)
 
 
 def test_it_no_longer_fits() -> None:
