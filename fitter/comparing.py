@@ -16,6 +16,8 @@ from fitter.output.formats.python import fit_kwargs
 from fitter.parameters import AnyPath, Fitting, MachineKeywords, Measuring, RawKeywords, taken_by
 from fitter.planning.ask import Ask
 from fitter.planning.plan import Plan
+from fitter.planning.shared import taken
+from fitter.planning.summary import SharedUse
 from fitter.worker_door import door_with_worker
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class OnBuild:
     """Its version and commit; empty if it cannot be used."""
     breakdown: Breakdown | None = None
     """What the parameters of the first build's plan take with this one; ``None`` if that was not measured."""
+    shared: tuple[SharedUse, ...] = ()
+    """What is beside the model with those parameters, in the same places."""
     missing: Mapping[str, int] = field(default_factory=dict)
     """Bytes that those parameters lack, by the name of a device or ``host``; empty if they fit."""
     plan: Plan | None = None
@@ -62,9 +66,9 @@ def compare_builds(
 
     ``builds`` are named as for ``llama_cpp``, in an order of which each is compared with the first: ``python``, a
     directory with libllama and ggml's libraries, a llama-server. If the first cannot plan the model, perhaps since it
-    is older than the model's architecture, the parameters are those of the first that can. With ``own_plans`` every
-    build also makes its own plan; what is beside the model (a draft model, a projector) is measured with that build
-    only there, and otherwise counted as the first plan has it. A ``worker`` that is given is used and stays open.
+    is older than the model's architecture, the parameters are those of the first that can. What is beside the model (a
+    draft model, a projector) is measured in the same places. With ``own_plans`` every build also makes its own plan. A
+    ``worker`` that is given is used and stays open.
 
     There is a result for each of ``builds``, in their order; what one build refuses is its ``error``. Raises
     ``UsageError`` for builds that are not there and parameters that make no sense, ``LibraryError`` for builds that
@@ -110,7 +114,8 @@ def _with_plan(model: AnyPath, build: str, told: dict[str, Any], worker: Worker)
     """What a build says that makes the plan whose parameters are compared."""
     try:
         plan = api.fit(model, worker=worker, **_without_timeout(told))
-        return OnBuild(build, worker.llama_cpp(), plan.breakdown, missing_of(plan, plan.breakdown), plan)
+        lacking = missing_of(plan, plan.breakdown, plan.shared)
+        return OnBuild(build, worker.llama_cpp(), plan.breakdown, plan.shared, lacking, plan)
     except FitterError as error:
         return OnBuild(build, error=error)
 
@@ -119,9 +124,22 @@ def _again(planned: Plan, build: str, told: dict[str, Any], worker: Worker) -> O
     """What a build says of the parameters of a plan."""
     try:
         breakdown = api.measure(planned.model.path, worker=worker, **same_load(planned, told))
-        return OnBuild(build, worker.llama_cpp(), breakdown, missing_of(planned, breakdown))
+        shared = _beside(planned, told, worker)
+        lacking = missing_of(planned, breakdown, shared)
+        return OnBuild(build, worker.llama_cpp(), breakdown, shared, lacking)
     except FitterError as error:
         return OnBuild(build, error=error)
+
+
+def _beside(planned: Plan, told: dict[str, Any], worker: Worker) -> tuple[SharedUse, ...]:
+    """What is beside the model in the plan, as the worker's build measures it.
+
+    Its places are fixed; the model itself may be placed otherwise by this fit if it no longer fits.
+    """
+    if all(use.kind == "reserve" for use in planned.shared):
+        return planned.shared
+    words = {**told, **fit_kwargs(planned)}
+    return api.fit(planned.model.path, worker=worker, **_without_timeout(words)).shared
 
 
 def _and_own_plan(each: OnBuild, model: AnyPath, told: dict[str, Any], worker: Worker) -> OnBuild:
@@ -146,8 +164,8 @@ def same_load(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
     return _without_timeout({**load, **raw, **machine})
 
 
-def missing_of(plan: Plan, breakdown: Breakdown) -> dict[str, int]:
-    """Bytes that are missing where ``breakdown`` takes what the parameters of ``plan`` take.
+def missing_of(plan: Plan, breakdown: Breakdown, shared: Sequence[SharedUse] = ()) -> dict[str, int]:
+    """Bytes that are missing where the parameters of ``plan`` take ``breakdown``, and ``shared`` is beside the model.
 
     As for a plan: margins are kept by ``compute`` of each row, and what a real load reserves has room in what is free.
     What a plan that fits may exceed, such as the host's memory with ``paging``, is no limit.
@@ -155,11 +173,11 @@ def missing_of(plan: Plan, breakdown: Breakdown) -> dict[str, int]:
     real = breakdown.real
     uses = [(use, breakdown.on(use.name).used, real.on(use.name).used) for use in plan.devices]
     lacking = {
-        use.name: max(used + use.margin, reserved) + use.shared - use.free
+        use.name: max(used + use.margin, reserved) + taken(shared, use.name) - use.free
         for use, used, reserved in uses
         if use.fits or not plan.fits
     }
     host = plan.host
     if host.free is not None and (host.fits or not plan.fits):
-        lacking[HOST] = max(breakdown.host.used + host.margin, real.host.used) + host.shared - host.free
+        lacking[HOST] = max(breakdown.host.used + host.margin, real.host.used) + taken(shared, None) - host.free
     return {name: size for name, size in lacking.items() if size > 0}

@@ -35,10 +35,14 @@ _At = Callable[[int, float], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a panel. ``values``: one for each step, ``None`` where there is none; ``last``: words at its end."""
+    """A line of a panel. ``values``: one for each step, ``None`` where there is none.
+
+    ``last``: words at its end; ``most``: words at the value that is farthest from 0, if it is not the last one.
+    """
 
     values: tuple[float | None, ...]
     last: str
+    most: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,10 +112,21 @@ def _panel(panel: Panel, steps: Sequence[str], x: float, y: float, width: float)
         yield f'<path class="line s{index}" d="{_path(points)}"/>'
         for _, (px, py) in points:
             yield f'<circle class="s{index}" cx="{px:.1f}" cy="{py:.1f}" r="2.5"/>'
+        yield from _peak(line, index, at)
     yield from _last_values(panel, at, left + width + 8, len(steps))
     for step in panel.bad:
         yield _cross(at(step, 0.0)[0], top - 11)
     yield from _ticks(steps, at, top + _PLOT + 16)
+
+
+def _peak(line: Line, index: int, at: _At) -> Iterator[str]:
+    """The words at the value that is farthest from 0."""
+    known = [(abs(value), -step, value) for step, value in enumerate(line.values) if value is not None]
+    if line.most and known:
+        _, step, value = max(known)
+        x, y = at(-step, value)
+        place = y - 6 if value > 0 else y + 14
+        yield f'<text class="s{index}" x="{x:.1f}" y="{place:.1f}" text-anchor="middle">{_text(line.most)}</text>'
 
 
 def _last_values(panel: Panel, at: _At, x: float, n_steps: int) -> Iterator[str]:
@@ -121,10 +136,10 @@ def _last_values(panel: Panel, at: _At, x: float, n_steps: int) -> Iterator[str]
         known = [value for value in line.values if value is not None]
         if known:
             ends.append((at(n_steps - 1, known[-1])[1], index, line.last))
-    below = float("-inf")
-    for y, index, words in sorted(ends):
-        below = max(y + 4, below + 13)
-        yield f'<text class="s{index}" x="{x:.1f}" y="{below:.1f}">{_text(words)}</text>'
+    above = float("inf")
+    for y, index, words in sorted(ends, reverse=True):
+        above = min(y + 4, above - 13)
+        yield f'<text class="s{index}" x="{x:.1f}" y="{above:.1f}">{_text(words)}</text>'
 
 
 def _ticks(steps: Sequence[str], at: _At, y: float) -> Iterator[str]:
@@ -133,9 +148,9 @@ def _ticks(steps: Sequence[str], at: _At, y: float) -> Iterator[str]:
     every = max(map(len, steps)) * _LETTER < room
     for step, name in enumerate(steps):
         if every or step in (0, len(steps) - 1):
-            anchor = "start" if step == 0 else "end" if not every and step else "middle"
-            place = at(step, 0.0)[0] - (_LEFT if step == 0 else 0)
-            yield f'<text class="small" x="{place:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_text(name)}</text>'
+            anchor = "middle" if every else "end" if step else "start"
+            x = at(step, 0.0)[0]
+            yield f'<text class="small" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_text(name)}</text>'
 
 
 def _path(points: Sequence[tuple[int, tuple[float, float]]]) -> str:

@@ -158,7 +158,7 @@ def totals(each: OnBuild) -> dict[str, int] | None:
     """Bytes on all devices together and on the host; ``None`` if they were not measured."""
     if each.breakdown is None:
         return None
-    used = used_on(each.breakdown)
+    used = used_on(each)
     host = used.pop(HOST, 0)
     return {DEVICES: sum(used.values()), HOST: host}
 
@@ -274,7 +274,7 @@ def _build_to_dict(each: Compared, asked: OnBuild, label: str) -> dict[str, Any]
         "error": None if asked.error is None else str(asked.error),
         "fits": None if asked.breakdown is None else asked.fits,
         "missing": dict(asked.missing),
-        "memory": [] if asked.breakdown is None else [*_memory(asked)],
+        "memory": [*_memory(asked)],
         "moves": list(map(move_to_dict, change_on(each, asked))),
         "plan": list(map(move_to_dict, own_plans(first.plan, asked.plan)))  # type: ignore[union-attr, arg-type]
         if is_other
@@ -283,8 +283,7 @@ def _build_to_dict(each: Compared, asked: OnBuild, label: str) -> dict[str, Any]
 
 
 def _memory(asked: OnBuild) -> Iterator[dict[str, Any]]:
-    assert asked.breakdown is not None
-    for (place, buffer_type), row in by_buffer_type(asked.breakdown).items():
+    for (place, buffer_type), row in by_buffer_type(asked).items():
         parts = {name: getattr(row, name) for name in ("model", "context", "compute", "used")}
         yield {"device": place, "buffer_type": buffer_type, **parts}
 
@@ -300,7 +299,7 @@ def to_csv(compared: Sequence[Compared], builds: Sequence[str]) -> str:
     lines.writerow(COLUMNS)
     for each in compared:
         for label, asked in zip(labels(builds), each.builds, strict=bool(each.builds)):
-            for row in _memory(asked) if asked.breakdown is not None else ():
+            for row in _memory(asked):
                 fits = str(asked.fits).lower()
                 lines.writerow((printable(each.name), printable(label), asked.version, *row.values(), fits))
     return out.getvalue()
@@ -327,8 +326,11 @@ def _panel(each: Compared) -> Any:
     lines = []
     for place in (DEVICES, HOST):
         values = tuple(None if known is None else known[place] - start[place] for known in found)
-        last = next((value for value in reversed(values) if value is not None), 0)
-        lines.append(Line(values, change(0, last, "bytes") if last else "no change"))
+        known = [value for value in values if value is not None]
+        most = max(known, key=abs)
+        is_past = abs(most) > abs(known[-1])
+        words = change(0, known[-1], "bytes") if known[-1] else "no change"
+        lines.append(Line(values, words, change(0, most, "bytes") if is_past else ""))
     subtitle = ", ".join(f"{human(start[place])} on {_said(place)}" for place in (DEVICES, HOST) if start[place])
     bad = tuple(step for step, asked in enumerate(each.builds) if asked.missing)
     return Panel(each.name, subtitle, tuple(lines), bad)

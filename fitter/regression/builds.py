@@ -6,14 +6,14 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fitter.comparing import OnBuild, check_builds, compare_builds
 from fitter.errors import FitterError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
-from fitter.llama.types import Breakdown, Row
+from fitter.llama.types import Row
 from fitter.output.units import human
 from fitter.planning.plan import Plan
 from fitter.regression.cases import Case, Growth
@@ -22,6 +22,8 @@ from fitter.regression.measuring import OnDone, go_on, in_workers, memory_of
 
 HOST = "host"
 """What the host is called among devices."""
+BESIDE = "beside the model"
+"""Stands for the buffer type of what is beside the model."""
 _PARTS = ("model", "context", "compute")
 
 
@@ -137,7 +139,7 @@ def first_of(compared: Compared) -> OnBuild | None:
 def same_parameters(before: OnBuild, after: OnBuild, max_growth: Growth) -> tuple[Move, ...]:
     """What the parameters of the first plan take more or less, by place and buffer type, and whether they still fit.
 
-    A number that grew by more than ``max_growth`` has a ``failure``.
+    Where a device or the host as a whole grew by more than ``max_growth``, what grew there has a ``failure``.
     """
     if before.breakdown is None or after.breakdown is None:
         return ()
@@ -145,11 +147,12 @@ def same_parameters(before: OnBuild, after: OnBuild, max_growth: Growth) -> tupl
     if before.fits != after.fits:
         failure = f"it no longer fits: {lacking(after.missing)}" if before.fits else ""
         moves.append(Move("fits", int(before.fits), int(after.fits), "", lacking(after.missing), failure))
-    old, new = by_buffer_type(before.breakdown), by_buffer_type(after.breakdown)
+    old, new = by_buffer_type(before), by_buffer_type(after)
+    grown = _grown(_by_place(old), _by_place(new), max_growth)
     for key in sorted(dict.fromkeys((*old, *new)), key=lambda key: (key[0] == HOST, key)):
         was, now = old.get(key, _NOTHING), new.get(key, _NOTHING)
         if was != now:
-            moves.append(_move(key, was, now, max_growth))
+            moves.append(_move(key, was, now, is_grown=key[0] in grown))
     if before.breakdown.n_ctx != after.breakdown.n_ctx:
         moves.append(Move("context", before.breakdown.n_ctx, after.breakdown.n_ctx, "tokens"))
     return tuple(moves)
@@ -184,21 +187,34 @@ def has_grown(compared: Compared) -> bool:
     return bool(compared.builds) and any(move.failure for move in change_on(compared, compared.builds[-1]))
 
 
-def by_buffer_type(breakdown: Breakdown) -> dict[tuple[str, str], Row]:
-    """The rows of a measurement that are not empty, by place (a device, or ``host``) and buffer type."""
-    devices, host = memory_of(breakdown.rows)
-    places = {**devices, HOST: host}
-    return {
+def by_buffer_type(asked: OnBuild) -> dict[tuple[str, str], Row]:
+    """The rows of a measurement that are not empty, by place (a device, or ``host``) and buffer type.
+
+    What is beside the model is one row for each place. Nothing if it was not measured.
+    """
+    if asked.breakdown is None:
+        return {}
+    devices, host = memory_of(asked.breakdown.rows)
+    found = {
         (place, name): Row(name, None, place == HOST, memory.model, memory.context, memory.compute)
-        for place, memories in places.items()
+        for place, memories in {**devices, HOST: host}.items()
         for name, memory in memories.items()
     }
+    for row in (row for use in asked.shared for row in use.rows if row.used):
+        place = row.device or HOST
+        sum_of = found.get((place, BESIDE), Row(BESIDE, None, place == HOST, 0, 0, 0))
+        found[place, BESIDE] = replace(sum_of, **{name: getattr(sum_of, name) + getattr(row, name) for name in _PARTS})
+    return found
 
 
-def used_on(breakdown: Breakdown) -> dict[str, int]:
+def used_on(asked: OnBuild) -> dict[str, int]:
     """Bytes on each device, and on ``host``."""
+    return _by_place(by_buffer_type(asked))
+
+
+def _by_place(rows: Mapping[tuple[str, str], Row]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for (place, _), row in by_buffer_type(breakdown).items():
+    for (place, _), row in rows.items():
         found[place] = found.get(place, 0) + row.used
     return found
 
@@ -211,11 +227,17 @@ def lacking(missing: Mapping[str, int]) -> str:
 _NOTHING = Row("", None, False, 0, 0, 0)
 
 
-def _move(key: tuple[str, str], was: Row, now: Row, max_growth: Growth) -> Move:
+def _grown(before: Mapping[str, int], after: Mapping[str, int], max_growth: Growth) -> frozenset[str]:
+    """The places that take more than they may."""
+    was = {place: before.get(place, 0) for place in after}
+    return frozenset(place for place, used in after.items() if used > was[place] + max_growth.of(was[place]))
+
+
+def _move(key: tuple[str, str], was: Row, now: Row, *, is_grown: bool) -> Move:
     place, buffer_type = key
     what = place if place == buffer_type else f"{place} {buffer_type}"
-    grew = now.used > was.used + max_growth.of(was.used)
-    failure = f"{what} takes {human(now.used)} instead of {human(was.used)}" if grew else ""
+    is_why = is_grown and now.used > was.used
+    failure = f"{what} takes {human(now.used)} instead of {human(was.used)}" if is_why else ""
     return Move(what, was.used, now.used, "bytes", ", ".join(_parts(was, now)), failure)
 
 

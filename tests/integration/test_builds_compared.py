@@ -19,6 +19,7 @@ from fitter.llama.client import Worker
 from fitter.regression import build_report
 from fitter.regression.check import check, lock
 from tools import llama_builds, shapes
+from tools.docs import models
 from tools.tiny import TINY_MOE, write_tiny
 
 OLD, NEW = "b10361", "v0.5.0"
@@ -194,6 +195,22 @@ def test_a_build_twice_answers_the_same(moe: Path) -> None:
     assert first.plan is not None and second.plan is not None and first.breakdown is not None
     assert first.plan.params == second.plan.params
     assert (second.breakdown, second.version, second.fits) == (first.breakdown, first.version, True)
+
+
+def test_what_is_beside_the_model_is_measured_in_the_same_places(tmp_path: Path) -> None:
+    models.place(("llama-3.1-8b.gguf", "draft.gguf"), tmp_path)
+    told: dict[str, Any] = {"model_draft": str(tmp_path / "draft.gguf"), "reserve": "host=1GiB", "n_ctx": 8192}
+    builds = ["python", str(fetched(NEW)), "python"]
+    whole = tmp_path / "llama-3.1-8b.gguf"
+    first, other, again = fitter.compare_builds(whole, builds, gpus=["16GiB", "8GiB"], own_plans=False, **told)
+    assert first.plan is not None and first.shared == first.plan.shared
+    assert {use.kind for use in first.shared} == {"draft", "reserve"}
+    assert (again.shared, again.breakdown, again.error) == (first.shared, first.breakdown, None)
+    # As for the model itself, only the part on the host may be another.
+    assert [use.on("CUDA0") + use.on("CUDA1") for use in other.shared] == [
+        use.on("CUDA0") + use.on("CUDA1") for use in first.shared
+    ]
+    assert first.fits and other.fits and again.fits
 
 
 def test_what_fitted_no_longer_fits(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

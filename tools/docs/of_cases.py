@@ -26,6 +26,7 @@ type_v = "q8_0"
 CUDA0 = "20GiB"
 """
 
+_RELATIVE = "string; a path with `/` is relative to the file's directory"
 _AMOUNT = 'a share such as `"1%"`, bytes, or a text such as `"64MiB"`'
 
 
@@ -50,7 +51,7 @@ def _settings() -> list[tuple[str, str, str, str]]:
     return [
         (
             f"[`{key}`](options.md#{each.long})",
-            toml_type(each.kind),
+            _RELATIVE if key == "llama_cpp" else toml_type(each.kind),
             default_of(each),
             meaning_of(each),
         )
@@ -85,6 +86,13 @@ def toml_page() -> str:
         "## `[cases.NAME.budget]` { #budget }",
         sentence(case["budget"]) + " A case that exceeds one fails, whether it did when it was recorded or not.",
         table(("key", "value", "meaning"), budgets),
+        "## `[history]` { #history }",
+        "The builds of llama.cpp that [`fitter history`](../guides/compare-builds.md) goes through if its command line "
+        "names none.",
+        table(
+            ("key", "value", "meaning"),
+            [("`llama_cpp`", "list of strings", "From the oldest to the newest, each named as `llama_cpp` of a case.")],
+        ),
     )
 
 
