@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
+from fitter.llama.cuda_library import CudaLibrary
 from fitter.llama.types import describe
 from tools.cuda_reference import Load, cheapest_order, load_of, result_of, splits_of, write_model
 from tools.environment import with_variables
@@ -18,8 +19,8 @@ Row = dict[str, str]
 _CRASH = {"result": "FAIL crash: ", "splits": ""}
 
 
-def fill(rows: Sequence[Row], models: Path, oracle: Path | None, jobs: int = 2) -> list[Row]:
-    """The rows with the results of the ``oracle`` (a built library), or of fitter's profile without one."""
+def fill(rows: Sequence[Row], models: Path, oracle: Path | CudaLibrary | None, jobs: int = 2) -> list[Row]:
+    """The rows with the results of the ``oracle`` (its library, or a user's), or of fitter's profile without one."""
     loads = [load_of(str(index), row) for index, row in enumerate(rows)]
     for model in sorted({load.model for load in loads}):
         write_model(model, models)
@@ -60,11 +61,13 @@ def _result(worker: Worker, models: Path, load: Load) -> Row:
     return {"result": result_of(breakdown), "splits": splits_of(breakdown)}
 
 
-def _start(load: Load, oracle: Path | None) -> Worker:
+def _start(load: Load, oracle: Path | CudaLibrary | None) -> Worker:
     variables = dict(load.environment)
-    if oracle is not None:
+    if isinstance(oracle, Path):
         variables |= {"GGML_BACKEND_PATH": str(oracle), "FITTER_CUDART_DEVICES": describe(load.devices)}
-    worker = Worker(() if oracle is not None else load.devices)
+        worker = Worker()
+    else:
+        worker = Worker(load.devices, library=oracle)
     with with_variables(variables):
         worker.devices()
     return worker
