@@ -37,10 +37,10 @@ _FILES = frozenset({"-md", "--model-draft", "--spec-draft-model", "-mm", "--mmpr
 
 def begin(args: Sequence[str]) -> bool:
     """Start the workers that ``args`` will ask; returns whether it is ``fitter.api`` that asks them."""
-    if not args or args[0] in _NO_WORKER or not _QUICK.isdisjoint(args) or _values(args, "--profile"):
+    named = _values(args, "--llama-cpp")
+    if not args or args[0] in _NO_WORKER or not _QUICK.isdisjoint(args) or _is_by_library(args, named):
         # without a worker, or with none that is a plain one
         return False
-    named = _values(args, "--llama-cpp")
     prestart = functools.partial(process.prestart, variables=of_llama_cpp(named[-1] if named else None))
     if args[0] in _MANY_WORKERS:
         for _ in range(min(process.processors(), _MOST_WORKERS)):
@@ -77,6 +77,13 @@ def begin(args: Sequence[str]) -> bool:
         # A load that is all there is to wait for has a processor to itself: the header is read when it is asked for.
         prestart(_sleep if description and not is_held else read)
     return True
+
+
+def _is_by_library(args: Sequence[str], named: Sequence[str]) -> bool:
+    """Whether a CUDA backend is to answer for described cards, which a worker has from its start on."""
+    if profiles := _values(args, "--profile"):
+        return profiles[-1] != "cuda"
+    return bool(named and _values(args, "--gpu")) and os.path.isfile(os.path.join(named[-1], "libggml-cuda.so"))
 
 
 def _sleep(word: Callable[[], str]) -> None:

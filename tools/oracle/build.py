@@ -41,13 +41,18 @@ def build(source: Path, directory: Path, ggml_base: Path, jobs: int = 2) -> Path
     directory.mkdir(parents=True, exist_ok=True)
     compile_one = _Compiler(source, directory, cudafe, include).compile
     with ThreadPoolExecutor(jobs) as pool:
-        objects = list(pool.map(compile_one, SOURCES))
+        objects = list(pool.map(compile_one, _sources(source)))
     objects.append(_compile_allreduce(directory))
     runtime = _build_runtime(directory, _cuda_version(include)[0])
     objects.append(compile_traps(directory, objects, (ggml_base, runtime)))
     library = directory / NAME
     run(compiler(), "-shared", "-o", library, *objects, runtime, "-Wl,-rpath,$ORIGIN")
     return library
+
+
+def _sources(source: Path) -> list[str]:
+    """Those of ``SOURCES`` that there are: older versions have fewer."""
+    return [name for name in SOURCES if (source / "ggml" / "src" / "ggml-cuda" / f"{name}.cu").is_file()]
 
 
 class _Compiler:
@@ -103,13 +108,12 @@ def defines(source: Path) -> list[str]:
     pairs = [path.stem.removeprefix(prefix) for path in sorted(instances.glob(f"{prefix}*.cu"))]
     text = (source / "ggml" / "CMakeLists.txt").read_text()
     chosen = re.search(r'set\s*\(GGML_CUDA_FA_QUANTS\s+"([^"]+)"', text)
-    if chosen is None:
-        raise MissingError("ggml/CMakeLists.txt does not set GGML_CUDA_FA_QUANTS")
-    compiled = {"f16-f16", *chosen[1].split(";")}
+    # Before v0.5.0 there is no such option, and no macro for each pair.
+    compiled = {"f16-f16", *chosen[1].split(";")} if chosen else set()
     return [
         *("-DNDEBUG", "-D_GNU_SOURCE", "-DGGML_SHARED", "-DGGML_BACKEND_SHARED", "-DGGML_BACKEND_BUILD"),
         *("-DGGML_BACKEND_DL", "-DGGML_CUDA_USE_GRAPHS"),
-        *(f"-DGGML_CUDA_FA_{pair.replace('-', '_').upper()}={int(pair in compiled)}" for pair in pairs),
+        *(f"-DGGML_CUDA_FA_{pair.replace('-', '_').upper()}={int(pair in compiled)}" for pair in pairs if chosen),
     ]
 
 

@@ -1,0 +1,120 @@
+"""How far a profile's rules were compared with a build, and which rules a version of ggml has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fitter.llama import compared
+from fitter.llama.compared import Compared, around, said_of
+from fitter.llama.epochs import cuda_rules, epochs, numbers_of
+
+OLD = Compared("b100", "0.15.3", "f53ea51", "its own libggml-cuda.so", 250, 248, "2 of a kind")
+SOURCE = Compared("0.3.35", "0.20.0", "", "its source", 250, 250, "")
+NEW = Compared("v9", "0.25.1", "0ad4a86", "its own libggml-cuda.so", 250, 250, "")
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Others than those that are kept."""
+    monkeypatch.setattr(compared, "data", lambda: {"cuda": [each._asdict() for each in (OLD, SOURCE, NEW)]})
+    compared.comparisons.cache_clear()
+    yield
+    compared.comparisons.cache_clear()
+
+
+with_figures = pytest.mark.usefixtures("figures")
+
+
+@with_figures
+@pytest.mark.parametrize(
+    ("profile", "ggml", "commit", "expected"),
+    [
+        pytest.param("cuda", "0.15.3", "f53ea51", OLD, id="the same"),
+        pytest.param("cuda", "0.15.3", "f53ea51c0ffee", OLD, id="a longer commit"),
+        pytest.param("cuda", "0.15.3", "f53", OLD, id="a shorter commit"),
+        pytest.param("cuda", "0.15.3", "f53ea51-dirty", OLD, id="with changes"),
+        pytest.param("cuda", "0.15.3", "unknown", OLD, id="a commit that it does not know"),
+        pytest.param("cuda", "0.15.3", "", OLD, id="no commit"),
+        pytest.param("cuda", "0.15.3", "7e4c0a9", None, id="another commit of that version"),
+        pytest.param("cuda", "0.20.0", "", SOURCE, id="neither knows the commit"),
+        pytest.param("cuda", "0.20.0", "7e4c0a9-dirty", SOURCE, id="the commit of what is around it"),
+        pytest.param("cuda", "0.20.0", "7e4c0a9", None, id="a build of upstream's"),
+        pytest.param("cuda", "0.15.4", "f53ea51", None, id="another version"),
+        pytest.param("rocm", "0.15.3", "f53ea51", None, id="another profile"),
+        pytest.param("vulkan-nvidia", "0.15.3", "f53ea51", None, id="a driver's profile"),
+    ],
+)
+def test_which_comparison(profile: str, ggml: str, commit: str, expected: Compared | None) -> None:
+    assert compared.compared(profile, ggml, commit) == expected
+
+
+@with_figures
+@pytest.mark.parametrize(
+    ("ggml", "expected"),
+    [("0.9.4", (None, OLD)), ("0.15.3", (OLD, SOURCE)), ("0.24.0", (SOURCE, NEW)), ("0.100.0", (NEW, None))],
+)
+def test_those_around(ggml: str, expected: tuple[Compared | None, Compared | None]) -> None:
+    assert around("cuda", ggml) == expected
+    assert around("metal", ggml) == (None, None)
+
+
+@with_figures
+@pytest.mark.parametrize(
+    ("profile", "ggml", "commit", "said"),
+    [
+        ("cuda", "0.25.1", "0ad4a86", ""),
+        (
+            "cuda",
+            "0.15.3",
+            "f53ea51",
+            "the rules of the cuda profile say what this llama.cpp does for 248 of 250 drawn loads; the others are 2 "
+            "of a kind",
+        ),
+        (
+            "cuda",
+            "0.24.0",
+            "c0ffee1",
+            "the rules of the cuda profile were never compared with this llama.cpp, only with 0.3.35 and v9",
+        ),
+        ("cuda", "0.26.0", "", "the rules of the cuda profile were never compared with this llama.cpp, only with v9"),
+        ("metal", "0.25.1", "", "the rules of the metal profile were never compared with this llama.cpp"),
+    ],
+)
+def test_what_a_plan_says(profile: str, ggml: str, commit: str, said: str) -> None:
+    assert said_of(profile, ggml, commit) == said
+
+
+def test_the_figures_that_are_kept() -> None:
+    kept = compared.comparisons("cuda")
+    assert len(kept) >= 9
+    assert [each.ggml for each in kept] == sorted((each.ggml for each in kept), key=numbers_of)
+    assert len({each.llama_cpp for each in kept}) == len(kept)
+    for each in kept:
+        assert 0 < each.equal <= each.rows, each
+        assert bool(each.left) == (each.equal < each.rows), each
+
+
+RULES = {
+    "0.13.1": set[str](),
+    "0.15.1": {"attention_has_room"},
+    "0.17.0": {"attention_has_room"},
+    "0.19.0": {"attention_has_room", "gets_rows_of_super_blocks"},
+    "0.23.0": {"attention_has_room", "gets_rows_of_super_blocks", "branches_on_many_devices"},
+}
+
+
+@pytest.mark.parametrize("ggml", [*RULES, "0.25.1", "0.25.3", "1.0.0"])
+def test_rules_by_version(ggml: str) -> None:
+    every = cuda_rules(ggml)
+    assert {name.removeprefix("cuda_") for name, is_there in every.items() if is_there} == RULES.get(
+        ggml, {name.removeprefix("cuda_") for name in every}
+    )
+
+
+def test_a_rule_is_a_field_of_the_build() -> None:
+    from fitter.llama.library import declarations
+
+    fields = {name for name, _ in declarations().typeof("fitter_build_t").fields if name.startswith("cuda_")}
+    assert fields == set(cuda_rules(epochs()[0].ggml))

@@ -1,0 +1,142 @@
+"""Compare the rules of the cuda profile with each build's own ggml-cuda: ``python -m tools.compared [NAME…]``.
+
+Loads are drawn at random (``tools/oracle/draw.py``) and measured twice with the build's own libllama: by its
+libggml-cuda.so, as ``--profile library`` asks it, and by fitter's rules. The builds are the prebuilt ones with CUDA of
+``llama_builds.json``, fetched where they are not there; ``--oracle`` compares another llama.cpp by the oracle of its
+own source. ``--update`` keeps the figures in ``fitter/llama/compared.json``, where a plan finds them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fitter.errors import FitterError
+from fitter.llama import compared
+from fitter.llama.cuda_library import find_cuda_library
+from fitter.llama.epochs import numbers_of
+from fitter.llama.looking import look
+from fitter.llama.surroundings import LLAMA_CPP
+from tools import llama_builds, shapes
+from tools.oracle.draw import draw
+from tools.oracle.measure import Row, fill
+
+DATA = Path(compared.__file__).with_name("compared.json")
+SHOWN = 10
+OWN, ORACLE = "its own libggml-cuda.so", "ggml-cuda of its source, built without a GPU"
+_VOLTA = "70"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A build to compare with. ``where``: as ``--llama-cpp`` has it; ``library``: where its libggml-cuda.so is."""
+
+    name: str
+    where: str
+    library: Path
+    by: str
+
+
+def packaged(name: str) -> Subject:
+    """A prebuilt one. Raises ``FetchError``."""
+    directory = llama_builds.fetched(llama_builds.cuda()[name])
+    return Subject(name.removesuffix("-cuda"), str(directory.resolve()), directory, OWN)
+
+
+def answers(subject: Subject, rows: Sequence[Row], models: Path, jobs: int) -> tuple[list[Row], list[Row]]:
+    """What the build's own backend says of each load, and what fitter's rules say. Raises ``FitterError``."""
+    library = find_cuda_library(subject.library)
+    with_build = [row | {"environment": f"{row['environment']} {LLAMA_CPP}={subject.where}".strip()} for row in rows]
+    return fill(with_build, models, library, jobs), fill(with_build, models, None, jobs)
+
+
+def differing(real: Sequence[Row], mirror: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """The loads of which they say something else; two refusals are the same, whatever their words."""
+    pairs = zip(real, mirror, strict=True)
+    return [(a, b) for a, b in pairs if a != b and not (_is_refused(a) and _is_refused(b))]
+
+
+def left(pairs: Sequence[tuple[Row, Row]]) -> str:
+    """What the loads that differ have in common, in a few words."""
+    kinds = Counter(
+        "on cards of compute capability 7.0, for which its makers compiled nothing"
+        if _VOLTA in real["compute_capability"].split("/")
+        else "not explained"
+        for real, _ in pairs
+    )
+    return "; ".join(f"{count} {kind}" for kind, count in kinds.items())
+
+
+def _is_refused(row: Row) -> bool:
+    return row["result"].startswith("FAIL")
+
+
+def compare(subject: Subject, rows: Sequence[Row], models: Path, jobs: int) -> dict[str, Any]:
+    """The figures of a comparison, which is printed. Raises ``FitterError``."""
+    real, mirror = answers(subject, rows, models, jobs)
+    pairs = differing(real, mirror)
+    for a, b in pairs[:SHOWN]:
+        print(" ", {key: value for key, value in a.items() if key not in ("result", "splits") and value})
+        for label, row in (("build", a), ("rules", b)):
+            print(f"    {label:6}{row['result']} {row['splits']}")
+    seen = look(subject.where)
+    figures = {
+        "llama_cpp": subject.name,
+        "ggml": seen.ggml,
+        # Built from a source without a history, it says the commit of whatever was around it.
+        "commit": seen.commit if subject.by == OWN else "",
+        "by": subject.by,
+        "rows": len(rows),
+        "equal": len(rows) - len(pairs),
+        "left": left(pairs),
+    }
+    equal = f"{len(rows) - len(pairs)} of {len(rows)} equal"
+    print(f"{subject.name} (ggml {seen.ggml}): {equal}, by {subject.by}", flush=True)
+    return figures
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compare; the exit status is 1 if a build differs more than ``compared.json`` says."""
+    parser = argparse.ArgumentParser(prog="python -m tools.compared", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(llama_builds.cuda())} (all of them)")
+    parser.add_argument(
+        "--oracle", nargs=3, action="append", default=[], metavar=("NAME", "LLAMA_CPP", "LIBRARY"), help="another one"
+    )
+    parser.add_argument("--count", type=int, default=250, help="loads to draw (250)")
+    parser.add_argument("--seed", type=int, default=14, help="what they are drawn with (14)")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--update", action="store_true", help="keep the figures in compared.json")
+    options = parser.parse_args(argv)
+    status = 0
+    try:
+        if not (options.oracle and not options.names):
+            subjects = [packaged(name) for name in options.names or llama_builds.cuda()]
+        else:
+            subjects = []
+        subjects += [Subject(name, where, Path(library), ORACLE) for name, where, library in options.oracle]
+        rows = draw(list(shapes.SHAPES), options.count, options.seed)
+        with tempfile.TemporaryDirectory(prefix="fitter-") as models:
+            found = [compare(subject, rows, Path(models), options.jobs) for subject in subjects]
+    except (FitterError, llama_builds.FetchError) as error:
+        print(f"compared: {error}", file=sys.stderr)
+        return 2
+    known = {each["llama_cpp"]: each for each in compared.data().get("cuda", ())}
+    for each in found:
+        before = known.get(each["llama_cpp"], {"rows": 0, "equal": 0})
+        status |= each["rows"] - each["equal"] > before["rows"] - before["equal"]
+    if options.update:
+        merged = known | {each["llama_cpp"]: each for each in found}
+        document = {**compared.data(), "cuda": sorted(merged.values(), key=lambda each: numbers_of(each["ggml"]))}
+        DATA.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
