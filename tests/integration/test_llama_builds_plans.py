@@ -16,13 +16,14 @@ from fitter.llama.builds import PYTHON, find
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
-from tests.integration.llama_builds import PINNED, every, fetched, where
+from tests.integration.llama_builds import COMPILED, PINNED, every, where
 from tools import llama_builds, shapes
 from tools.llama_truth.loads import TINY, Load, draw, known, measured
 from tools.llama_truth.program import answers, compiled, headers_of, servers, with_one_cpu
 
 PINNED_SOURCE = Path(__file__).resolve().parents[2] / "vendor" / "llama.cpp" / "source"
-OTHERS = [name for name in llama_builds.libraries() if name != PINNED]
+PREBUILT = list(llama_builds.libraries())
+OTHERS = [*PREBUILT, *COMPILED]
 
 
 class Case(NamedTuple):
@@ -52,8 +53,7 @@ def one_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def called(name: str, one_cpu: Path) -> str:
-    if name != PINNED:
-        fetched(name)
+    where(name)
     (one_cpu / name).mkdir(exist_ok=True)
     return with_one_cpu(name, one_cpu / name)
 
@@ -132,7 +132,7 @@ def different(worker: Worker, rows: list[tuple[Load, str]], models: Path) -> lis
     return [f"{load}: {found} is not {said}" for load, said, found in told if found != said]
 
 
-@pytest.mark.parametrize("name", every(OTHERS))
+@pytest.mark.parametrize("name", every(PREBUILT))
 def test_stored_bytes_of_a_build(name: str, models: Path, one_cpu: Path) -> None:
     rows = list(known(name))
     assert len(rows) == 60
