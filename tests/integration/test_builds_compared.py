@@ -14,12 +14,10 @@ import pytest
 
 import fitter
 from fitter.cli import main
-from fitter.llama.client import Worker
-from fitter.regression.check import check, lock
-
-
 from fitter.comparing import same_load
+from fitter.llama.client import Worker
 from fitter.regression import build_report
+from fitter.regression.check import check, lock
 from tools import llama_builds, shapes
 from tools.tiny import TINY_MOE, write_tiny
 
