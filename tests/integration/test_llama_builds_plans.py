@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from fitter.errors import RemoteError
 from fitter.llama.builds import PYTHON, find
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride
@@ -166,6 +167,19 @@ def test_bytes_that_a_build_is_asked_for_now(
         rows = list(zip(loads, answers(program, build, loads, models, endpoints), strict=True))
         with Worker(llama_cpp=directory, rpc=endpoints) as worker:
             assert different(worker, rows, models) == []
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize(("name", "server", "version"), [("b10434", PINNED, "7.0.0"), (PINNED, "b10434", "5.0.0")])
+def test_a_server_of_another_protocol(name: str, server: str, version: str) -> None:
+    """Which protocols it can use is llama.cpp's to say: one refuses the server, another one ends."""
+    build = where(name)
+    with servers(server, 1) as (endpoint,), pytest.raises(RemoteError) as caught:
+        Worker(llama_cpp=build, rpc=endpoint).devices()
+    assert str(caught.value) == (
+        f"the RPC server {endpoint} has version {version} of the protocol, and this llama.cpp has another one: run an "
+        "rpc-server of the same llama.cpp as this one"
+    )
 
 
 def test_python_is_what_a_worker_has_by_default() -> None:
