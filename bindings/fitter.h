@@ -38,6 +38,9 @@ typedef struct {
     // from 0.3.30 (b9842) and of 101 from b10068 on.
     int32_t      n_ops;
     const char * last_op;
+    // Version of ggml's interface of backends (GGML_BACKEND_API_VERSION of its ggml-backend-impl.h): 2, or 3 from ggml 0.26
+    // on, where a buffer type has two functions more.
+    int32_t      backend_api;
     // Whether a backend's graph_optimize is given ggml_backend_graph_optimize_params: from v0.4.0 on, not in b10434.
     bool         graph_optimize_has_params;
     // Architectures (general.architecture) whose last graph it reserves with one sequence however many there are, each

@@ -25,6 +25,7 @@ int32_t fitter_configure_build(const fitter_build_t * build) {
         const int n_unknown = fitter::number_operations(build->n_ops, build->last_op);
 
         fitter::build & is                = state();
+        is.backend_api                    = build->backend_api;
         is.graph_optimize_has_params      = build->graph_optimize_has_params;
         is.larger_alone                   = build->larger_alone;
         is.cuda_gets_rows_of_super_blocks = build->cuda_gets_rows_of_super_blocks;

@@ -9,6 +9,7 @@
 namespace fitter {
 
 struct build {
+    int32_t     backend_api               = FITTER_GGML_BACKEND_API_VERSION;
     bool        graph_optimize_has_params = true;
     std::string larger_alone              = "kimi-linear minimax-01 ";
 

@@ -154,7 +154,7 @@ ggml_backend_buffer_t alloc_counted(ggml_backend_buffer_type_t buffer_type, size
         return buffer;
     }
     // A virtual device knows by itself how large a buffer it has, and has no memory.
-    const bool is_virtual = !ggml_backend_buft_is_host(buffer_type) && fitter_virtual_owns(buffer_type->device);
+    const bool is_virtual = !ggml_backend_buft_is_host(buffer_type) && fitter_virtual_owns(ggml_backend_buft_get_device(buffer_type));
 
     ggml_backend_buffer_t buffer = is_virtual ? own(buffer_type, size) : alloc_range(buffer_type, size);
     if (buffer != nullptr) {

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "builds/buffer_type.h"
+#include "builds/build.h"
 #include "builds/graph_optimize.h"
 #include "builds/operations.h"
 #include "virtual/describe.h"
@@ -39,12 +41,12 @@ struct slot {
     uint64_t                 said_free   = 0;  // free memory as it is said, mostly described.free
     std::string              id          = {};
     ggml_backend_device      device      = {};
-    ggml_backend_buffer_type buffer_type = {};
+    fitter::buffer_type      buffer_type = {};
 };
 
 struct host_buffer_type {
-    ggml_backend_buffer_type buffer_type = {};
-    const profile *          kind        = nullptr;
+    fitter::buffer_type buffer_type = {};
+    const profile *     kind        = nullptr;
 };
 
 constexpr size_t recorder_index = max_devices;
@@ -122,7 +124,7 @@ void * buffer_get_base(ggml_backend_buffer_t buffer) { return range_of(buffer).b
 
 ggml_status buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
     if (tensor->view_src == nullptr && state().record_mode == record_allocated) {
-        const slot & owner = slot_of(buffer->buft->device);
+        const slot & owner = slot_of(ggml_backend_buft_get_device(buffer->buft));
         record(record_allocated, buffer->buft, tensor, owner.described.profile->alloc_size(owner.described, tensor));
     }
     return GGML_STATUS_SUCCESS;
@@ -157,13 +159,13 @@ const ggml_backend_buffer_i buffer_interface = {
 // ---- buffer types of a device
 
 const char * buffer_type_get_name(ggml_backend_buffer_type_t buffer_type) {
-    return slot_of(buffer_type->device).described.name.c_str();
+    return slot_of(ggml_backend_buft_get_device(buffer_type)).described.name.c_str();
 }
 
 bool is_virtual(ggml_backend_buffer_type_t buffer_type) { return buffer_type->iface.get_name == buffer_type_get_name; }
 
 ggml_backend_buffer_t buffer_type_alloc(ggml_backend_buffer_type_t buffer_type, size_t size) {
-    const description & owner = slot_of(buffer_type->device).described;
+    const description & owner = slot_of(ggml_backend_buft_get_device(buffer_type)).described;
     if (owner.profile->largest_buffer != nullptr && size > owner.profile->largest_buffer(owner)) {
         return nullptr;
     }
@@ -178,22 +180,22 @@ ggml_backend_buffer_t buffer_type_alloc(ggml_backend_buffer_type_t buffer_type, 
 }
 
 size_t buffer_type_get_alignment(ggml_backend_buffer_type_t buffer_type) {
-    return slot_of(buffer_type->device).described.profile->alignment;
+    return slot_of(ggml_backend_buft_get_device(buffer_type)).described.profile->alignment;
 }
 
 size_t buffer_type_get_max_size(ggml_backend_buffer_type_t buffer_type) {
-    const description & owner = slot_of(buffer_type->device).described;
+    const description & owner = slot_of(ggml_backend_buft_get_device(buffer_type)).described;
     return owner.profile->max_size == nullptr ? SIZE_MAX : owner.profile->max_size(owner);
 }
 
 size_t buffer_type_get_alloc_size(ggml_backend_buffer_type_t buffer_type, const ggml_tensor * tensor) {
-    const slot & owner = slot_of(buffer_type->device);
+    const slot & owner = slot_of(ggml_backend_buft_get_device(buffer_type));
     const size_t size  = owner.described.profile->alloc_size(owner.described, tensor);
     record(record_sized, buffer_type, tensor, size);
     return size;
 }
 
-const ggml_backend_buffer_type_i buffer_type_interface = {
+const fitter::buffer_type_functions buffer_type_interface = {
     /* .get_name       = */ buffer_type_get_name,
     /* .alloc_buffer   = */ buffer_type_alloc,
     /* .get_alignment  = */ buffer_type_get_alignment,
@@ -205,19 +207,19 @@ const ggml_backend_buffer_type_i buffer_type_interface = {
 // ---- pinned host memory: the CPU's buffer type under another name
 
 const char * host_get_name(ggml_backend_buffer_type_t buffer_type) {
-    return static_cast<host_buffer_type *>(buffer_type->context)->kind->host_buffer_type;
+    return static_cast<host_buffer_type *>(fitter::context_of(buffer_type))->kind->host_buffer_type;
 }
 
 ggml_backend_buffer_t host_alloc(ggml_backend_buffer_type_t buffer_type, size_t size) {
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
-    if (buffer != nullptr && static_cast<host_buffer_type *>(buffer_type->context)->kind->pins_host_memory()) {
+    if (buffer != nullptr && static_cast<host_buffer_type *>(fitter::context_of(buffer_type))->kind->pins_host_memory()) {
         buffer->buft = buffer_type;
     }
     return buffer;
 }
 
 const profile & profile_of_host(ggml_backend_buffer_type_t buffer_type) {
-    return *static_cast<host_buffer_type *>(buffer_type->context)->kind;
+    return *static_cast<host_buffer_type *>(fitter::context_of(buffer_type))->kind;
 }
 
 size_t host_get_alignment(ggml_backend_buffer_type_t buffer_type) {
@@ -227,7 +229,7 @@ size_t host_get_alignment(ggml_backend_buffer_type_t buffer_type) {
 
 size_t host_get_max_size(ggml_backend_buffer_type_t buffer_type) {
     const profile & kind = profile_of_host(buffer_type);
-    return kind.max_size == nullptr ? SIZE_MAX : kind.max_size(slot_of(buffer_type->device).described);
+    return kind.max_size == nullptr ? SIZE_MAX : kind.max_size(slot_of(ggml_backend_buft_get_device(buffer_type)).described);
 }
 
 size_t host_get_alloc_size(ggml_backend_buffer_type_t buffer_type, const ggml_tensor * tensor) {
@@ -238,7 +240,7 @@ size_t host_get_alloc_size(ggml_backend_buffer_type_t buffer_type, const ggml_te
 
 bool host_is_host(ggml_backend_buffer_type_t) { return true; }
 
-const ggml_backend_buffer_type_i host_buffer_type_interface = {
+const fitter::buffer_type_functions host_buffer_type_interface = {
     /* .get_name       = */ host_get_name,
     /* .alloc_buffer   = */ host_alloc,
     /* .get_alignment  = */ host_get_alignment,
@@ -332,17 +334,19 @@ ggml_backend_t device_init_backend(ggml_backend_dev_t device, const char *) {
     return new ggml_backend{backend_guid(), stream_interface, device, nullptr};
 }
 
-ggml_backend_buffer_type_t device_get_buffer_type(ggml_backend_dev_t device) { return &slot_of(device).buffer_type; }
+ggml_backend_buffer_type_t device_get_buffer_type(ggml_backend_dev_t device) {
+    return slot_of(device).buffer_type.get();
+}
 
 ggml_backend_buffer_type_t device_get_host_buffer_type(ggml_backend_dev_t device) {
     const profile * own   = slot_of(device).described.profile;
     const auto      found = state().hosts.find(own == &state().recorder ? state().recorded : own);
-    return found == state().hosts.end() ? nullptr : &found->second.buffer_type;
+    return found == state().hosts.end() ? nullptr : found->second.buffer_type.get();
 }
 
 // A model's file in the device's own memory, where the profile's caps promise that.
 ggml_backend_buffer_t device_buffer_from_host_ptr(ggml_backend_dev_t device, void * data, size_t size, size_t) {
-    return ggml_backend_buffer_init(&slot_of(device).buffer_type, buffer_interface, new reserved_range{data, size, false},
+    return ggml_backend_buffer_init(slot_of(device).buffer_type.get(), buffer_interface, new reserved_range{data, size, false},
                                     size);
 }
 
@@ -353,7 +357,7 @@ bool device_supports_op(ggml_backend_dev_t device, const ggml_tensor * op) {
     }
     for (const ggml_tensor * source : op->src) {
         if (self.profile->own_sources_only && source != nullptr && source->buffer != nullptr &&
-            is_virtual(source->buffer->buft) && source->buffer->buft->device != device) {
+            is_virtual(source->buffer->buft) && ggml_backend_buft_get_device(source->buffer->buft) != device) {
             return false;
         }
     }
@@ -361,7 +365,7 @@ bool device_supports_op(ggml_backend_dev_t device, const ggml_tensor * op) {
 }
 
 bool device_supports_buffer_type(ggml_backend_dev_t device, ggml_backend_buffer_type_t buffer_type) {
-    return is_virtual(buffer_type) && buffer_type->device == device;
+    return is_virtual(buffer_type) && ggml_backend_buft_get_device(buffer_type) == device;
 }
 
 bool device_offload_op(ggml_backend_dev_t device, const ggml_tensor * op) {
@@ -413,7 +417,7 @@ void build() {
         return;
     }
     backend.registration = {
-        /* .api_version = */ GGML_BACKEND_API_VERSION,
+        /* .api_version = */ fitter::loaded_build().backend_api,
         /* .iface       = */
         {registration_get_name, registration_get_device_count, registration_get_device, registration_get_proc_address},
         /* .context     = */ nullptr,
@@ -422,7 +426,7 @@ void build() {
         slot & entry      = backend.slots[i];
         entry.id          = "virtual:" + std::to_string(i);
         entry.device      = {device_interface, &backend.registration, &entry};
-        entry.buffer_type = {buffer_type_interface, &entry.device, nullptr};
+        entry.buffer_type.set(buffer_type_interface, &entry.device, nullptr);
     }
     backend.ready = true;
 }
@@ -453,7 +457,7 @@ void describe(const std::vector<description> & devices) {
 
     // The host buffer type of a real backend belongs to its first device.
     for (auto & [kind, host] : backend.hosts) {
-        host.buffer_type.device = nullptr;
+        host.buffer_type.set_device(nullptr);
     }
     for (slot & entry : backend.slots) {
         const profile * kind = entry.described.profile;
@@ -464,9 +468,9 @@ void describe(const std::vector<description> & devices) {
             continue;
         }
         host_buffer_type & host = backend.hosts[kind];
-        if (host.buffer_type.device == nullptr) {
-            host.kind        = kind;
-            host.buffer_type = {host_buffer_type_interface, &entry.device, &host};
+        if (host.buffer_type.device() == nullptr) {
+            host.kind = kind;
+            host.buffer_type.set(host_buffer_type_interface, &entry.device, &host);
         }
     }
 }
@@ -518,8 +522,8 @@ bool fitter_virtual_reorder(const int32_t * order, int32_t n) {
         }
         for (auto & [kind, host] : backend.hosts) {
             for (size_t i = 0; i < count; i++) {
-                if (host.buffer_type.device == &backend.slots[i].device) {
-                    host.buffer_type.device = &backend.slots[place[i]].device;
+                if (host.buffer_type.device() == &backend.slots[i].device) {
+                    host.buffer_type.set_device(&backend.slots[place[i]].device);
                     break;
                 }
             }
@@ -578,7 +582,7 @@ bool fitter_virtual_adopt(const char * path) {
             return false;
         }
         ggml_backend_reg_t registration = reinterpret_cast<ggml_backend_reg_t (*)()>(found)();
-        if (registration == nullptr || registration->api_version != GGML_BACKEND_API_VERSION) {
+        if (registration == nullptr || registration->api_version != fitter::loaded_build().backend_api) {
             fitter::set_error("it is of another version of ggml");
             return false;
         }

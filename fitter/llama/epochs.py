@@ -21,6 +21,7 @@ _MOST_OPERATIONS = 256
 
 class Epoch(NamedTuple):
     """``ggml``: the version of ggml that it begins with. ``last_op``: ``ggml_op_name`` of the last operation.
+    ``backend_api``: the version of ggml's interface of backends.
 
     ``graph_optimize_has_params``: whether a backend's ``graph_optimize`` is given a place to say which tensors stay
     allocated. ``larger_alone``: architectures whose last graph is reserved with one sequence, however many there are.
@@ -28,6 +29,7 @@ class Epoch(NamedTuple):
 
     ggml: str
     last_op: str
+    backend_api: int
     graph_optimize_has_params: bool
     larger_alone: tuple[str, ...]
 

@@ -19,7 +19,7 @@ import fitter.llama
 from fitter.errors import LibraryError, UsageError
 from fitter.llama import opening, surroundings
 from fitter.llama.builds import PYTHON, Build, find
-from fitter.llama.epochs import cuda_rules, epoch_of
+from fitter.llama.epochs import Epoch, cuda_rules, epoch_of
 from fitter.llama.functions import Functions, ggml_version
 
 if TYPE_CHECKING:
@@ -186,8 +186,7 @@ def loaded_build() -> Build:
 
 def _configure(library: Library, shim: Any, error: Callable[[], Any]) -> None:
     """Tell one of fitter's own libraries what the loaded build does otherwise than the one that it was built for."""
-    ggml = ggml_version(library.llama.library)[0]
-    epoch = epoch_of(ggml)
+    ggml, epoch = ggml_version(library.llama.library)[0], _epoch(library.llama)
     name_of = library.llama.library.ggml_op_name
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.c_int]
     n_ops = epoch.n_operations(lambda i: (name_of(i) or b"").decode("ascii", "replace"))
@@ -195,12 +194,17 @@ def _configure(library: Library, shim: Any, error: Callable[[], Any]) -> None:
     described = {
         "n_ops": n_ops,
         "last_op": names[0],
+        "backend_api": epoch.backend_api,
         "graph_optimize_has_params": epoch.graph_optimize_has_params,
         "larger_alone": names[1],
         **cuda_rules(ggml),
     }
     if shim.fitter_configure_build(library.ffi.new("fitter_build_t *", described)) < 0:
         raise LibraryError(f"{library.llama.path} is not a llama.cpp that fitter can use: {library.text(error())}")
+
+
+def _epoch(llama: Functions) -> Epoch:
+    return epoch_of(ggml_version(llama.library)[0])
 
 
 def _probe_of(library: Library) -> Callable[[int, Any], None] | None:
@@ -239,13 +243,13 @@ def prepare() -> None:
 
 
 def _check_api() -> None:
-    """Raise ``LibraryError`` where ggml's interface of backends is not the one that fitter's own libraries have."""
+    """Raise ``LibraryError`` where ggml's interface of backends is not the one that its version has."""
     library = libraries()
-    loaded, built = int(open_backend().fitter_virtual_loaded_api_version()), built_api_version(library)
-    if loaded not in (-1, built):
+    loaded, known = int(open_backend().fitter_virtual_loaded_api_version()), _epoch(library.llama).backend_api
+    if loaded not in (-1, known):
         raise LibraryError(
-            f"{library.llama.path} has version {loaded} of ggml's interface of backends, and fitter was built for "
-            f"{built}: reinstall llama-fitter with LLAMA_CPP_SOURCE_DIR set to the source of that llama.cpp"
+            f"{library.llama.path} has version {loaded} of ggml's interface of backends, and this fitter knows "
+            f"{known} of it: install a newer llama-fitter, or {FIX}"
         )
 
 
@@ -400,11 +404,6 @@ def built_versions(library: Library) -> Versions:
         library.text(built.ggml_version) or "",
         library.text(built.llama_commit) or "",
     )
-
-
-def built_api_version(library: Library) -> int:
-    """The version of ggml's interface of backends that fitter's own libraries were compiled against."""
-    return int(library.fitter.fitter_versions().backend_api_version)
 
 
 def _one_line(error: BaseException) -> str:

@@ -35,7 +35,8 @@ def configure(n_ops: int, last_op: str, has_params: bool = True) -> list[tuple[i
     """What both libraries answer to this build, and their last error."""
     library, backend = native.libraries(), native.open_backend()
     name, alone = library.ffi.new("char[]", last_op.encode()), library.ffi.new("char[]", b"kimi-linear minimax-01 ")
-    described = {"n_ops": n_ops, "last_op": name, "graph_optimize_has_params": has_params, "larger_alone": alone}
+    described = {"n_ops": n_ops, "last_op": name, "backend_api": 2, "larger_alone": alone}
+    described |= {"graph_optimize_has_params": has_params}
     build = library.ffi.new("fitter_build_t *", described | cuda_rules("0.25.3"))
     errors = {library.fitter: library.fitter.fitter_last_error, backend: backend.fitter_virtual_error}
     return [(each.fitter_configure_build(build), library.text(error()) or "") for each, error in errors.items()]
@@ -139,6 +140,55 @@ def test_operations_are_read_by_name(names: list[str], n_unknown: int, tmp_path:
 
 def test_the_same_operations_are_told(tmp_path: Path) -> None:
     assert translator(operations(), tmp_path).same()
+
+
+# ---- a buffer type, in both versions of ggml's interface of backends
+
+# The order of the words in each version; those that are not named are NULL.
+BUFFER_TYPES = {
+    2: ["name", "alloc", "alignment", "max_size", "alloc_size", "is_host", "device", "context"],
+    3: ["name", "alloc", "", "alignment", "max_size", "alloc_size", "", "is_host", "device", "context"],
+}
+
+_BUFFER_TYPE = r"""
+#include "builds/buffer_type.h"
+#include "builds/build.h"
+static fitter::build is;
+const fitter::build & fitter::loaded_build() { return is; }
+static fitter::buffer_type type;
+extern "C" {
+void * fill(int version) {
+    is.backend_api = version;
+    const fitter::buffer_type_functions functions = {
+        (const char * (*)(ggml_backend_buffer_type_t)) 1,
+        (ggml_backend_buffer_t (*)(ggml_backend_buffer_type_t, size_t)) 2,
+        (size_t (*)(ggml_backend_buffer_type_t)) 3, (size_t (*)(ggml_backend_buffer_type_t)) 4,
+        (size_t (*)(ggml_backend_buffer_type_t, const ggml_tensor *)) 5, (bool (*)(ggml_backend_buffer_type_t)) 6};
+    type.set(functions, (ggml_backend_dev_t) 9, (void *) 8);
+    type.set_device((ggml_backend_dev_t) 7);
+    return type.get();
+}
+bool reads() { return type.device() == (ggml_backend_dev_t) 7 && fitter::context_of(type.get()) == (void *) 8; }
+}
+"""
+_WORDS = ["", "name", "alloc", "alignment", "max_size", "alloc_size", "is_host", "device", "context"]
+
+
+@pytest.mark.parametrize("version", BUFFER_TYPES)
+def test_a_buffer_type_as_each_version_of_ggml_has_it(version: int, tmp_path: Path) -> None:
+    source, library = tmp_path / "buffer_type.cpp", tmp_path / "buffer_type.so"
+    source.write_text(_BUFFER_TYPE)
+    subprocess.run(
+        [os.environ.get("CXX", "c++"), "-std=c++17", "-shared", "-fPIC", "-w", "-DFITTER_GGML_BACKEND_API_VERSION=2"]
+        + [f"-I{each}" for each in (ROOT / "bindings", SOURCE / "ggml/include")]
+        + [str(source), str(ROOT / "bindings/builds/buffer_type.cpp"), "-o", str(library)],
+        check=True,
+    )
+    shim = ctypes.CDLL(str(library))
+    shim.fill.restype = ctypes.POINTER(ctypes.c_size_t)
+    found = shim.fill(version)
+    assert [_WORDS[found[i]] for i in range(len(BUFFER_TYPES[version]))] == BUFFER_TYPES[version]
+    assert shim.reads()
 
 
 # ---- structs, by what a function writes
@@ -252,7 +302,7 @@ path = native.backend_path()
 fitter, backend = (ffi.dlopen(str(each), ffi.RTLD_NOW) for each in (path.with_name("libfitter.so"), path))
 accepted, last, alone = [], ffi.new("char[]", b"GLU"), ffi.new("char[]", b"")
 for n_ops in range(90, 110):
-    build = ffi.new("fitter_build_t *", [n_ops, last, False, alone])
+    build = ffi.new("fitter_build_t *", {"n_ops": n_ops, "last_op": last, "backend_api": 2, "larger_alone": alone})
     answers = {library.fitter_configure_build(build) for library in (fitter, backend)}
     if answers != {-1}:
         accepted.append([n_ops, sorted(answers)])

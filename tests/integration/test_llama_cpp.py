@@ -119,7 +119,7 @@ def test_another_epoch_is_noticed() -> None:
     change = (
         "from fitter.llama import epochs\n"
         "last = epochs.epochs()[-1]\n"
-        "library.epoch_of = lambda ggml: epochs.Epoch(last.ggml, last.last_op, False, last.larger_alone)"
+        "library.epoch_of = lambda ggml: epochs.Epoch(last.ggml, last.last_op, 2, False, last.larger_alone)"
     )
     assert problem("python", change) == "graph_optimize was called with an argument for allocation dependencies"
 

@@ -230,6 +230,11 @@ def test_epochs(ggml: str, has_params: bool, alone: tuple[str, ...]) -> None:
     assert (found.graph_optimize_has_params, found.larger_alone) == (has_params, alone)
 
 
+@pytest.mark.parametrize(("ggml", "version"), [("0.13.1", 2), ("0.25.3", 2), ("0.26.0", 3), ("0.27.1", 3)])
+def test_the_interface_of_backends(ggml: str, version: int) -> None:
+    assert epoch_of(ggml).backend_api == version
+
+
 @pytest.mark.parametrize("ggml", ["0.9.11", "0.13.0", "", "unknown"])
 def test_a_ggml_that_is_too_old(ggml: str) -> None:
     with pytest.raises(LibraryError, match=r"0\.13\.1 is needed: take llama\.cpp"):
@@ -237,7 +242,7 @@ def test_a_ggml_that_is_too_old(ggml: str) -> None:
 
 
 def test_operations_are_counted_by_name() -> None:
-    epoch = Epoch("0.1", "GLU", True, ())
+    epoch = Epoch("0.1", "GLU", 2, True, ())
     names = ["NONE", "ADD_ID", "GLU", "some other text"]
     assert epoch.n_operations(lambda i: names[i]) == 3
     for wrong in (["NONE", "a text"], ["NONE", ""], ["NONE"] * 300):
