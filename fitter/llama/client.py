@@ -462,6 +462,8 @@ class Worker:
             return
         from fitter.llama import rpc
 
+        if wrong := rpc.mismatch(self._rpc, log):
+            raise RemoteError(wrong) from None
         if gone := rpc.lost(self._rpc, self._timeout - self._patience):
             raise RemoteError(f"llama.cpp lost an RPC server during '{command}': {gone}") from None
         if any(_DROPPED in line for line in log):

@@ -128,6 +128,10 @@ def load(
 # --- devices
 
 
+class _NoDeviceError(Exception):
+    """llama.cpp has found no device of an rpc-server; the argument is its ``host:port``."""
+
+
 def _registry(servers: Sequence[str], progress: guarded.LoadProgress) -> Registry:
     """The devices here and those of ``servers``, with the names that they had when the plan was made."""
     local = registry()
@@ -136,7 +140,7 @@ def _registry(servers: Sequence[str], progress: guarded.LoadProgress) -> Registr
         name = connections.name_of(server)
         found = rpc_devices(name)
         if not found:
-            raise RemoteError(f"the RPC server {server} has no device: start it with one")
+            raise _NoDeviceError(server)
         for device in found:
             buffer_type = (device.buffer_type or "").replace(name, server)
             info = replace(device.info, name=f"RPC{len(remote)}", description=server, buffer_type=buffer_type)
@@ -171,6 +175,8 @@ def _failure(plan: Loadable, path: str, registry: Registry, outcome: guarded.Cal
     if outcome.crash is None and outcome.stalled is None:
         if error is None:
             return LlamaCppError(f"{path}: loading was cancelled", log)
+        if isinstance(error, _NoDeviceError):
+            return RemoteError(rpc.refusal_of(str(error), log))
         if refused := _refused(plan, registry, outcome.log, error):
             device, size, what = refused
             return OutOfMemoryError(
@@ -186,6 +192,8 @@ def _failure(plan: Loadable, path: str, registry: Registry, outcome: guarded.Cal
         return LlamaCppError(f"{path}: {message or error}; load with verbose=True to see llama.cpp's log", log)
     leaked = "; the memory that it allocated is not freed until the process ends" if outcome.is_lost else ""
     if plan.rpc and (outcome.stalled is not None or "ggml-rpc" in (outcome.crash or "")):
+        if wrong := rpc.mismatch(plan.rpc, (*log, _one_line(outcome.crash or ""))):
+            return RemoteError(wrong)
         servers = ", ".join(plan.rpc)
         if gone := rpc.lost(plan.rpc, _DIAGNOSIS_SECONDS):
             return RemoteError(f"llama.cpp lost an RPC server while it loaded {path}: {gone}{leaked}")

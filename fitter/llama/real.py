@@ -11,12 +11,13 @@ from typing import Any
 
 from fitter.errors import LibraryError, LlamaCppError, RemoteError
 from fitter.llama import library as native
+from fitter.llama import rpc
 from fitter.llama.adapters import Adapters
 from fitter.llama.breakdown import breakdown_of
 from fitter.llama.devices import Device, Registry
 from fitter.llama.functions import Batch
 from fitter.llama.layouts import read_whole
-from fitter.llama.log import failure
+from fitter.llama.log import captured_log, failure
 from fitter.llama.parameters import apply
 from fitter.llama.types import Breakdown, MeasuredSpeed, Params
 
@@ -130,8 +131,8 @@ def device_speed(device: Device, memory: int, seconds: float) -> MeasuredSpeed:
 def add_rpc_server(endpoint: str) -> None:
     """Register the devices of an rpc-server (``host:port``) with ggml, as llama.cpp's ``--rpc`` does.
 
-    Raises ``LibraryError`` if libllama has no RPC, ``RemoteError`` if the server has no device. If the server does not
-    answer, llama.cpp ends the process.
+    Raises ``LibraryError`` if libllama has no RPC, ``RemoteError`` if the server has no device, or another protocol. If
+    the server does not answer, llama.cpp ends the process.
     """
     native.libraries()
     ggml = ctypes.CDLL(None)
@@ -148,7 +149,7 @@ def add_rpc_server(endpoint: str) -> None:
         raise LibraryError('libllama has no RPC: install llama-cpp-python with CMAKE_ARGS="-DGGML_RPC=on"')
     server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)(endpoint.encode())
     if not server:
-        raise RemoteError(f"the RPC server {endpoint} has no device: start it with one")
+        raise RemoteError(rpc.refusal_of(endpoint, (line.text for line in captured_log())))
     ggml.ggml_backend_register(server)
 
 

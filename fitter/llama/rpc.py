@@ -7,16 +7,19 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fitter.errors import RemoteError, UsageError
 
 PROTOCOL = (7, 0)
-"""The protocol of the pinned llama.cpp. A server must have the same major version, and no larger minor version."""
+"""The protocol of the pinned llama.cpp. What another one is asked here stays as it was: only a greeting."""
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
 """A server has one client at a time, so the worker of another fit may have to end first."""
+
+_MISMATCH = re.compile(r"RPC server version mismatch: (\d+(?:\.\d+)*)")
+_NO_DEVICE = "has no device: start it with one"
 
 _HOST = re.compile(r"[A-Za-z0-9_.-]+")
 _HELLO = struct.pack("<BQ24x", 14, 24)
@@ -124,12 +127,27 @@ def _greet(server: str, connect_by: float, answer_by: float) -> tuple[str, int]:
         # A server that answers on a closed connection is killed by SIGPIPE, unless the connection was reset.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         version = _request(connection, _HELLO, _ANSWER, answer_by)
-        if version[0] != PROTOCOL[0] or version[1] > PROTOCOL[1]:
-            theirs, ours = ".".join(map(str, version)), ".".join(map(str, PROTOCOL))
-            raise _Refusal(f"has version {theirs} of the protocol, but this llama.cpp has {ours}: {_SAME}")
-        if not _request(connection, _DEVICE_COUNT, _COUNT, answer_by)[0]:
-            raise _Refusal("has no device: start it with one")
+        # Whether it can be used with another protocol, the llama.cpp that will use it knows: see refusal_of.
+        if version[:2] == PROTOCOL and not _request(connection, _DEVICE_COUNT, _COUNT, answer_by)[0]:
+            raise _Refusal(_NO_DEVICE)
     return address
+
+
+def mismatch(servers: Sequence[str], log: Iterable[str]) -> str | None:
+    """Why llama.cpp, which wrote the lines of ``log``, cannot use one of ``servers``, if that is its protocol."""
+    lines = list(log)
+    versions = [found[1] for line in lines if (found := _MISMATCH.search(line))]
+    if not versions:
+        return None
+    # Newer versions say which one, and end the process.
+    named = [server for server in servers if any(line.endswith(f" {server}") for line in lines)] or list(servers)
+    which = f"the RPC server {named[0]} has" if len(named) == 1 else f"one of the RPC servers {', '.join(named)} has"
+    return f"{which} version {versions[-1]} of the protocol, and this llama.cpp has another one: {_SAME}"
+
+
+def refusal_of(server: str, log: Iterable[str]) -> str:
+    """Why llama.cpp, which wrote the lines of ``log`` meanwhile, has found no device of ``server``."""
+    return mismatch([server], log) or f"the RPC server {server} {_NO_DEVICE}"
 
 
 def _request(connection: socket.socket, request: bytes, kind: struct.Struct, answer_by: float) -> tuple[int, ...]:

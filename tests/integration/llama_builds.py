@@ -1,4 +1,7 @@
-"""The builds of llama.cpp that tests run on: the pinned one, and others that are fetched by package name."""
+"""The builds of llama.cpp that tests run on: the pinned one, and others that are fetched by package name.
+
+Those of other versions of llama-cpp-python are compiled, which takes minutes.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,19 @@ from typing import Any
 
 import pytest
 
-from tools import llama_builds
+from tools import llama_builds, llama_python
 
 PINNED = "python"
 SAMPLE = (PINNED, "b9842", "b10361", "v0.4.0", "v0.5.0")
 """Those of `make test`: one of each layout, and two that have the newest one."""
 
-LAYOUTS = {PINNED: "0.3.36", **{name: build.layout for name, build in llama_builds.libraries().items()}}
+_NEWEST = list(llama_builds.headers())[-1]
+COMPILED = [name for name in llama_builds.headers() if name != _NEWEST]
+LAYOUTS = {
+    PINNED: _NEWEST,
+    **{name: build.layout for name, build in llama_builds.libraries().items()},
+    **{name: name for name in COMPILED},
+}
 """The layout of every build that fitter can use."""
 
 
@@ -33,4 +42,9 @@ def fetched(name: str) -> Path:
 
 def where(name: str) -> str:
     """What a user calls a build. Skips the test if it cannot be fetched."""
-    return PINNED if name == PINNED else str(fetched(name))
+    if name == PINNED:
+        return PINNED
+    try:
+        return str(llama_python.libraries(name) if name in COMPILED else fetched(name))
+    except llama_builds.FetchError as error:
+        pytest.skip(str(error))

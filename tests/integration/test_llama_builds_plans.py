@@ -12,17 +12,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from fitter.errors import RemoteError
 from fitter.llama.builds import PYTHON, find
 from fitter.llama.client import Worker
 from fitter.llama.types import Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
-from tests.integration.llama_builds import PINNED, every, fetched, where
+from tests.integration.llama_builds import COMPILED, PINNED, every, where
 from tools import llama_builds, shapes
 from tools.llama_truth.loads import TINY, Load, draw, known, measured
 from tools.llama_truth.program import answers, compiled, headers_of, servers, with_one_cpu
 
 PINNED_SOURCE = Path(__file__).resolve().parents[2] / "vendor" / "llama.cpp" / "source"
-OTHERS = [name for name in llama_builds.libraries() if name != PINNED]
+PREBUILT = list(llama_builds.libraries())
+OTHERS = [*PREBUILT, *COMPILED]
 
 
 class Case(NamedTuple):
@@ -52,8 +54,7 @@ def one_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def called(name: str, one_cpu: Path) -> str:
-    if name != PINNED:
-        fetched(name)
+    where(name)
     (one_cpu / name).mkdir(exist_ok=True)
     return with_one_cpu(name, one_cpu / name)
 
@@ -132,7 +133,7 @@ def different(worker: Worker, rows: list[tuple[Load, str]], models: Path) -> lis
     return [f"{load}: {found} is not {said}" for load, said, found in told if found != said]
 
 
-@pytest.mark.parametrize("name", every(OTHERS))
+@pytest.mark.parametrize("name", every(PREBUILT))
 def test_stored_bytes_of_a_build(name: str, models: Path, one_cpu: Path) -> None:
     rows = list(known(name))
     assert len(rows) == 60
@@ -166,6 +167,19 @@ def test_bytes_that_a_build_is_asked_for_now(
         rows = list(zip(loads, answers(program, build, loads, models, endpoints), strict=True))
         with Worker(llama_cpp=directory, rpc=endpoints) as worker:
             assert different(worker, rows, models) == []
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize(("name", "server", "version"), [("b10434", PINNED, "7.0.0"), (PINNED, "b10434", "5.0.0")])
+def test_a_server_of_another_protocol(name: str, server: str, version: str) -> None:
+    """Which protocols it can use is llama.cpp's to say: one refuses the server, another one ends."""
+    build = where(name)
+    with servers(server, 1) as (endpoint,), pytest.raises(RemoteError) as caught:
+        Worker(llama_cpp=build, rpc=endpoint).devices()
+    assert str(caught.value) == (
+        f"the RPC server {endpoint} has version {version} of the protocol, and this llama.cpp has another one: run an "
+        "rpc-server of the same llama.cpp as this one"
+    )
 
 
 def test_python_is_what_a_worker_has_by_default() -> None:

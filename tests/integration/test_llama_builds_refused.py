@@ -25,12 +25,13 @@ OTHER = 183 if os.uname().machine == "x86_64" else 62
 # Forks of it are the workers, so they know no other layout; nor do they read a header that is beside libllama.
 _WITH_ONE_LAYOUT = """
 import sys
-from fitter.llama import builds, layouts, process
+from fitter.llama import functions, layouts, process
 from fitter.llama.surroundings import of_llama_cpp
 
 layout, where, header, *args = sys.argv[1:]
 layouts.data()["layouts"] = {layout: layouts.layouts()[layout]} if layout else {}
-builds._headers = lambda libllama: (header,) if header else ()
+layout_of = layouts.layout_of
+functions.layout_of = lambda probe, headers: layout_of(probe, (header,) if header else ())
 for _ in range(4):
     process.prestart(lambda word: None, of_llama_cpp(where))
 from fitter.cli import main
@@ -99,6 +100,33 @@ def test_every_header_beside_every_build(name: str, version: str, model: Path) -
         assert run(words).returncode == 0
         return
     assert f"{header} belongs to another version (llama_" in refusal(words)
+
+
+_PAST_THE_PROBE = """
+import sys
+from fitter.llama import functions, layouts
+
+functions.layout_of = lambda probe, headers: (sys.argv[1], layouts.layouts()[sys.argv[1]])
+from fitter.llama.canary import main
+main()
+"""
+ALIKE = {"0.3.25", "0.3.30"}
+"""Layouts that only a pointer at the end tells apart, which fitter never sets: with either of them all goes well."""
+
+
+@pytest.mark.parametrize("layout", layouts.layouts())
+@pytest.mark.parametrize("name", every())
+def test_every_layout_behind_the_probe(name: str, layout: str) -> None:
+    """Were the probe wrong, the small models whose memory is known would tell, or end their process."""
+    done = run(["-c", _PAST_THE_PROBE, layout], FITTER_LLAMA_CPP=where(name))
+    is_well = (done.returncode, done.stdout.strip()) == (0, "")
+    assert is_well == (layout == LAYOUTS[name] or {layout, LAYOUTS[name]} == ALIKE), done.stdout
+
+
+def test_layouts_that_are_alike() -> None:
+    older, newer = (layouts.layouts()[name] for name in sorted(ALIKE))
+    assert {**older["llama_context_params"], "ctx_other": "void *"} == newer["llama_context_params"]
+    assert older["llama_model_params"] == newer["llama_model_params"]
 
 
 # --- libraries that lack something

@@ -12,7 +12,7 @@ from pathlib import Path
 from fitter.errors import FitterError
 from fitter.llama.builds import PYTHON, find
 from fitter.llama.client import Worker
-from tools import llama_builds
+from tools import llama_builds, llama_python
 from tools.llama_builds import ROOT, FetchError
 from tools.llama_truth.loads import draw, measured, store
 from tools.llama_truth.program import CompileError, answers, compiled, headers_of, servers, with_one_cpu
@@ -47,7 +47,7 @@ def compare(name: str, count: int, seed: int, n_servers: int, is_stored: bool, m
 
 def main(argv: list[str] | None = None) -> int:
     """Compare the builds that are named, or all of them; 1 if fitter differs from one, 3 if one cannot be asked."""
-    known = (PYTHON, *llama_builds.libraries())
+    known = (PYTHON, *llama_builds.libraries(), *list(llama_builds.headers())[:-1])
     parser = argparse.ArgumentParser(description="Compare fitter with what builds of llama.cpp say themselves.")
     parser.add_argument("names", nargs="*", metavar="BUILD", help=f"which ones (default: all): {', '.join(known)}")
     parser.add_argument("--count", type=int, default=STORED, help="how many loads (default: %(default)s)")
@@ -64,9 +64,10 @@ def main(argv: list[str] | None = None) -> int:
         os.makedirs(models, exist_ok=True)
         for name in given.names or known:
             try:
-                is_stored = given.write and name != PYTHON
+                # The others are compiled for this machine.
+                is_stored = given.write and name in llama_builds.libraries()
                 status |= bool(compare(name, given.count, given.seed, given.rpc, is_stored, models))
-            except (FetchError, CompileError, FitterError) as error:
+            except (FetchError, CompileError, llama_python.CompileError, FitterError) as error:
                 print(f"llama_truth: {name}: {error}", file=sys.stderr)
                 return 3
     return status

@@ -27,9 +27,7 @@ def headers_of(name: str, pinned: Path) -> Path:
 
     A prebuilt one has the layouts of the llama-cpp-python that ``llama_builds.json`` names. Raises ``FetchError``.
     """
-    version = name if name in llama_builds.headers() else ""
-    if name in llama_builds.libraries():
-        version = llama_builds.packaged()[name].layout
+    version = "" if name == PYTHON else llama_builds.packaged()[name].layout
     newest = list(llama_builds.headers())[-1]
     return pinned if version in ("", newest) else llama_python.source(version) / "vendor" / "llama.cpp"
 
@@ -95,10 +93,12 @@ def with_one_cpu(name: str, into: Path) -> str:
     """What to call a build whose backend of the CPU is the same on every machine of today.
 
     Where a build has several of them, that is a directory with links to one of them only, which needs AVX2. Raises
-    ``FetchError``.
+    ``FetchError``, and ``CompileError`` of ``tools.llama_python``.
     """
     if name == PYTHON:
         return PYTHON
+    if name in llama_builds.headers():
+        return str(llama_python.libraries(name))
     directory = llama_builds.fetched(llama_builds.packaged()[name])
     if not find(str(directory)).cpu_plugins:
         return str(directory)
