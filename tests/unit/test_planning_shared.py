@@ -19,15 +19,17 @@ from fitter.planning.shared import (
     Draft,
     Mtp,
     beyond,
+    draft_seconds,
     lacking,
     parse_reserve,
     places,
     remembered,
     reservation,
 )
+from fitter.planning.summary import SharedUse
 from fitter.planning.trial import missing_of
 from tests.unit.plans import shared_use
-from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+from tests.unit.synthetic import CARD, DESKTOP, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
@@ -407,6 +409,44 @@ def test_what_lacks_by_itself() -> None:
     assert lacking([shared_use(CUDA0=10, host=4)], devices, host) == 0
     assert lacking([shared_use(CUDA0=11, CUDA1=9, host=6)], devices, host) == 3 * MIB
     assert lacking([replace(shared_use(CUDA0=11), kind="reserve")], devices, host) == 0
+
+
+DRAFT_TIMES = {
+    # of 1000 bytes a second on CUDA0, 100 on CUDA1 and 10 on the host, for three tokens
+    "on a device": ({"CUDA0": 500}, 3 * 0.5),
+    "on the slower one": ({"CUDA1": 500}, 3 * 5.0),
+    "on the host": ({None: 500}, 3 * 50.0),
+    "on both devices": ({"CUDA0": 500, "CUDA1": 100}, 3 * 1.5),
+    "on one of no known speed": ({"CUDA2": 500}, 0.0),
+}
+
+
+@pytest.mark.parametrize(("weights", "seconds"), DRAFT_TIMES.values(), ids=DRAFT_TIMES)
+def test_drafting_reads_the_weights_for_each_token(weights: dict[str | None, int], seconds: float) -> None:
+    speeds = {name: replace(CARD, bandwidth=bandwidth) for name, bandwidth in (("CUDA0", 1000.0), ("CUDA1", 100.0))}
+    rows = tuple(Row(name or "CPU", name, name is None, size, 77, 99) for name, size in weights.items())
+    draft = SharedUse("draft", "draft.gguf", rows)
+    beside = [replace(draft, kind="lora"), replace(draft, kind="mtp"), shared_use(CUDA0=5)]
+    host = replace(DESKTOP, bandwidth=10.0)
+    assert draft_seconds([*beside, draft], speeds, host, 3) == pytest.approx(seconds)
+    assert draft_seconds([draft], {}, None, 3) == 0
+
+
+@pytest.mark.parametrize("is_slow_first", [False, True])
+def test_a_draft_model_is_where_it_drafts_faster(is_slow_first: bool) -> None:
+    devices, draft = limits(4000, 4000), SyntheticDraft()
+    names = [device.name for device in devices]
+    asked = priced(request(DENSE, devices), DENSE, *(SLOW_CARD, CARD)[:: 1 if is_slow_first else -1])
+    own = SyntheticLlama(DENSE, devices)
+    calls = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0)
+    plan = fit(asked, SUMMARY, calls, lambda step: None, True, [draft.shared(name) for name in names])
+    fast, slow = names[:: -1 if is_slow_first else 1]
+    assert plan.shared[0].on(fast) > 0 and plan.params.devices == (fast,)
+    choice = plan.choices[-1]
+    assert (choice.subject, choice.chosen, choice.runner_up) == ("where the draft model is", fast, slow)
+    # 100 MiB at 1000 instead of 200 GB/s, for 512 tokens
+    assert choice.runner_up_seconds is not None
+    assert choice.runner_up_seconds - choice.seconds == pytest.approx(512 * 100 * MIB * (1 / 200e9 - 1 / 1000e9))
 
 
 def test_a_device_beside_answers_for_its_margin_whatever_is_on_it() -> None:
