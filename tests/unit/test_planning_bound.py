@@ -369,6 +369,12 @@ BY_HAND: dict[str, tuple[list[Any], list[int], int | None, list[DeviceSpeed], Wo
     # read and written for every token
     "states": ([ONE] * 2, [300], None, [TEN], Workload(0, 1), STATES, 2 * 10 + 2 * 10),
     "states first": ([ONE] * 2, [150], None, [TEN], Workload(0, 1), STATES, 2 * 10 + 5 + 30),
+    "states on the host": ([ONE] * 2, [200], None, [TEN], Workload(0, 1), {**STATES, "cache_on_host": True}, 20 + 40),
+    "tensors of no bytes": ([[(0, 4, False), *ONE]] * 2, [200], None, [TEN], Workload(0, 1), {}, 20),
+    "all pinned": (
+        *([ONE * 2], [0], None, [TEN], Workload(0, 1), {"pinned": {f"blk.0.{j}.weight": HOST for j in (0, 1)}}),
+        20 + 20,
+    ),
     "pinned to the host": (
         *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"pinned": {"blk.0.0.weight": HOST}}),
         20 + 10,
