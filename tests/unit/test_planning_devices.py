@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,47 @@ def test_worth_their_network(speed: DeviceSpeed, names: tuple[str, ...]) -> None
     assert best.params.devices == names
     subject = "whether remote devices are worth their network"
     assert (subject in [choice.subject for choice in said]) is speed.is_remote
+
+
+NEAR = replace(REMOTE_CARD, round_trip=1e-5, pcie=1e10)
+SMALLEST: dict[str, Any] = {"n_ctx_train": 4096}
+
+
+@pytest.mark.parametrize(
+    ("mib", "speeds", "more", "names", "n_ctx"),
+    [
+        pytest.param((500,) * 3, (CARD, FAR_AWAY, NEAR), SMALLEST, ("CUDA0", "CUDA2"), 4096, id="the-far-one-leaves"),
+        pytest.param((500,) * 3, (CARD, NEAR, FAR_AWAY), SMALLEST, ("CUDA0", "CUDA1"), 4096, id="the-far-one-is-last"),
+        pytest.param((500,) * 3, (CARD, FAR_AWAY, FAR_AWAY), SMALLEST, ("CUDA0",), 4096, id="both-leave"),
+        pytest.param((500,) * 3, (CARD, NEAR, NEAR), SMALLEST, ("CUDA0", "CUDA1", "CUDA2"), 4096, id="both-stay"),
+        pytest.param(
+            *((600, 900), (CARD, FAR_AWAY), {**SMALLEST, "fixed": ("devices",)}, ("CUDA0", "CUDA1"), 4096),
+            id="the-users-devices",
+        ),
+        pytest.param(
+            *((600, 900), (CARD, FAR_AWAY), {**SMALLEST, "pinned": {"blk.0.ffn_up.weight": 1}}),
+            *(("CUDA0", "CUDA1"), 4096),
+            id="the-users-tensor-is-there",
+        ),
+        pytest.param(
+            *((600, 900), (CARD, FAR_AWAY), {**SMALLEST, "objective": "prompt"}, ("CUDA0",), 4096), id="for-a-prompt"
+        ),
+        pytest.param((600, 3000), (CARD, FAR_AWAY), {}, ("CUDA0",), 4096, id="no-context-from-what-is-that-slow"),
+        pytest.param(
+            *((600, 3000), (CARD, FAR_AWAY), {"objective": "context"}, ("CUDA0",), 32768), id="as-much-on-the-host"
+        ),
+        pytest.param((3000,), (FAR_AWAY,), {}, (), 32768, id="the-host-alone"),
+        pytest.param((3000,), (NEAR,), {}, ("CUDA0",), 32768, id="nothing-but-remote"),
+    ],
+)
+def test_remotes_that_leave(
+    mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], more: dict[str, Any], names: tuple[str, ...], n_ctx: int
+) -> None:
+    found, _ = known(*mib, speeds=speeds, **more)
+    before = best_on(found)
+    best = worth_their_network(found, before)
+    assert best.fits and (best.params.devices, best.params.n_ctx) == (names, n_ctx)
+    assert (best.params == before.params) is (best.params.devices == before.params.devices)
 
 
 def test_remotes_that_were_not_worth_it_are_not_asked_for_again() -> None:
