@@ -63,6 +63,9 @@ def known(
         pytest.param(known(900), 8192, 8192, False, id="from-a-floor-on"),
         pytest.param(known(900, n_ctx=5120), None, 5120, False, id="the-users"),
         pytest.param(known(1500, objective="context"), None, 32768, False, id="the-most"),
+        # at 32768 tokens even the output alone is 27 MiB too much for its buffer
+        pytest.param(known(220, objective="context"), None, 32768, False, id="the-most-with-nothing-on-the-device"),
+        pytest.param(known(150, 150, objective="context"), None, 32768, False, id="nothing-on-either"),
         pytest.param(known(host_mib=1400), None, 7168, False, id="on-the-host"),
         pytest.param(known(host_mib=1400), 4096, 4096, False, id="on-the-host-at-a-floor"),
     ],
