@@ -14,8 +14,19 @@ from fitter.planning.devices import Devices, in_better_order
 from fitter.planning.explain import Choice
 from fitter.planning.known import Callbacks, Known
 from fitter.planning.remotes import worth_their_network
+from fitter.planning.request import HostLimit
 from fitter.planning.shared import remembered
-from tests.unit.synthetic import CARD, REMOTE_CARD, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.unit.synthetic import (
+    CARD,
+    MIB,
+    REMOTE_CARD,
+    SLOW_CARD,
+    SyntheticLlama,
+    SyntheticModel,
+    limits,
+    priced,
+    request,
+)
 
 MODEL = SyntheticModel()
 NARROW = replace(CARD, pcie=1e9)
@@ -125,6 +136,7 @@ def test_worth_their_network(speed: DeviceSpeed, names: tuple[str, ...]) -> None
 
 NEAR = replace(REMOTE_CARD, round_trip=1e-5, pcie=1e10)
 SMALLEST: dict[str, Any] = {"n_ctx_train": 4096}
+LITTLE = HostLimit(1000 * MIB, 1000 * MIB, 0)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +161,22 @@ SMALLEST: dict[str, Any] = {"n_ctx_train": 4096}
         pytest.param((600, 3000), (CARD, FAR_AWAY), {}, ("CUDA0",), 4096, id="no-context-from-what-is-that-slow"),
         pytest.param(
             *((600, 3000), (CARD, FAR_AWAY), {"objective": "context"}, ("CUDA0",), 32768), id="as-much-on-the-host"
+        ),
+        pytest.param(
+            *((600, 3000), (CARD, FAR_AWAY), {"objective": "context", "host": LITTLE}, ("CUDA1",), 32768),
+            id="more-than-on-the-host",
+        ),
+        pytest.param((600, 3000), (CARD, FAR_AWAY), {"host": LITTLE}, ("CUDA0",), 4096, id="more-that-is-not-wanted"),
+        pytest.param(
+            *((600, 900), (CARD, FAR_AWAY), {**SMALLEST, "fixed": ("n_gpu_layers",), "params": Params(n_gpu_layers=8)}),
+            *(("CUDA0", "CUDA1"), 4096),
+            id="the-users-layers",
+        ),
+        pytest.param(
+            *((600, 900), (CARD, FAR_AWAY)),
+            *({**SMALLEST, "fixed": ("tensor_split",), "params": Params(tensor_split=(1.0, 2.0))},),
+            *(("CUDA0", "CUDA1"), 4096),
+            id="the-users-split",
         ),
         pytest.param((3000,), (FAR_AWAY,), {}, (), 32768, id="the-host-alone"),
         pytest.param((3000,), (NEAR,), {}, ("CUDA0",), 32768, id="nothing-but-remote"),
