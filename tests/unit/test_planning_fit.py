@@ -13,7 +13,8 @@ from fitter.llama.types import Breakdown, Layout, Params, TensorBuftOverride
 from fitter.planning.cost import Workload
 from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan
-from fitter.planning.request import DeviceLimit, Progress, Request
+from fitter.planning.request import DeviceLimit, HostLimit, Progress, Request
+from fitter.planning.summary import DeviceUse, HostUse
 from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()
@@ -361,3 +362,23 @@ def test_without_sizes_a_plan_has_no_price() -> None:
     assert with_price.fits and with_price.estimate is not None
     assert without.fits and (without.estimate, without.bound) == (None, None)
     assert same(replace(with_price, estimate=None, bound=None), without)
+
+
+def test_a_plan_says_what_each_place_has_and_takes() -> None:
+    first, second = limits(900, 700, margin=13)
+    devices = (replace(first, description="a card", total=1000 * MIB), replace(second, description="another card"))
+    asked = request(DENSE, devices)
+    asked = replace(asked, host=HostLimit(8000 * MIB, 7000 * MIB, 17 * MIB))
+    plan = planned(asked, SyntheticLlama(DENSE, devices))
+    measured = SyntheticLlama(DENSE, devices).measure(plan.params)
+    assert plan.fits and plan.breakdown == measured
+    rows = [next(row for row in measured.rows if row.device == device.name) for device in devices]
+    assert plan.devices == tuple(
+        DeviceUse(name, what, total * MIB, free * MIB, 13 * MIB, row.model, row.context, row.compute, 0)
+        for (name, what, total, free), row in zip(
+            [("CUDA0", "a card", 1000, 900), ("CUDA1", "another card", 700, 700)], rows, strict=True
+        )
+    )
+    (on_host,) = (row for row in measured.rows if row.is_host)
+    assert plan.host == HostUse(8000 * MIB, 7000 * MIB, 17 * MIB, on_host.model, on_host.context, on_host.compute, 0)
+    assert all(min(row.model, row.context, row.compute) > 0 for row in rows)
