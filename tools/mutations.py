@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -22,6 +23,9 @@ import pytest
 from hypothesis import Phase, settings
 
 MUTANTS = Path("mutants")
+
+SECONDS = float(os.environ.get("MUTATION_SECONDS", "3"))
+"""How long the tests of a mutant may take together: what survives runs all of them, and the slow ones notice least."""
 
 # What pytest answered under a mutant, as mutmut stores it: everything else means that a test has noticed the change.
 KINDS = ("types", "killed", "survived", "no test", "not run")
@@ -51,6 +55,13 @@ class Selected:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         kept = [item for item in items if item.nodeid in self.tests]
         items[:] = sorted(kept, key=lambda item: self.seconds.get(item.nodeid, 0.0))
+
+
+def quickest(tests: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
+    """As many of ``tests`` as take ``SECONDS``, the quickest first, and one at least."""
+    ordered = sorted(tests, key=lambda name: (seconds.get(name, 0.0), name))
+    reached = list(itertools.accumulate(seconds.get(name, 0.0) for name in ordered))
+    return [name for name, until in zip(ordered, reached, strict=True) if until <= SECONDS] or ordered[:1]
 
 
 class Unshrunk:
@@ -99,7 +110,7 @@ def select_by_plugin() -> None:
         return execute(self, params, plugins=[*plugins, Unshrunk()])
 
     def run_tests(self: PytestRunner, *, mutant_name: str | None, tests: Iterable[str]) -> int:
-        names = list(tests)
+        names = quickest(tests, state().duration_by_test)
         files = sorted({name.partition("::")[0] for name in names})
         plugins = [Selected(names, state().duration_by_test)] if names else []
         with change_cwd(MUTANTS):

@@ -86,11 +86,12 @@ class Buffers:
         with_caches, without = [], []
         for d, device in enumerate(devices):
             known = self._by_kind[is_whole].at(device.name, n_ctx)
-            if known is None:
-                known = None if optimistic else self._by_kind[not is_whole].at(device.name, n_ctx)
-            if known is None:
-                known = self.shared.at(device.name, n_ctx)
             without_cache = self._without_cache.at(device.name, n_ctx)
+            if known is None:
+                other = None if optimistic else self._by_kind[not is_whole].at(device.name, n_ctx)
+                known = self.shared.at(device.name, n_ctx) if other is None else other
+                if without_cache is not None and not is_whole:
+                    known = max(known or 0, without_cache)
             without_cache = known if without_cache is None else without_cache
             with_caches.append(device.target - (known or 0) - off[d])
             without.append(device.target - (without_cache or 0) - off[d])

@@ -304,10 +304,10 @@ def plain(bandwidth: float, pcie: float) -> DeviceSpeed:
     return DeviceSpeed(bandwidth, 1e30, pcie, "cuda", "8.9", "test", True)
 
 
-NO_WAITS = Costs({"cuda": Family(0, 1, 1, 1, 1, 1)}, HostCosts(0, 1, 5, 5, 1e30, 1), 0, 0, 1, 1, 0, 0)
+NO_WAITS = Costs({"cuda": Family(0, 1, 1, 1, 1, 1)}, HostCosts(0, 1, 5, 5, 1e30, 1), 0, 0, 1, 1, 8, 0)
 TEN, TWO, FIVE = plain(10, 4), plain(2, 8), HostSpeed(5, "test", 1)
 TEN_APART, TWO_APART = plain(10, 0.1), plain(2, 0.1)
-ONE = [(100, 8e9, False)]
+ONE, FEW = [(100, 8e9, False)], [(100, 4, False)]
 EXPERTS = [(100, 8e9, False), (400, 8e9, True)]
 # 50 bytes of each cache are attended to for the one token, as fast as weights are read wherever they are
 CACHED: dict[str, Any] = {"cache": 50, "attention": Attention(100, 100)}
@@ -369,6 +369,12 @@ BY_HAND: dict[str, tuple[list[Any], list[int], int | None, list[DeviceSpeed], Wo
     # read and written for every token
     "states": ([ONE] * 2, [300], None, [TEN], Workload(0, 1), STATES, 2 * 10 + 2 * 10),
     "states first": ([ONE] * 2, [150], None, [TEN], Workload(0, 1), STATES, 2 * 10 + 5 + 30),
+    "states on the host": ([ONE] * 2, [200], None, [TEN], Workload(0, 1), {**STATES, "cache_on_host": True}, 20 + 40),
+    "tensors of no bytes": ([[(0, 4, False), *ONE]] * 2, [200], None, [TEN], Workload(0, 1), {}, 20),
+    "all pinned": (
+        *([ONE * 2], [0], None, [TEN], Workload(0, 1), {"pinned": {f"blk.0.{j}.weight": HOST for j in (0, 1)}}),
+        20 + 20,
+    ),
     "pinned to the host": (
         *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {"pinned": {"blk.0.0.weight": HOST}}),
         20 + 10,
@@ -388,6 +394,36 @@ BY_HAND: dict[str, tuple[list[Any], list[int], int | None, list[DeviceSpeed], Wo
     "a prompt": ([ONE] * 3, [300], None, [TEN], PROMPT, {}, 30),
     "a prompt of two batches": ([ONE] * 3, [300], None, [TEN], Workload(1024, 0), {}, 2 * 30),
     "a prompt, streamed to the better link": ([ONE] * 3, [100, 0], None, [TEN, TWO], PROMPT, {}, 10 + 2 * 100 / 8),
+    "caches of heads on the host": (
+        *([ONE] * 2, [100], None, [TEN], Workload(0, 1), {**HEADS, "cache_on_host": True}),
+        10 + 20 + 20,
+    ),
+    # unpacked as if each of their weights had eight bits
+    "few bits": ([FEW] * 3, [300], None, [TEN], Workload(0, 1), {}, 3 * 20),
+    "few bits of some": ([[*FEW, (20, 8e9, False)]] * 2, [240], None, [TEN], Workload(0, 1), {}, 2 * 20),
+    "few bits of most": ([[*FEW, (150, 8e9, False)]] * 2, [500], None, [TEN], Workload(0, 1), {}, 2 * 25),
+    "few bits of heads": ([FEW] * 2, [300], None, [TEN], Workload(0, 1), HEADS, 2 * 25),
+    "few bits of heads beside experts": (
+        *([[*FEW, (400, 8e9, True)]] * 2, [1100], None, [TEN], Workload(0, 1), HEADS),
+        2 * (25 + 5),
+    ),
+    "few bits of experts": ([[*ONE, (400, 4, True)]] * 2, [1000], None, [TEN], Workload(0, 1), {}, 2 * (10 + 10)),
+    "few bits of experts beside heads": (
+        *([[*ONE, (400, 4, True)]] * 2, [1100], None, [TEN], Workload(0, 1), HEADS),
+        2 * (15 + 10),
+    ),
+    "few bits of experts beside states": (
+        *([[*ONE, (400, 4, True)]] * 2, [1100], None, [TEN], Workload(0, 1), STATES),
+        2 * (10 + 10 + 10),
+    ),
+    "few bits of what is pinned": (
+        *([FEW] * 2, [100], None, [TEN], Workload(0, 1), {"pinned": {"blk.0.0.weight": HOST}}),
+        40 + 20,
+    ),
+    "a prompt, a fast link without use": (
+        *([ONE] * 3, [100], None, [plain(10, 20)], PROMPT, {"op_offload": False}),
+        10 + 40,
+    ),
     "a prompt, nothing streamed": ([ONE] * 3, [100], None, [TEN], PROMPT, {"op_offload": False}, 10 + 40),
 }
 
@@ -401,6 +437,30 @@ def test_figures_by_hand(
     bare = replace(pieces, facts=replace(pieces.facts, output=()))
     bound = lower_bound(bare, units, budgets, host_budget, devices, FIVE, workload, NO_WAITS)
     assert bound == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("layers", "more", "size", "on_device", "on_host"),
+    [
+        pytest.param([ONE] * 2, {}, 200, 20, 40, id="weights"),
+        pytest.param([ONE] * 2, CACHED, 300, 30, 60, id="caches"),
+        pytest.param([ONE] * 2, HEADS, 300, 30, 60, id="heads"),
+        pytest.param([ONE, ONE, EXPERTS], HEADS, 850, 45 + 5, 90 + 10, id="experts"),
+        pytest.param([ONE] * 2, STATES, 300, 40, 80, id="states"),
+        pytest.param([ONE] * 2, {"cache": 0, "attention": Attention(100, 100)}, 200, 30, 60, id="nothing cached"),
+    ],
+)
+def test_all_on_the_host_saves_a_split(
+    layers: list[Any], more: dict[str, Any], size: int, on_device: float, on_host: float
+) -> None:
+    pieces, units = model(layers, **{"cache": 0, "attention": None, **more})
+    bare = replace(pieces, facts=replace(pieces.facts, output=()))
+    costs = replace(NO_WAITS, split=1000)
+    for host_budget, expected in ((None, on_host), (size, on_host), (size - 1, on_device + 1000)):
+        found = lower_bound(bare, units, [size], host_budget, [TEN_APART], FIVE, Workload(0, 1), costs)
+        assert found == pytest.approx(expected), host_budget
+    cheap = lower_bound(bare, units, [size], None, [TEN_APART], FIVE, Workload(0, 1), replace(costs, split=1))
+    assert cheap == pytest.approx(on_device + 1)
 
 
 @given(st.lists(st.integers(0, 12 * GIB), min_size=3, max_size=3), st.integers(0, 2), st.integers(0, GIB))

@@ -275,6 +275,8 @@ def test_a_cache_without_weights_costs_the_splits_of_the_data_file() -> None:
     )
     assert many - few == pytest.approx(10 * costs.split)
     assert cost.predicted_splits(work(bare), 11) - cost.predicted_splits(work(bare), 1) == 10
+    # one for the whole, one for the device, and so many for each
+    assert cost.predicted_splits(work(bare, bare), 11) == 2 + 22
 
 
 @pytest.mark.parametrize(
@@ -436,6 +438,22 @@ def test_attention_by_hand(placed: Layer, device: DeviceSpeed, streams: bool, pr
     assert (found.prompt, found.generation) == (pytest.approx(prompt), pytest.approx(generation))
 
 
+def test_attention_on_the_second_of_two_devices() -> None:
+    slow = replace(SMALL, pcie=5, compute=10)
+    at = cost.setting(Work((), 8), (SMALL, slow), PC, REQUEST, PLAIN)
+    on_host = Layer(HOST, HERE, HALF)
+    # one token's is copied to where a projection is; a prompt's goes through the first device wherever it is
+    for attends, pcie in ((0, 50), (1, 5)):
+        found = cost.attention_seconds(replace(on_host, attends=attends), at)
+        assert found.generation == pytest.approx(8 * 76 / (0.1 * pcie))
+        assert found.prompt == pytest.approx(16 * 42 * 64 / 200 + 8 * 42 / 25)
+
+
+def test_time_is_said_of_where_it_is_spent() -> None:
+    names = [part.name for part in priced(work(layer(0, cache=HOST))).parts]
+    assert names == ["device 0: weights", "device 0: layers", "host: attention", "graph splits"]
+
+
 WEIGHED: dict[str, tuple[Weights, bool, float, float]] = {
     "on a device": (Weights(0, 200, 100), True, 12800 / 500 + 200 / 50, 200 / 50),
     # unpacked as if each weight had four bits
@@ -587,10 +605,26 @@ def test_logits_of_each_token_come_from_where_the_output_is(home: int, seconds: 
 def test_a_tensor_apart_from_a_remote_layer_is_another_trip() -> None:
     away = priced(work(layer(0), layer(0, HOST), layer(0, 1), layer(1)), (FAR, FAST))
     assert network(away, 0) == pytest.approx(3 * TRIP)
-    guest = priced(work(layer(1), layer(1, 0)), (FAR, FAST))
-    assert network(guest, 0) == pytest.approx(TRIP)
+    for count in (1, 2):
+        guest = priced(work(layer(1), *[layer(1, 0)] * count), (FAR, FAST))
+        assert network(guest, 0) == pytest.approx(count * TRIP)
     cache = priced(work(layer(0), layer(0, cache=HOST), layer(1)), (FAR, FAST))
     assert network(cache, 0) == pytest.approx(2 * TRIP)
+
+
+def test_the_output_alone_on_another_machine() -> None:
+    placed = Work((layer(1), Layer(0, (Weights(0, 0.3 * GB, 0.5e9),))), 4096)
+    estimate = priced(placed, (FAR, FAST))
+    assert network(estimate, 0) == pytest.approx(TRIP + LOGITS)
+    assert network(priced(replace(placed, layers=placed.layers[::-1]), (FAR, FAST)), 0) == pytest.approx(TRIP)
+
+
+@pytest.mark.parametrize(
+    ("homes", "count"), [((0, 1), 1), ((1, 0), 0), ((1, 0, 1), 1), ((1, 2), 1), ((0, 0), 0)], ids=str
+)
+def test_what_goes_to_another_machine_is_no_hop(homes: tuple[int, ...], count: int) -> None:
+    parts = priced(work(*map(layer, homes)), (FAR, FAST, FAST)).parts
+    assert sum(part.generation for part in parts if part.name == "device hops") == count * cost.default().hop
 
 
 def test_a_prompt_carries_its_activations() -> None:

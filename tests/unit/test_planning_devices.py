@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,19 @@ from fitter.planning.devices import Devices, in_better_order
 from fitter.planning.explain import Choice
 from fitter.planning.known import Callbacks, Known
 from fitter.planning.remotes import worth_their_network
+from fitter.planning.request import HostLimit
 from fitter.planning.shared import remembered
-from tests.unit.synthetic import CARD, REMOTE_CARD, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+from tests.unit.synthetic import (
+    CARD,
+    MIB,
+    REMOTE_CARD,
+    SLOW_CARD,
+    SyntheticLlama,
+    SyntheticModel,
+    limits,
+    priced,
+    request,
+)
 
 MODEL = SyntheticModel()
 NARROW = replace(CARD, pcie=1e9)
@@ -120,6 +132,64 @@ def test_worth_their_network(speed: DeviceSpeed, names: tuple[str, ...]) -> None
     assert best.params.devices == names
     subject = "whether remote devices are worth their network"
     assert (subject in [choice.subject for choice in said]) is speed.is_remote
+
+
+NEAR = replace(REMOTE_CARD, round_trip=1e-5, pcie=1e10)
+SMALLEST: dict[str, Any] = {"n_ctx_train": 4096}
+LITTLE = HostLimit(1000 * MIB, 1000 * MIB, 0)
+
+
+@pytest.mark.parametrize(
+    ("mib", "speeds", "more", "names", "n_ctx"),
+    [
+        pytest.param((500,) * 3, (CARD, FAR_AWAY, NEAR), SMALLEST, ("CUDA0", "CUDA2"), 4096, id="the-far-one-leaves"),
+        pytest.param((500,) * 3, (CARD, NEAR, FAR_AWAY), SMALLEST, ("CUDA0", "CUDA1"), 4096, id="the-far-one-is-last"),
+        pytest.param((500,) * 3, (CARD, FAR_AWAY, FAR_AWAY), SMALLEST, ("CUDA0",), 4096, id="both-leave"),
+        pytest.param((500,) * 3, (CARD, NEAR, NEAR), SMALLEST, ("CUDA0", "CUDA1", "CUDA2"), 4096, id="both-stay"),
+        pytest.param(
+            *((600, 900), (CARD, FAR_AWAY), {**SMALLEST, "fixed": ("devices",)}, ("CUDA0", "CUDA1"), 4096),
+            id="the-users-devices",
+        ),
+        pytest.param(
+            *((600, 900), (CARD, FAR_AWAY), {**SMALLEST, "pinned": {"blk.0.ffn_up.weight": 1}}),
+            *(("CUDA0", "CUDA1"), 4096),
+            id="the-users-tensor-is-there",
+        ),
+        pytest.param(
+            *((600, 900), (CARD, FAR_AWAY), {**SMALLEST, "objective": "prompt"}, ("CUDA0",), 4096), id="for-a-prompt"
+        ),
+        pytest.param((600, 3000), (CARD, FAR_AWAY), {}, ("CUDA0",), 4096, id="no-context-from-what-is-that-slow"),
+        pytest.param(
+            *((600, 3000), (CARD, FAR_AWAY), {"objective": "context"}, ("CUDA0",), 32768), id="as-much-on-the-host"
+        ),
+        pytest.param(
+            *((600, 3000), (CARD, FAR_AWAY), {"objective": "context", "host": LITTLE}, ("CUDA1",), 32768),
+            id="more-than-on-the-host",
+        ),
+        pytest.param((600, 3000), (CARD, FAR_AWAY), {"host": LITTLE}, ("CUDA0",), 4096, id="more-that-is-not-wanted"),
+        pytest.param(
+            *((600, 900), (CARD, FAR_AWAY), {**SMALLEST, "fixed": ("n_gpu_layers",), "params": Params(n_gpu_layers=8)}),
+            *(("CUDA0", "CUDA1"), 4096),
+            id="the-users-layers",
+        ),
+        pytest.param(
+            *((600, 900), (CARD, FAR_AWAY)),
+            *({**SMALLEST, "fixed": ("tensor_split",), "params": Params(tensor_split=(1.0, 2.0))},),
+            *(("CUDA0", "CUDA1"), 4096),
+            id="the-users-split",
+        ),
+        pytest.param((3000,), (FAR_AWAY,), {}, (), 32768, id="the-host-alone"),
+        pytest.param((3000,), (NEAR,), {}, ("CUDA0",), 32768, id="nothing-but-remote"),
+    ],
+)
+def test_remotes_that_leave(
+    mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], more: dict[str, Any], names: tuple[str, ...], n_ctx: int
+) -> None:
+    found, _ = known(*mib, speeds=speeds, **more)
+    before = best_on(found)
+    best = worth_their_network(found, before)
+    assert best.fits and (best.params.devices, best.params.n_ctx) == (names, n_ctx)
+    assert (best.params == before.params) is (best.params.devices == before.params.devices)
 
 
 def test_remotes_that_were_not_worth_it_are_not_asked_for_again() -> None:

@@ -10,10 +10,12 @@ import pytest
 from fitter.beginning import Suggestions, placement_of
 from fitter.errors import LlamaCppCrashError, LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params, TensorBuftOverride
+from fitter.planning.cost import Workload
 from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan
-from fitter.planning.request import DeviceLimit, Progress, Request
-from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+from fitter.planning.request import DeviceLimit, HostLimit, Progress, Request
+from fitter.planning.summary import DeviceUse, HostUse
+from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
@@ -306,3 +308,77 @@ def test_what_lacks_is_said_with_what_to_do(asked: Request, messages: list[str])
         assert f"lacks {rounded} MiB: {-(-use.used // MIB)} MiB are needed" in problem.message
         if not asked.host.paging:
             assert problem.missing == use.used + use.margin - (use.free or 0)
+
+
+def planned(asked: Request, llama: SyntheticLlama, record: Callable[[Params], Layout] | None = None) -> Plan:
+    calls = LoadCalls(DummyLoads(llama.measure, record or llama.record), lambda: len(llama.asked))
+    return fit(asked, SUMMARY, calls, lambda progress: None, True)
+
+
+PRICED: dict[str, tuple[Request, float]] = {
+    # and what share of the whole request's time the objective has
+    "all on a device": (request(DENSE, limits(8000)), 1.0),
+    "layers leave": (request(DENSE, limits(900)), 1.0),
+    "two devices": (request(DENSE, limits(900, 500)), 1.0),
+    "generation": (replace(request(DENSE, limits(900, 500)), objective="generation"), 0.9),
+    "prompt": (replace(request(DENSE, limits(900, 500)), objective="prompt"), 0.02),
+}
+
+
+@pytest.mark.parametrize(("asked", "share"), PRICED.values(), ids=PRICED)
+def test_a_plan_is_priced_by_what_it_was_measured_to_be(asked: Request, share: float) -> None:
+    plan = planned(priced(asked, DENSE, CARD, SLOW_CARD), SyntheticLlama(DENSE, asked.devices))
+    assert plan.fits and plan.estimate is not None and plan.bound is not None
+    assert plan.estimate.breakdown == plan.breakdown and plan.estimate.workload == Workload(2048, 512)
+    of_objective = {
+        "request": plan.estimate.seconds,
+        "generation": 512 / plan.estimate.generation_tokens_per_second,
+        "prompt": 2048 / plan.estimate.prompt_tokens_per_second,
+    }[asked.objective]
+    assert plan.bound.reached == pytest.approx(of_objective)
+    assert share * plan.estimate.seconds <= of_objective <= plan.estimate.seconds
+    assert plan.bound.seconds <= of_objective * (1 + 1e-9) and not plan.bound.is_far and plan.bound.reasons == ()
+
+
+def test_what_keeps_a_plan_from_its_bound() -> None:
+    model = replace(DENSE, compute=300 * MIB)
+    devices = limits(900, 500)
+    plan = planned(priced(request(model, devices), model, CARD, SLOW_CARD), SyntheticLlama(model, devices))
+    assert plan.bound is not None and plan.bound.is_far and plan.params.devices == ("CUDA0",)
+    compute, whole = plan.bound.reasons
+    assert (compute.kind, whole.kind) == ("compute", "whole")
+    # each was tried as the only one: 300 MiB, 4 for the context, 25 for the output and 40 for tensors of the host
+    assert plan.devices[0].compute == (300 + 4 + 25 + 40) * MIB and compute.bytes == 2 * plan.devices[0].compute
+    assert plan.bound.seconds < compute.seconds < whole.seconds == plan.bound.reached
+
+
+def test_without_sizes_a_plan_has_no_price() -> None:
+    def refuse(params: Params) -> Layout:
+        raise LlamaCppError("no such tensor")
+
+    devices = limits(8000)
+    asked = priced(request(DENSE, devices), DENSE, CARD)
+    with_price, without = (planned(asked, SyntheticLlama(DENSE, devices), record) for record in (None, refuse))
+    assert with_price.fits and with_price.estimate is not None
+    assert without.fits and (without.estimate, without.bound) == (None, None)
+    assert same(replace(with_price, estimate=None, bound=None), without)
+
+
+def test_a_plan_says_what_each_place_has_and_takes() -> None:
+    first, second = limits(900, 700, margin=13)
+    devices = (replace(first, description="a card", total=1000 * MIB), replace(second, description="another card"))
+    asked = request(DENSE, devices)
+    asked = replace(asked, host=HostLimit(8000 * MIB, 7000 * MIB, 17 * MIB))
+    plan = planned(asked, SyntheticLlama(DENSE, devices))
+    measured = SyntheticLlama(DENSE, devices).measure(plan.params)
+    assert plan.fits and plan.breakdown == measured
+    rows = [next(row for row in measured.rows if row.device == device.name) for device in devices]
+    assert plan.devices == tuple(
+        DeviceUse(name, what, total * MIB, free * MIB, 13 * MIB, row.model, row.context, row.compute, 0)
+        for (name, what, total, free), row in zip(
+            [("CUDA0", "a card", 1000, 900), ("CUDA1", "another card", 700, 700)], rows, strict=True
+        )
+    )
+    (on_host,) = (row for row in measured.rows if row.is_host)
+    assert plan.host == HostUse(8000 * MIB, 7000 * MIB, 17 * MIB, on_host.model, on_host.context, on_host.compute, 0)
+    assert all(min(row.model, row.context, row.compute) > 0 for row in rows)

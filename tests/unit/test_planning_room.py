@@ -30,6 +30,7 @@ def measured(*compute: int, extra: int = 0, shared: int = 0) -> Breakdown:
 WHOLE = (True, measured(30, 20), {"CUDA0": True, "CUDA1": True})
 PART = (False, measured(40, 10), {"CUDA0": True, "CUDA1": True})
 PART_WITHOUT_CACHE = (False, measured(40, 2), {"CUDA0": True, "CUDA1": False})
+WITHOUT_CACHE = (False, measured(40, 2), {"CUDA1": False})
 FIRST_ALONE = (False, measured(40, 10), {"CUDA0": True})
 
 
@@ -43,6 +44,9 @@ FIRST_ALONE = (False, measured(40, 10), {"CUDA0": True})
         pytest.param([WHOLE, PART], False, False, (60, 70), (60, 70), id="each-kind-has-its-own"),
         pytest.param([WHOLE, PART], True, False, (70, 60), (70, 60), id="and-so-has-the-other"),
         pytest.param([WHOLE, PART_WITHOUT_CACHE], False, False, (60, 60), (60, 78), id="without-a-cache"),
+        pytest.param([WITHOUT_CACHE], False, False, (100, 78), (100, 78), id="a-cache-takes-no-less"),
+        pytest.param([WITHOUT_CACHE], False, True, (100, 78), (100, 78), id="nor-by-an-optimist"),
+        pytest.param([WHOLE, WITHOUT_CACHE], False, False, (70, 60), (70, 78), id="whole-takes-more"),
         pytest.param([FIRST_ALONE], False, False, (60, 80), (60, 80), id="an-idle-device-teaches-nothing"),
     ],
 )
@@ -62,6 +66,7 @@ def test_room(
         tuple(mib * MIB for mib in without),
     )
     assert buffers.knows_any is bool(learned) and buffers.knows(True) is any(kind for kind, *_ in learned)
+    assert is_whole or all(here <= there for here, there in zip(room.with_caches, room.without, strict=True))
 
 
 def test_what_shares_the_memory_is_there_on_other_devices_too() -> None:

@@ -9,25 +9,29 @@ from typing import Any
 import pytest
 
 from fitter.errors import LlamaCppError, UsageError
-from fitter.llama.types import Breakdown, DeviceInfo, Params, Row
+from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row, TensorBuftOverride
 from fitter.machine.speed import DeviceSpeed
 from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan
-from fitter.planning.request import DeviceLimit
+from fitter.planning.request import DeviceLimit, HostLimit
 from fitter.planning.shared import (
     Companions,
     Draft,
     Mtp,
+    Projector,
     beyond,
+    draft_seconds,
     lacking,
+    lowered,
     parse_reserve,
     places,
     remembered,
     reservation,
 )
+from fitter.planning.summary import SharedUse
 from fitter.planning.trial import missing_of
 from tests.unit.plans import shared_use
-from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
+from tests.unit.synthetic import CARD, DESKTOP, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 DENSE = SyntheticModel()
 MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB), dense_lead=1)
@@ -255,6 +259,78 @@ def test_a_draft_models_parameters_are_the_models_but_for_its_own() -> None:
     )
 
 
+def test_what_is_the_main_models_alone_is_not_the_draft_models() -> None:
+    override = TensorBuftOverride("ffn_up", "CPU")
+    own = {"tensor_buft_overrides": (override,), "embeddings": True, "load_mtp": True, "n_rs_seq": 2}
+    main = replace(MAIN, **own, lora=(Lora("a.gguf"),))  # type: ignore[arg-type]
+    assert draft("CUDA1").params(main) == draft("CUDA1").params(MAIN)
+
+
+@pytest.mark.parametrize(("n_gpu_layers", "said"), [(-1, "all"), (0, "0"), (1, "1"), (20, "20")])
+def test_the_layers_of_a_draft_model(n_gpu_layers: int, said: str) -> None:
+    words = draft("CUDA1", n_gpu_layers=n_gpu_layers).arguments(MAIN)
+    assert words[words.index("-ngld") + 1] == said
+
+
+@pytest.mark.parametrize(
+    ("fixed", "allow", "n_ctx", "expected"),
+    [
+        pytest.param((), (), 20000, 4096, id="a-fitted-context-begins-small"),
+        pytest.param(("n_ctx",), (), 20000, 20000, id="the-users"),
+        pytest.param(("n_ctx",), ("context",), 20000, 4096, id="the-users-that-may-shrink"),
+        pytest.param(("n_ctx",), ("context",), 2000, 2000, id="the-users-that-is-small"),
+    ],
+)
+def test_the_context_at_which_a_draft_model_is_known(
+    fixed: tuple[str, ...], allow: tuple[str, ...], n_ctx: int, expected: int
+) -> None:
+    measured = SyntheticDraft()
+    asked = request(DENSE, limits(1500), params=Params(n_ctx=n_ctx), fixed=fixed)
+    (found,) = measured.shared("CUDA0").known(replace(asked, allow=frozenset(allow)))
+    assert [params.n_ctx for params in measured.asked] == [expected]
+    assert (found.kind, found.name) == ("draft", "draft.gguf")
+    assert found.on("CUDA0") == measured.weights + measured.cache * expected + 5 * MIB
+
+
+def test_what_has_one_place_is_known_before() -> None:
+    projector = Projector("p.gguf", "CUDA0", (), lambda device: [Row("CUDA0", "CUDA0", False, 7, 0, 2)])
+    reserved = replace(shared_use(host=3), kind="reserve")
+    asked = request(DENSE, limits(1500))
+    found = Companions((reserved,), projector=projector, draft=spread(SyntheticDraft()).draft).known(asked)
+    assert [(use.kind, use.on("CUDA0"), use.on(None)) for use in found] == [
+        ("reserve", 0, 3 * MIB),
+        ("projector", 9, 0),
+    ]
+
+
+LOWERED = {
+    # of a device with 100 MiB and a margin of 10, what is taken, and what is left with which margin
+    "nothing": (0, 100, 10),
+    "a part": (30, 70, 10),
+    "a part of the margin": (95, 5, 10),
+    "all": (100, 0, 10),
+    "more than all": (120, 0, 30),
+}
+
+
+@pytest.mark.parametrize(("size", "free", "margin"), LOWERED.values(), ids=LOWERED)
+def test_what_is_left_for_the_model(size: int, free: int, margin: int) -> None:
+    devices = limits(100, 100, 100, margin=10)
+    asked = request(DENSE, devices[:2], host_mib=500)
+    asked = replace(asked, host=HostLimit(900 * MIB, 500 * MIB, 20 * MIB, paging=True))
+    use = shared_use(CUDA1=size, CUDA2=size, host=60) if size else shared_use(host=60)
+    found = lowered(asked, [use], devices[2:])
+    assert found.devices[0] == devices[0]
+    assert (found.devices[1].free, found.devices[1].margin) == (free * MIB, margin * MIB)
+    assert found.devices[1].target == (90 - size) * MIB
+    # what is on a device answers for its margin, whatever the model has there
+    assert [(device.name, device.target) for device in found.beside] == [
+        (name, (90 - size) * MIB) for name in ("CUDA1", "CUDA2") if size
+    ]
+    assert found.host == HostLimit(900 * MIB, 440 * MIB, 20 * MIB, paging=True)
+    assert lowered(replace(asked, host=HostLimit(None, None, 0)), [use], ()).host == HostLimit(None, None, 0)
+
+
 @pytest.mark.parametrize(
     ("devices", "main", "split", "words"),
     [
@@ -407,6 +483,44 @@ def test_what_lacks_by_itself() -> None:
     assert lacking([shared_use(CUDA0=10, host=4)], devices, host) == 0
     assert lacking([shared_use(CUDA0=11, CUDA1=9, host=6)], devices, host) == 3 * MIB
     assert lacking([replace(shared_use(CUDA0=11), kind="reserve")], devices, host) == 0
+
+
+DRAFT_TIMES = {
+    # of 1000 bytes a second on CUDA0, 100 on CUDA1 and 10 on the host, for three tokens
+    "on a device": ({"CUDA0": 500}, 3 * 0.5),
+    "on the slower one": ({"CUDA1": 500}, 3 * 5.0),
+    "on the host": ({None: 500}, 3 * 50.0),
+    "on both devices": ({"CUDA0": 500, "CUDA1": 100}, 3 * 1.5),
+    "on one of no known speed": ({"CUDA2": 500}, 0.0),
+}
+
+
+@pytest.mark.parametrize(("weights", "seconds"), DRAFT_TIMES.values(), ids=DRAFT_TIMES)
+def test_drafting_reads_the_weights_for_each_token(weights: dict[str | None, int], seconds: float) -> None:
+    speeds = {name: replace(CARD, bandwidth=bandwidth) for name, bandwidth in (("CUDA0", 1000.0), ("CUDA1", 100.0))}
+    rows = tuple(Row(name or "CPU", name, name is None, size, 77, 99) for name, size in weights.items())
+    draft = SharedUse("draft", "draft.gguf", rows)
+    beside = [replace(draft, kind="lora"), replace(draft, kind="mtp"), shared_use(CUDA0=5)]
+    host = replace(DESKTOP, bandwidth=10.0)
+    assert draft_seconds([*beside, draft], speeds, host, 3) == pytest.approx(seconds)
+    assert draft_seconds([draft], {}, None, 3) == 0
+
+
+@pytest.mark.parametrize("is_slow_first", [False, True])
+def test_a_draft_model_is_where_it_drafts_faster(is_slow_first: bool) -> None:
+    devices, draft = limits(4000, 4000), SyntheticDraft()
+    names = [device.name for device in devices]
+    asked = priced(request(DENSE, devices), DENSE, *(SLOW_CARD, CARD)[:: 1 if is_slow_first else -1])
+    own = SyntheticLlama(DENSE, devices)
+    calls = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0)
+    plan = fit(asked, SUMMARY, calls, lambda step: None, True, [draft.shared(name) for name in names])
+    fast, slow = names[:: -1 if is_slow_first else 1]
+    assert plan.shared[0].on(fast) > 0 and plan.params.devices == (fast,)
+    choice = plan.choices[-1]
+    assert (choice.subject, choice.chosen, choice.runner_up) == ("where the draft model is", fast, slow)
+    # 100 MiB at 1000 instead of 200 GB/s, for 512 tokens
+    assert choice.runner_up_seconds is not None
+    assert choice.runner_up_seconds - choice.seconds == pytest.approx(512 * 100 * MIB * (1 / 200e9 - 1 / 1000e9))
 
 
 def test_a_device_beside_answers_for_its_margin_whatever_is_on_it() -> None:
