@@ -16,6 +16,7 @@ from fitter.output.formats.python import fit_kwargs
 from fitter.parameters import AnyPath, Fitting, MachineKeywords, Measuring, RawKeywords, taken_by
 from fitter.planning.ask import Ask
 from fitter.planning.plan import Plan
+from fitter.planning.request import Progress
 from fitter.planning.shared import taken
 from fitter.planning.summary import SharedUse
 from fitter.worker_door import door_with_worker
@@ -58,6 +59,7 @@ def compare_builds(
     builds: Sequence[str],
     *,
     own_plans: bool = True,
+    on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[str], None] | None = None,
     worker: Worker | None = None,
     **parameters: Unpack[Fitting],
@@ -80,12 +82,16 @@ def compare_builds(
     Ask.of(parameters)
     found: list[OnBuild] = []
     planned: Plan | None = None
+    say = on_progress or (lambda _: None)
     with _worker(worker, parameters, on_log) as own:
         for build in builds:
+            say(Progress(own.dummy_loads, f"asking {build}"))
             told: dict[str, Any] = {**parameters, "llama_cpp": build}
-            each = _with_plan(model, build, told, own) if planned is None else _again(planned, build, told, own)
+            to_fit = {**_without_timeout(told), "on_progress": say}
+            each = _with_plan(model, build, to_fit, own) if planned is None else _again(planned, build, told, own, say)
+            say(Progress(own.dummy_loads, f"{build} has answered"))
             if planned is not None and own_plans:
-                each = _and_own_plan(each, model, told, own)
+                each = _and_own_plan(each, model, to_fit, own)
             planned = planned or each.plan
             found.append(each)
     if planned is None:
@@ -113,25 +119,27 @@ def _worker(given: Worker | None, parameters: Fitting, on_log: Callable[[str], N
 def _with_plan(model: AnyPath, build: str, told: dict[str, Any], worker: Worker) -> OnBuild:
     """What a build says that makes the plan whose parameters are compared."""
     try:
-        plan = api.fit(model, worker=worker, **_without_timeout(told))
+        plan = api.fit(model, worker=worker, **told)
         lacking = missing_of(plan, plan.breakdown, plan.shared)
         return OnBuild(build, worker.llama_cpp(), plan.breakdown, plan.shared, lacking, plan)
     except FitterError as error:
         return OnBuild(build, error=error)
 
 
-def _again(planned: Plan, build: str, told: dict[str, Any], worker: Worker) -> OnBuild:
+def _again(planned: Plan, build: str, told: dict[str, Any], worker: Worker, say: Callable[[Progress], None]) -> OnBuild:
     """What a build says of the parameters of a plan."""
     try:
         breakdown = api.measure(planned.model.path, worker=worker, **same_load(planned, told))
-        shared = _beside(planned, told, worker)
+        shared = _beside(planned, told, worker, say)
         lacking = missing_of(planned, breakdown, shared)
         return OnBuild(build, worker.llama_cpp(), breakdown, shared, lacking)
     except FitterError as error:
         return OnBuild(build, error=error)
 
 
-def _beside(planned: Plan, told: dict[str, Any], worker: Worker) -> tuple[SharedUse, ...]:
+def _beside(
+    planned: Plan, told: dict[str, Any], worker: Worker, say: Callable[[Progress], None]
+) -> tuple[SharedUse, ...]:
     """What is beside the model in the plan, as the worker's build measures it.
 
     Its places are fixed; the model itself may be placed otherwise by this fit if it no longer fits.
@@ -139,12 +147,12 @@ def _beside(planned: Plan, told: dict[str, Any], worker: Worker) -> tuple[Shared
     if all(use.kind == "reserve" for use in planned.shared):
         return planned.shared
     words = {**told, **fit_kwargs(planned)}
-    return api.fit(planned.model.path, worker=worker, **_without_timeout(words)).shared
+    return api.fit(planned.model.path, worker=worker, on_progress=say, **_without_timeout(words)).shared
 
 
 def _and_own_plan(each: OnBuild, model: AnyPath, told: dict[str, Any], worker: Worker) -> OnBuild:
     try:
-        plan = api.fit(model, worker=worker, **_without_timeout(told))
+        plan = api.fit(model, worker=worker, **told)
         return replace(each, version=worker.llama_cpp(), plan=plan)
     except FitterError as error:
         return replace(each, error=each.error or error)

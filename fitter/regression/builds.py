@@ -101,7 +101,12 @@ def over_builds(
             go_on(stopped)
             try:
                 found = compare_builds(
-                    subject.model, builds, own_plans=own_plans, worker=worker, **dict(subject.keywords)
+                    subject.model,
+                    builds,
+                    own_plans=own_plans,
+                    on_progress=lambda _: go_on(stopped),
+                    worker=worker,
+                    **dict(subject.keywords),
                 )
             except FitterError as error:
                 return Compared(subject, (), error)

@@ -5,11 +5,17 @@ They are fetched by package name; where the package index cannot be reached, the
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import fitter
@@ -195,6 +201,44 @@ def test_a_build_twice_answers_the_same(moe: Path) -> None:
     assert first.plan is not None and second.plan is not None and first.breakdown is not None
     assert first.plan.params == second.plan.params
     assert (second.breakdown, second.version, second.fits) == (first.breakdown, first.version, True)
+
+
+class StopError(Exception):
+    """Nothing more is wanted."""
+
+
+def test_progress_may_end_it(moe: Path) -> None:
+    said: list[str] = []
+
+    def listen(step: fitter.Progress) -> None:
+        said.append(step.text)
+        if step.text.endswith("has answered"):
+            raise StopError
+
+    with pytest.raises(StopError):
+        fitter.compare_builds(moe, ["python", "python"], gpus="24GiB", on_progress=listen)
+    assert [text for text in said if "python" in text] == ["asking python", "python has answered"]
+    assert len(said) > 2, "the steps of a fit are among them"
+
+
+def test_an_interrupt_ends_a_history_at_once(place: Place) -> None:
+    """Every process of llama.cpp is stopped as it begins, so that only the interrupt ends it."""
+    told = ["--llama-cpp", str(place.path / OLD), "--llama-cpp", str(place.path / NEW), "--cases", place.toml]
+    command = [sys.executable, "-m", "fitter", "history", *told]
+    children: set[psutil.Process] = set()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            for child in set(psutil.Process(process.pid).children(recursive=True)) - children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.suspend()
+                children.add(child)
+        assert children and process.poll() is None
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=20)
+        # No build is asked any more: one that was not stopped would answer.
+        assert (process.returncode, *said) == (130, "", "")
+    assert psutil.wait_procs(list(children), timeout=10)[1] == []
 
 
 def test_what_is_beside_the_model_is_measured_in_the_same_places(tmp_path: Path) -> None:
