@@ -382,3 +382,15 @@ def test_a_plan_says_what_each_place_has_and_takes() -> None:
     (on_host,) = (row for row in measured.rows if row.is_host)
     assert plan.host == HostUse(8000 * MIB, 7000 * MIB, 17 * MIB, on_host.model, on_host.context, on_host.compute, 0)
     assert all(min(row.model, row.context, row.compute) > 0 for row in rows)
+
+
+@pytest.mark.parametrize("virtual", [True, False])
+def test_a_plan_says_how_it_was_found(virtual: bool) -> None:
+    devices = limits(900)
+    llama = SyntheticLlama(DENSE, devices)
+    calls = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: len(llama.asked), shared_loads=lambda: 5)
+    plan = fit(request(DENSE, devices), SUMMARY, calls, lambda progress: None, virtual)
+    assert (plan.virtual, plan.n_layer, plan.model) == (virtual, 8, SUMMARY)
+    found = plan.search
+    assert (found.dummy_loads, found.shared_loads, found.is_cut_short) == (len(llama.asked), 5, False)
+    assert 0 <= found.seconds < 600
