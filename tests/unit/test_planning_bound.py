@@ -328,6 +328,15 @@ BY_HAND: dict[str, tuple[list[Any], list[int], int | None, list[DeviceSpeed], Wo
     "experts on the host": ([EXPERTS] * 2, [200], None, [TEN], Workload(0, 1), {}, 20 + 20),
     "half of the experts": ([EXPERTS] * 2, [600], None, [TEN], Workload(0, 1), {}, 20 + 5 + 10),
     "experts on each": ([EXPERTS] * 2, [200, 400], 400, [TEN, TWO], Workload(0, 1), {}, 20 + 10 + 25),
+    # those that are there first give way
+    "experts before other weights": ([EXPERTS[::-1]] * 2, [200], None, [TEN], Workload(0, 1), {}, 20 + 20),
+    "half of the experts before": ([EXPERTS[::-1]] * 2, [600], None, [TEN], Workload(0, 1), {}, 20 + 5 + 10),
+    "experts on each before": ([EXPERTS[::-1]] * 2, [200, 400], 400, [TEN, TWO], Workload(0, 1), {}, 20 + 10 + 25),
+    "experts before, and no room left": (
+        *([EXPERTS[::-1]] * 2, [300, 350], 350, [TEN, TWO], Workload(0, 1), {}),
+        20 + (100 / 10 + 350 / 5 + 350 / 2) / 8,
+    ),
+    "no room left anywhere": ([ONE] * 3, [100, 100], 100, [TEN, TWO], Workload(0, 1), {}, 10 + 20 + 50),
     "caches": ([ONE] * 2, [300], None, [TEN], Workload(0, 1), CACHED, 30),
     "a cache on the host": ([ONE] * 2, [150], None, [TEN], Workload(0, 1), CACHED, 15 + 30),
     "caches on each": ([ONE] * 3, [150, 300], 150, [TEN_APART, TWO_APART], Workload(0, 1), CACHED, 15 + 30 + 75),
