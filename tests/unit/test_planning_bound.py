@@ -332,6 +332,11 @@ BY_HAND: dict[str, tuple[list[Any], list[int], int | None, list[DeviceSpeed], Wo
     "experts before other weights": ([EXPERTS[::-1]] * 2, [200], None, [TEN], Workload(0, 1), {}, 20 + 20),
     "half of the experts before": ([EXPERTS[::-1]] * 2, [600], None, [TEN], Workload(0, 1), {}, 20 + 5 + 10),
     "experts on each before": ([EXPERTS[::-1]] * 2, [200, 400], 400, [TEN, TWO], Workload(0, 1), {}, 20 + 10 + 25),
+    "experts before less room": ([EXPERTS[::-1]] * 2, [150], None, [TEN], Workload(0, 1), {}, 15 + 10 + 20),
+    "experts before less room on each": (
+        *([EXPERTS[::-1]] * 2, [150, 450], 400, [TEN, TWO], Workload(0, 1), {}),
+        15 + 10 + (350 / 5 + 450 / 2) / 8,
+    ),
     "experts before, and no room left": (
         *([EXPERTS[::-1]] * 2, [300, 350], 350, [TEN, TWO], Workload(0, 1), {}),
         20 + (100 / 10 + 350 / 5 + 350 / 2) / 8,
