@@ -328,6 +328,20 @@ BY_HAND: dict[str, tuple[list[Any], list[int], int | None, list[DeviceSpeed], Wo
     "experts on the host": ([EXPERTS] * 2, [200], None, [TEN], Workload(0, 1), {}, 20 + 20),
     "half of the experts": ([EXPERTS] * 2, [600], None, [TEN], Workload(0, 1), {}, 20 + 5 + 10),
     "experts on each": ([EXPERTS] * 2, [200, 400], 400, [TEN, TWO], Workload(0, 1), {}, 20 + 10 + 25),
+    # those that are there first give way
+    "experts before other weights": ([EXPERTS[::-1]] * 2, [200], None, [TEN], Workload(0, 1), {}, 20 + 20),
+    "half of the experts before": ([EXPERTS[::-1]] * 2, [600], None, [TEN], Workload(0, 1), {}, 20 + 5 + 10),
+    "experts on each before": ([EXPERTS[::-1]] * 2, [200, 400], 400, [TEN, TWO], Workload(0, 1), {}, 20 + 10 + 25),
+    "experts before less room": ([EXPERTS[::-1]] * 2, [150], None, [TEN], Workload(0, 1), {}, 15 + 10 + 20),
+    "experts before less room on each": (
+        *([EXPERTS[::-1]] * 2, [150, 450], 400, [TEN, TWO], Workload(0, 1), {}),
+        15 + 10 + (350 / 5 + 450 / 2) / 8,
+    ),
+    "experts before, and no room left": (
+        *([EXPERTS[::-1]] * 2, [300, 350], 350, [TEN, TWO], Workload(0, 1), {}),
+        20 + (100 / 10 + 350 / 5 + 350 / 2) / 8,
+    ),
+    "no room left anywhere": ([ONE] * 3, [100, 100], 100, [TEN, TWO], Workload(0, 1), {}, 10 + 20 + 50),
     "caches": ([ONE] * 2, [300], None, [TEN], Workload(0, 1), CACHED, 30),
     "a cache on the host": ([ONE] * 2, [150], None, [TEN], Workload(0, 1), CACHED, 15 + 30),
     "caches on each": ([ONE] * 3, [150, 300], 150, [TEN_APART, TWO_APART], Workload(0, 1), CACHED, 15 + 30 + 75),
@@ -370,6 +384,11 @@ BY_HAND: dict[str, tuple[list[Any], list[int], int | None, list[DeviceSpeed], Wo
     "states": ([ONE] * 2, [300], None, [TEN], Workload(0, 1), STATES, 2 * 10 + 2 * 10),
     "states first": ([ONE] * 2, [150], None, [TEN], Workload(0, 1), STATES, 2 * 10 + 5 + 30),
     "states on the host": ([ONE] * 2, [200], None, [TEN], Workload(0, 1), {**STATES, "cache_on_host": True}, 20 + 40),
+    "states on the host and a slow one": (
+        *([ONE] * 2, [200, 0], None, [TEN, TWO], Workload(0, 1), {**STATES, "cache_on_host": True}),
+        20 + 40,
+    ),
+    "heads with a state": ([ONE] * 2, [320], None, [TEN], Workload(0, 1), {**HEADS, "state": 10}, 2 * (10 + 5 + 2)),
     "tensors of no bytes": ([[(0, 4, False), *ONE]] * 2, [200], None, [TEN], Workload(0, 1), {}, 20),
     "all pinned": (
         *([ONE * 2], [0], None, [TEN], Workload(0, 1), {"pinned": {f"blk.0.{j}.weight": HOST for j in (0, 1)}}),
@@ -457,9 +476,11 @@ def test_all_on_the_host_saves_a_split(
     bare = replace(pieces, facts=replace(pieces.facts, output=()))
     costs = replace(NO_WAITS, split=1000)
     for host_budget, expected in ((None, on_host), (size, on_host), (size - 1, on_device + 1000)):
-        found = lower_bound(bare, units, [size], host_budget, [TEN_APART], FIVE, Workload(0, 1), costs)
+        found = lower_bound(bare, units, [size, 0], host_budget, [TEN_APART, TWO_APART], FIVE, Workload(0, 1), costs)
         assert found == pytest.approx(expected), host_budget
-    cheap = lower_bound(bare, units, [size], None, [TEN_APART], FIVE, Workload(0, 1), replace(costs, split=1))
+    cheap = lower_bound(
+        bare, units, [size, 0], None, [TEN_APART, TWO_APART], FIVE, Workload(0, 1), replace(costs, split=1)
+    )
     assert cheap == pytest.approx(on_device + 1)
 
 

@@ -338,6 +338,8 @@ def test_a_plan_is_priced_by_what_it_was_measured_to_be(asked: Request, share: f
     assert plan.bound.reached == pytest.approx(of_objective)
     assert share * plan.estimate.seconds <= of_objective <= plan.estimate.seconds
     assert plan.bound.seconds <= of_objective * (1 + 1e-9) and not plan.bound.is_far and plan.bound.reasons == ()
+    is_spilled = bool(plan.params.tensor_buft_overrides) or plan.params.n_gpu_layers < DENSE.n_layer + 1
+    assert ("where the weights go" in [choice.subject for choice in plan.choices]) is is_spilled
 
 
 def test_what_keeps_a_plan_from_its_bound() -> None:
@@ -382,3 +384,15 @@ def test_a_plan_says_what_each_place_has_and_takes() -> None:
     (on_host,) = (row for row in measured.rows if row.is_host)
     assert plan.host == HostUse(8000 * MIB, 7000 * MIB, 17 * MIB, on_host.model, on_host.context, on_host.compute, 0)
     assert all(min(row.model, row.context, row.compute) > 0 for row in rows)
+
+
+@pytest.mark.parametrize("virtual", [True, False])
+def test_a_plan_says_how_it_was_found(virtual: bool) -> None:
+    devices = limits(900)
+    llama = SyntheticLlama(DENSE, devices)
+    calls = LoadCalls(DummyLoads(llama.measure, llama.record), lambda: len(llama.asked), shared_loads=lambda: 5)
+    plan = fit(request(DENSE, devices), SUMMARY, calls, lambda progress: None, virtual)
+    assert (plan.virtual, plan.n_layer, plan.model) == (virtual, 8, SUMMARY)
+    found = plan.search
+    assert (found.dummy_loads, found.shared_loads, found.is_cut_short) == (len(llama.asked), 5, False)
+    assert 0 <= found.seconds < 600

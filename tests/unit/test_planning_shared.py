@@ -200,6 +200,31 @@ def test_the_host_is_tried_where_the_model_leaves_no_device_room() -> None:
     assert plan.fits and plan.host.shared > 0 == plan.devices[0].shared
 
 
+@pytest.mark.parametrize("mib", [(300, 700), (700, 300)], ids=str)
+def test_a_draft_model_that_no_place_has_room_for(mib: tuple[int, ...]) -> None:
+    draft, devices = SyntheticDraft(2000 * MIB), limits(*mib)
+    plan = plan_of(DENSE, devices, *(draft.shared(device.name) for device in devices))
+    # the larger one lacks less, and all of the model is on the host for it
+    larger = devices[mib.index(700)].name
+    lacks = 2000 * MIB + draft.cache * 4096 + 5 * MIB - 700 * MIB
+    assert not plan.fits and plan.shared[0].on(larger) > 0
+    assert [(problem.device, problem.missing) for problem in plan.problems] == [(larger, lacks)]
+
+
+@pytest.mark.parametrize(("fixed", "is_asked"), [((), True), (("n_ctx",), False)], ids=["open", "the users context"])
+def test_a_wider_context_is_only_tried_where_it_is_open(fixed: tuple[str, ...], is_asked: bool) -> None:
+    devices = limits(1000, 1000, 1000)
+    draft = SyntheticDraft(cache=32 * 1024)
+    own = SyntheticLlama(DENSE, devices)
+    calls = LoadCalls(DummyLoads(own.measure, own.record), lambda: 0)
+    asked = request(DENSE, devices, params=Params(n_ctx=8192), fixed=fixed)
+    plan = fit(
+        asked, SUMMARY, calls, lambda step: None, True, [draft.shared("CUDA0"), draft.shared("CUDA2"), spread(draft)]
+    )
+    assert plan.fits
+    assert any(len(params.devices or ()) > 1 for params in draft.asked) is is_asked
+
+
 def test_a_device_that_only_holds_the_draft_model_keeps_its_margin() -> None:
     devices, other = limits(1500), limits(0, 240, margin=100)[1]
     plan = plan_of(DENSE, devices, SyntheticDraft(cache=4096).shared("CUDA1"), others=(other,))
