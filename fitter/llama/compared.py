@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fitter.llama.epochs import numbers_of
+from fitter.llama.virtual import Answering, VirtualDevice
 
 
 class Compared(NamedTuple):
@@ -71,6 +73,21 @@ def said_of(profile: str, ggml: str, commit: str) -> str:
         f"the rules of the {profile} profile say what this llama.cpp does for {found.equal} of {found.rows} drawn "
         f"loads; the others are {found.left}"
     )
+
+
+def notes(virtual: Sequence[VirtualDevice], answering: Answering, ggml: str, commit: str) -> tuple[str, ...]:
+    """What a plan on the devices ``virtual`` says of who answered for them, a line each; none where all is as usual.
+
+    ``ggml`` and ``commit`` are those of the llama.cpp that was planned with.
+    """
+    if answering.library is not None:
+        return (f"the cards were simulated by {answering.library.path}, the CUDA backend of this llama.cpp",)
+    lines = []
+    if answering.instead:
+        lines.append(f"fitter's own rules answered for the cards: {answering.why}")
+    profiles = dict.fromkeys(device.profile.partition("-")[0] for device in virtual)
+    lines += filter(None, (said_of(profile, ggml, commit) for profile in profiles))
+    return tuple(lines)
 
 
 def _is(known: str, commit: str) -> bool:

@@ -85,7 +85,7 @@ def answering(virtual: Sequence[VirtualDevice], profile: str | None, where: str 
     if not own:
         return Answering()
     if not all(is_cuda):
-        return Answering(None, own, "it answers for NVIDIA cards only")
+        return Answering(None, own, f"{own} answers for NVIDIA cards only")
     try:
         return Answering(find_cuda_library(own))
     except LibraryError as error:
@@ -113,7 +113,7 @@ def find_cuda_library(place: str | os.PathLike[str] | None = None, llama_cpp: st
     if missing:
         raise LibraryError(
             f"{path} needs CUDA functions that fitter does not simulate ({', '.join(missing[:5])}): build it with CUDA "
-            "12 or 13, or plan without --profile library"
+            "12 or 13, or have fitter's own rules answer with --profile cuda"
         )
     return CudaLibrary(
         path,

@@ -42,7 +42,7 @@ class Answering(NamedTuple):
     """Who answers for virtual devices. ``library``: a CUDA backend; ``None`` where fitter's own rules do.
 
     ``instead``: of these the CUDA backend of the llama.cpp that is planned with; '' where it has none, or where the
-    rules were asked for. ``why``: it could not be asked, in a few words.
+    rules were asked for. ``why``: in one line, why it could not be asked.
     """
 
     library: CudaLibrary | None = None

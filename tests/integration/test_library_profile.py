@@ -180,7 +180,9 @@ def test_its_own_cuda_backend_answers(prebuilt: Path, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("cards", "code", "soname", "why"),
     [
-        pytest.param(ONE_OTHER, PLUGIN, "libcudart.so.12", "it answers for NVIDIA cards only", id="another card"),
+        pytest.param(
+            ONE_OTHER, PLUGIN, "libcudart.so.12", "libggml-cuda.so answers for NVIDIA cards only", id="another card"
+        ),
         pytest.param(CARDS, PLUGIN.replace("cudaMalloc", "f"), None, "contains the CUDA runtime", id="static"),
         pytest.param(CARDS, NOVEL, "libcudart.so.13", "(cudaNovelty)", id="newer"),
     ],
