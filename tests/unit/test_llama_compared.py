@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from fitter.llama import compared
 from fitter.llama.compared import Compared, around, said_of
-from fitter.llama.cuda_library import CudaLibrary
+from fitter.llama.cuda_library import Answering, CudaLibrary
 from fitter.llama.epochs import cuda_rules, epochs, numbers_of
-from fitter.llama.virtual import Answering, VirtualDevice
+from fitter.llama.virtual import VirtualDevice
 from tools.cuda_reference import read
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -24,7 +25,7 @@ NEW = Compared("v9", "0.25.1", "0ad4a86", "its own libggml-cuda.so", 250, 250, "
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Others than those that are kept."""
-    monkeypatch.setattr(compared, "data", lambda: {"cuda": [each._asdict() for each in (OLD, SOURCE, NEW)]})
+    monkeypatch.setattr(compared, "data", lambda: {"cuda": [asdict(each) for each in (OLD, SOURCE, NEW)]})
     compared.comparisons.cache_clear()
     yield
     compared.comparisons.cache_clear()
@@ -97,7 +98,7 @@ def card(profile: str) -> VirtualDevice:
 
 
 LIBRARY = CudaLibrary(Path("/x/libggml-cuda.so"), ("libcudart.so.13",), 13, True)
-CANNOT = Answering(None, "/x/libggml-cuda.so", "/x/libggml-cuda.so answers for NVIDIA cards only")
+CANNOT = Answering(None, "/x/libggml-cuda.so answers for NVIDIA cards only")
 NEVER = "profile were never compared with this llama.cpp"
 
 
@@ -109,14 +110,14 @@ NEVER = "profile were never compared with this llama.cpp"
             ["cuda", "cuda"],
             Answering(LIBRARY),
             ("0.24.0", "c0ffee1"),
-            ["the cards were simulated by /x/libggml-cuda.so, the CUDA backend of this llama.cpp"],
+            ["the cards were simulated by /x/libggml-cuda.so, a CUDA backend of llama.cpp"],
             id="its own",
         ),
-        pytest.param(["cuda"], Answering(), ("0.25.1", "0ad4a86"), [], id="all equal"),
-        pytest.param([], Answering(), ("0.24.0", ""), [], id="no cards"),
+        pytest.param(["cuda"], None, ("0.25.1", "0ad4a86"), [], id="all equal"),
+        pytest.param([], None, ("0.24.0", ""), [], id="no cards"),
         pytest.param(
             ["cuda", "cuda"],
-            Answering(),
+            None,
             ("0.24.0", "c0ffee1"),
             [f"the rules of the cuda {NEVER}, only with 0.3.35 and v9"],
             id="never, once",
@@ -133,7 +134,7 @@ NEVER = "profile were never compared with this llama.cpp"
         ),
     ],
 )
-def test_notes(profiles: list[str], answering: Answering, version: tuple[str, str], expected: list[str]) -> None:
+def test_notes(profiles: list[str], answering: Answering | None, version: tuple[str, str], expected: list[str]) -> None:
     assert list(compared.notes([card(each) for each in profiles], answering, *version)) == expected
 
 
