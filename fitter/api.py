@@ -128,7 +128,7 @@ def fit(
     with (
         worker_for(ask, worker, on_log, at_once=True) as worker,
         limited(worker, deadline),
-        beginning.begun(ask, model, is_alone=is_given or bool(worker.library), on_log=on_log) as second,
+        beginning.begun(ask, model, first=worker, is_given=is_given, on_log=on_log) as second,
     ):
         # the header that was read last is at hand for its skeleton
         drafts = open_draft(ask.sharing, worker)

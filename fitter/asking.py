@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Layout, Params, Skeleton, VirtualDevice
-from fitter.llama.virtual import Answering
 from fitter.machine.devices import Machine, check_main_gpu, choose, described, device_speeds, speed_of_host
 from fitter.model.header import Model, open_model
 from fitter.planning.ask import Ask
 from fitter.planning.constraints import for_model
 from fitter.planning.limits import check_context
 from fitter.planning.requesting import Questions, pinned_by, with_main_gpu
+
+if TYPE_CHECKING:
+    from fitter.llama.cuda_library import Answering
 
 
 @contextmanager
@@ -30,7 +33,8 @@ def worker_for(
     ``at_once``: the process of the latter starts now, not with the first question.
     """
     llama_cpp = ask.llama_cpp if given is None else given.llama_cpp_for(ask.llama_cpp)
-    library = answering(ask.virtual, ask.profile, llama_cpp).library
+    found = answering(ask.virtual, ask.profile, llama_cpp)
+    library = found.library if found else None
     if given is not None:
         given.configure(ask.virtual, library, ask.rpc, ask.llama_cpp)
         yield given
@@ -54,10 +58,10 @@ def limited(worker: Worker, deadline: float | None) -> Iterator[None]:
         worker.deadline = before
 
 
-def answering(virtual: Sequence[VirtualDevice], profile: str | None, llama_cpp: str | None) -> Answering:
+def answering(virtual: Sequence[VirtualDevice], profile: str | None, llama_cpp: str | None) -> Answering | None:
     """Who answers for ``virtual`` with this ``--profile`` and ``--llama-cpp``.
 
-    Raises ``LibraryError`` if the profile names a CUDA backend that cannot be asked.
+    ``None``: fitter's own rules. Raises ``LibraryError`` if the profile names a CUDA backend that cannot be asked.
     """
     from fitter.llama.builds import may_have_cuda, named
 
@@ -65,7 +69,7 @@ def answering(virtual: Sequence[VirtualDevice], profile: str | None, llama_cpp: 
     is_asked = profile is not None and profile != "cuda"
     # Where llama-cpp-python has no CUDA, that is all that there is to find out.
     if not is_asked and not (any(device.profile == "cuda" for device in virtual) and may_have_cuda(where)):
-        return Answering()
+        return None
     from fitter.llama import cuda_library
 
     return cuda_library.answering(virtual, profile, where)

@@ -75,6 +75,9 @@ class Second:
         Where that is too much for ``devices``, with the placement left open; else with all layers on the only one.
         """
         if is_surely_spilled(self._bytes, devices):
+            if self._worker.library is not None:
+                # Only fitter's own devices can be told a placement later.
+                return
             self._devices = tuple(device.name for device in devices)
             self._is_held = True
             self._worker.begin_holding(self._path)
@@ -162,17 +165,21 @@ def parse_meanwhile() -> None:
 
 
 @contextmanager
-def begun(ask: Ask, model: str, *, is_alone: bool, on_log: Callable[[str], None] | None) -> Iterator[Second | None]:
-    """Begin to load ``model`` in a second process, where ``ask`` may have one; ``is_alone``: the first is to be alone.
+def begun(
+    ask: Ask, model: str, *, first: Worker, is_given: bool, on_log: Callable[[str], None] | None
+) -> Iterator[Second | None]:
+    """Begin to load ``model`` in a second process, where ``ask`` may have one; ``is_given``: the first is the caller's.
 
     Raises ``ModelError`` where there is no such file.
     """
     # Each process that asks a real device takes some of its memory, so those are for one process only. An
     # rpc-server even talks to one process only, and lets others wait.
-    if is_alone or not ask.is_described or ask.rpc:
+    if is_given or not ask.is_described or ask.rpc:
         yield None
         return
-    with Worker(ask.virtual, timeout=ask.timeout, on_log=on_log, llama_cpp=ask.llama_cpp) as worker:
+    with Worker(
+        ask.virtual, library=first.library, timeout=ask.timeout, on_log=on_log, llama_cpp=ask.llama_cpp
+    ) as worker:
         second = Second(worker, model_files(model))
         if not ask.is_placed:
             second.load(ask.virtual)

@@ -123,19 +123,29 @@ def main(argv: list[str] | None = None) -> int:
         subjects += [Subject(name, where, Path(library), ORACLE) for name, where, library in options.oracle]
         rows = draw(list(shapes.SHAPES), options.count, options.seed)
         with tempfile.TemporaryDirectory(prefix="fitter-") as models:
-            found = [compare(subject, rows, Path(models), options.jobs) for subject in subjects]
+            for subject in subjects:
+                found = compare(subject, rows, Path(models), options.jobs)
+                status |= _is_worse(found)
+                if options.update:
+                    _keep(found)
     except (FitterError, llama_builds.FetchError) as error:
         print(f"compared: {error}", file=sys.stderr)
         return 2
-    known = {each["llama_cpp"]: each for each in compared.data().get("cuda", ())}
-    for each in found:
-        before = known.get(each["llama_cpp"], {"rows": 0, "equal": 0})
-        status |= each["rows"] - each["equal"] > before["rows"] - before["equal"]
-    if options.update:
-        merged = known | {each["llama_cpp"]: each for each in found}
-        document = {**compared.data(), "cuda": sorted(merged.values(), key=lambda each: numbers_of(each["ggml"]))}
-        DATA.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return status
+
+
+def _is_worse(figures: dict[str, Any]) -> bool:
+    """Whether more loads differ than in the figures that are kept."""
+    known = next((each for each in compared.comparisons("cuda") if each.llama_cpp == figures["llama_cpp"]), None)
+    differ: int = figures["rows"] - figures["equal"]
+    return differ > (known.rows - known.equal if known else 0)
+
+
+def _keep(figures: dict[str, Any]) -> None:
+    document = json.loads(DATA.read_text(encoding="utf-8"))
+    others = [each for each in document["cuda"] if each["llama_cpp"] != figures["llama_cpp"]]
+    document["cuda"] = sorted([*others, figures], key=lambda each: numbers_of(each["ggml"]))
+    DATA.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

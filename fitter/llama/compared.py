@@ -9,12 +9,17 @@ from __future__ import annotations
 import functools
 import json
 import os
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from fitter.llama.cuda_library import Answering
 from fitter.llama.epochs import numbers_of
+from fitter.llama.virtual import VirtualDevice
 
 
-class Compared(NamedTuple):
+@dataclass(frozen=True)
+class Compared:
     """A comparison of a profile's rules with a build. ``llama_cpp``: what its makers call the build.
 
     ``ggml`` and ``commit``: as the build says them; '' for a commit that nobody knows. ``by``: what answered for the
@@ -71,6 +76,18 @@ def said_of(profile: str, ggml: str, commit: str) -> str:
         f"the rules of the {profile} profile say what this llama.cpp does for {found.equal} of {found.rows} drawn "
         f"loads; the others are {found.left}"
     )
+
+
+def notes(virtual: Sequence[VirtualDevice], answering: Answering | None, ggml: str, commit: str) -> tuple[str, ...]:
+    """What a plan on the devices ``virtual`` says of who answered for them, a line each; none where all is as usual.
+
+    ``ggml`` and ``commit`` are those of the llama.cpp that was planned with.
+    """
+    if answering is not None and answering.library is not None:
+        return (f"the cards were simulated by {answering.library.path}, a CUDA backend of llama.cpp",)
+    lines = [f"fitter's own rules answered for the cards: {answering.why}"] if answering is not None else []
+    profiles = dict.fromkeys(device.profile.partition("-")[0] for device in virtual)
+    return (*lines, *filter(None, (said_of(profile, ggml, commit) for profile in profiles)))
 
 
 def _is(known: str, commit: str) -> bool:

@@ -14,12 +14,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fitter.errors import FitterError, LibraryError
 from fitter.llama import elf
 from fitter.llama.builds import PYTHON, find
 from fitter.llama.library import cudart_path
-from fitter.llama.virtual import Answering, VirtualDevice
+from fitter.llama.virtual import VirtualDevice
 
 NAME = "libggml-cuda.so"
 
@@ -65,31 +66,43 @@ class CudaLibrary:
         }
 
 
-def answering(virtual: Sequence[VirtualDevice], profile: str | None, where: str = PYTHON) -> Answering:
+class Answering(NamedTuple):
+    """Who answers for virtual devices that are not left to fitter's own rules, or why these answer instead.
+
+    ``library``: a CUDA backend; ``None`` where that of the llama.cpp that is planned with cannot be asked, and ``why``
+    says so in one line.
+    """
+
+    library: CudaLibrary | None
+    why: str = ""
+
+
+def answering(virtual: Sequence[VirtualDevice], profile: str | None, where: str = PYTHON) -> Answering | None:
     """Who answers for the devices ``virtual`` with this ``--profile``.
 
     Without one it is the CUDA backend of the llama.cpp that ``where`` names, if that has one, it can be used and all
-    devices are NVIDIA cards. Raises ``LibraryError`` if the profile names a backend that cannot be used.
+    devices are NVIDIA cards. ``None``: fitter's own rules, with nothing to say about it. Raises ``LibraryError`` if the
+    profile names a backend that cannot be used.
     """
     name, _, place = (profile or "").partition(":")
     if name == "library":
         return Answering(find_cuda_library(place or None, where))
     is_cuda = [device.profile == "cuda" for device in virtual]
     if name or not any(is_cuda) or not sys.platform.startswith("linux"):
-        return Answering()
+        return None
     try:
         own = find(where).cuda
     except FitterError:
         # The worker will say it.
-        return Answering()
+        return None
     if not own:
-        return Answering()
+        return None
     if not all(is_cuda):
-        return Answering(None, own, "it answers for NVIDIA cards only")
+        return Answering(None, f"{own} answers for NVIDIA cards only")
     try:
         return Answering(find_cuda_library(own))
     except LibraryError as error:
-        return Answering(None, own, str(error))
+        return Answering(None, str(error))
 
 
 def find_cuda_library(place: str | os.PathLike[str] | None = None, llama_cpp: str = PYTHON) -> CudaLibrary:
@@ -113,7 +126,7 @@ def find_cuda_library(place: str | os.PathLike[str] | None = None, llama_cpp: st
     if missing:
         raise LibraryError(
             f"{path} needs CUDA functions that fitter does not simulate ({', '.join(missing[:5])}): build it with CUDA "
-            "12 or 13, or plan without --profile library"
+            "12 or 13, or have fitter's own rules answer with --profile cuda"
         )
     return CudaLibrary(
         path,

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
 
 from fitter.errors import UsageError
-
-if TYPE_CHECKING:
-    from fitter.llama.cuda_library import CudaLibrary
 
 MAX_DEVICES = 16
 """``llama_max_devices()`` of the pinned llama.cpp."""
@@ -36,18 +32,6 @@ class VirtualDevice:
     """Its memory in bytes."""
     free: int
     """What is free of it, in bytes."""
-
-
-class Answering(NamedTuple):
-    """Who answers for virtual devices. ``library``: a CUDA backend; ``None`` where fitter's own rules do.
-
-    ``instead``: of these the CUDA backend of the llama.cpp that is planned with; '' where it has none, or where the
-    rules were asked for. ``why``: it could not be asked, in a few words.
-    """
-
-    library: CudaLibrary | None = None
-    instead: str = ""
-    why: str = ""
 
 
 def describe(devices: Sequence[VirtualDevice]) -> str:

@@ -200,7 +200,8 @@ def _may_hold(case: Case, locked: Snapshot, version: str) -> bool:
     if dict(locked.settings) != dict(case.settings) or printable(files[0].name) != model.file:
         return False
     said = case.keywords()
-    if answering(parse_gpus(case.gpus), said.get("profile"), said.get("llama_cpp")).library is not None:
+    by = answering(parse_gpus(case.gpus), said.get("profile"), said.get("llama_cpp"))
+    if by is not None and by.library is not None:
         # Cards of a CUDA library are measured anew each time.
         return False
     if locked.host.shared or any(device.shared for device in locked.devices.values()):

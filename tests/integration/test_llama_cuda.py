@@ -14,7 +14,7 @@ import fitter
 from fitter.asking import answering
 from fitter.llama.client import Worker
 from fitter.llama.compared import compared
-from fitter.llama.cuda_library import find_cuda_library
+from fitter.llama.cuda_library import Answering, find_cuda_library
 from fitter.llama.looking import look
 from fitter.machine.gpu import parse_gpus
 from tools import llama_builds, shapes
@@ -53,7 +53,7 @@ def test_the_rules_are_those_of_the_build(name: str, models: Path) -> None:
 def test_its_own_library_answers_without_being_asked(name: str, models: Path) -> None:
     build = subject(name)
     library = find_cuda_library(build.library)
-    assert answering(parse_gpus(GPUS), None, build.where).library == library
+    assert answering(parse_gpus(GPUS), None, build.where) == Answering(library)
     model = shapes.write("qwen3-235b-a22b", models, vocab=False)
     with Worker(llama_cpp=build.where) as worker:
         plan = fitter.fit(model, gpus=GPUS, n_ctx=16384, worker=worker)

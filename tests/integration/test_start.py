@@ -142,6 +142,7 @@ WORKERS = {
     "calibrate": (["calibrate"], 1),
     "backend": (["backend", "--gpu", "24GiB"], 0),
     "library": (["model.gguf", "--profile=library"], 0),
+    "fitter's rules": (["model.gguf", "--gpu", "24GiB", "--profile", "cuda"], 2),
 }
 
 
@@ -150,6 +151,21 @@ def test_how_many_workers_begin_early(monkeypatch: pytest.MonkeyPatch, args: lis
     begun: list[object] = []
     monkeypatch.setattr(process, "prestart", lambda first, variables: begun.append(first))
     assert early.begin(args) == bool(count)
+    assert len(begun) == count
+
+
+@pytest.mark.parametrize(
+    ("more", "count"),
+    [([], 0), (["--profile", "cuda"], 2), (["--llama-cpp", "python"], 2)],
+    ids=["its own", "rules", "not it"],
+)
+def test_none_begins_where_a_cuda_backend_will_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str], count: int
+) -> None:
+    (tmp_path / "libggml-cuda.so").touch()
+    begun: list[object] = []
+    monkeypatch.setattr(process, "prestart", lambda first, variables: begun.append(first))
+    early.begin(["model.gguf", "--gpu", "24GiB", "--llama-cpp", str(tmp_path), *more])
     assert len(begun) == count
 
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from fitter.llama import compared
 from fitter.llama.compared import Compared, around, said_of
+from fitter.llama.cuda_library import Answering, CudaLibrary
 from fitter.llama.epochs import cuda_rules, epochs, numbers_of
+from fitter.llama.virtual import VirtualDevice
+from tools.cuda_reference import read
+
+DATA = Path(__file__).resolve().parents[1] / "data"
 
 OLD = Compared("b100", "0.15.3", "f53ea51", "its own libggml-cuda.so", 250, 248, "2 of a kind")
 SOURCE = Compared("0.3.35", "0.20.0", "", "its source", 250, 250, "")
@@ -18,7 +25,7 @@ NEW = Compared("v9", "0.25.1", "0ad4a86", "its own libggml-cuda.so", 250, 250, "
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Others than those that are kept."""
-    monkeypatch.setattr(compared, "data", lambda: {"cuda": [each._asdict() for each in (OLD, SOURCE, NEW)]})
+    monkeypatch.setattr(compared, "data", lambda: {"cuda": [asdict(each) for each in (OLD, SOURCE, NEW)]})
     compared.comparisons.cache_clear()
     yield
     compared.comparisons.cache_clear()
@@ -84,6 +91,67 @@ def test_those_around(ggml: str, expected: tuple[Compared | None, Compared | Non
 )
 def test_what_a_plan_says(profile: str, ggml: str, commit: str, said: str) -> None:
     assert said_of(profile, ggml, commit) == said
+
+
+def card(profile: str) -> VirtualDevice:
+    return VirtualDevice(f"{profile}0", "Card", profile, 890, 1 << 34, 1 << 34)
+
+
+LIBRARY = CudaLibrary(Path("/x/libggml-cuda.so"), ("libcudart.so.13",), 13, True)
+CANNOT = Answering(None, "/x/libggml-cuda.so answers for NVIDIA cards only")
+NEVER = "profile were never compared with this llama.cpp"
+
+
+@with_figures
+@pytest.mark.parametrize(
+    ("profiles", "answering", "version", "expected"),
+    [
+        pytest.param(
+            ["cuda", "cuda"],
+            Answering(LIBRARY),
+            ("0.24.0", "c0ffee1"),
+            ["the cards were simulated by /x/libggml-cuda.so, a CUDA backend of llama.cpp"],
+            id="its own",
+        ),
+        pytest.param(["cuda"], None, ("0.25.1", "0ad4a86"), [], id="all equal"),
+        pytest.param([], None, ("0.24.0", ""), [], id="no cards"),
+        pytest.param(
+            ["cuda", "cuda"],
+            None,
+            ("0.24.0", "c0ffee1"),
+            [f"the rules of the cuda {NEVER}, only with 0.3.35 and v9"],
+            id="never, once",
+        ),
+        pytest.param(
+            ["cuda", "vulkan-nvidia"],
+            CANNOT,
+            ("0.25.1", "0ad4a86"),
+            [
+                "fitter's own rules answered for the cards: /x/libggml-cuda.so answers for NVIDIA cards only",
+                f"the rules of the vulkan {NEVER}",
+            ],
+            id="instead of its own",
+        ),
+    ],
+)
+def test_notes(profiles: list[str], answering: Answering | None, version: tuple[str, str], expected: list[str]) -> None:
+    assert list(compared.notes([card(each) for each in profiles], answering, *version)) == expected
+
+
+TABLES = {
+    "cuda": ("cuda/published.csv.gz", "cuda/drawn.csv.gz"),
+    "rocm": ("rocm/drawn.csv.gz",),
+    "vulkan": ("vulkan/bytes.csv.gz",),
+    "metal": ("metal/bytes.csv.gz",),
+}
+
+
+@pytest.mark.parametrize("profile", TABLES)
+def test_the_figures_of_the_pinned_build_are_the_stored_rows(profile: str) -> None:
+    pinned = compared.compared(profile, "0.25.3", "0c1e57098")
+    assert pinned is not None
+    assert pinned.rows == pinned.equal == sum(len(read(DATA / name)) for name in TABLES[profile])
+    assert said_of(profile, "0.25.3", "0c1e570-dirty") == ""
 
 
 def test_the_figures_that_are_kept() -> None:
