@@ -22,7 +22,6 @@ from tools.compared import Subject, answers, differing, packaged
 from tools.cuda_reference import Load, difference, loads, spread
 from tools.oracle.draw import draw
 
-# some of whose work is for the loads of several minutes
 pytestmark = [pytest.mark.llama_cpp, pytest.mark.timeout(1200)]
 
 COUNT, SEED = 250, 77
@@ -46,6 +45,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_rules_are_those_of_the_build(name: str, models: Path) -> None:
     real, mirror = answers(subject(name), draw(list(shapes.SHAPES), COUNT, SEED), models, 2)
     assert sum(not row["result"].startswith("FAIL") for row in real) > COUNT * 4 // 5
+    assert differing(real, mirror) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", llama_builds.cuda())
+def test_a_few_loads_where_the_build_is_there(name: str, models: Path) -> None:
+    if not (llama_builds.cuda()[name].directory / ".sha256").is_file():
+        pytest.skip(f"{name} is not there: python -m tools.llama_builds {name}")
+    real, mirror = answers(subject(name), draw(list(shapes.SHAPES), 24, SEED), models, 2)
     assert differing(real, mirror) == []
 
 
