@@ -280,6 +280,10 @@ def test_the_runner_up_is_the_fastest_of_the_others() -> None:
         pytest.param(asked("no-op-offload", devices=limits(8000, 8000)), [], id="no weights on the host"),
         pytest.param(asked("no-op-offload", pinned={"a": HOST}), ["f16"], id="the user's weights on the host"),
         pytest.param(asked("ubatch", objective="context"), ["f16"] * 3, id="memory is context"),
+        pytest.param(asked("ubatch", objective="context", n_ctx_train=8192), [], id="which is all there is"),
+        pytest.param(
+            asked("ubatch", objective="context", params=FIXED, fixed=("n_ctx",)), [], id="or what was asked for"
+        ),
         pytest.param(asked("ubatch", devices=limits(8000, 8000)), ["f16"] * 3, id="one device may do"),
     ],
 )

@@ -320,6 +320,57 @@ def test_a_cache_that_is_not_offloaded_is_on_the_host() -> None:
     assert all(layer.cache is None for layer in work_of(whole("llama-3.1-8b"), Placement(10, (23,))).layers)
 
 
+def test_states_that_are_not_offloaded_are_on_the_host() -> None:
+    found = facts("nemotron-h-9b")
+    layers = tuple(Unit(i, 0, 1000, (), 1000) for i in range(56))
+    pieces = pieces_of(found, (*layers, Unit(56, 0, 0)), N_CTX, Params(offload_kqv=False))
+    work = work_of(pieces, Placement(20, (37,)))
+    # read and written, beside the layer's own weights where those are on the host too
+    on_host = [[w for w in layer.weights if w.place == HOST] for layer in work.layers[:-1]]
+    assert [len(weights) for weights in on_host] == [1] * 56
+    assert {(w.bytes, w.n_params, w.experts) for (w,) in on_host[20:]} == {(2000, 0, False)}
+    assert all(w.bytes > 2000 for (w,) in on_host[:20])
+
+
+ATTENDS: dict[str, tuple[int, dict[str, int], dict[int, int | None]]] = {
+    # layers on the devices, tensors put elsewhere, and the device that attends for each layer, if that is another one
+    "nothing is elsewhere": (0, {}, {3: None}),
+    "a projection on a device": (0, {"blk.3.attn_k.weight": 1}, {2: None, 3: 1, 4: None}),
+    "the first of two": (0, {"blk.3.attn_output.weight": 0, "blk.3.attn_q.weight": 1}, {3: 1}),
+    "its norm alone": (0, {"blk.3.attn_norm.weight": 0}, {3: None}),
+    "feed-forward on a device": (0, {"blk.3.ffn_up.weight": 0}, {3: None}),
+    "a layer on a device": (33, {"blk.3.attn_k.weight": HOST}, {3: None}),
+}
+
+
+@pytest.mark.parametrize(("n_gpu_layers", "targets", "expected"), ATTENDS.values(), ids=ATTENDS)
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_a_device_attends_where_it_has_a_projection(
+    n_gpu_layers: int, targets: dict[str, int], expected: dict[int, int | None], is_pinned: bool
+) -> None:
+    params = Params(n_gpu_layers=n_gpu_layers)
+    pieces = whole("llama-3.1-8b", params=params, pinned=targets if is_pinned else None)
+    work = work_of_params(pieces, params, (10, 10), {} if is_pinned else targets)
+    assert {index: work.layers[index].attends for index in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "sharing"),
+    [
+        ({}, 4),
+        ({"attention__head_count_kv": 1}, 32),
+        ({"attention__kv_lora_rank": 512}, 4),
+        ({"attention__head_count_kv": 1, "attention__kv_lora_rank": 512}, 1),
+        ({"attention__head_count_kv": 1, "attention__kv_lora_rank": 1}, 1),
+    ],
+    ids=["grouped", "one head for all", "compressed before", "one compressed row", "of one number"],
+)
+def test_query_heads_that_share_a_head(changed: dict[str, int], sharing: float) -> None:
+    pieces = pieces_of(facts("llama-3.1-8b", **changed), units("llama-3.1-8b", 4096 * N_CTX), N_CTX, Params())
+    attention = pieces.attention[0]
+    assert attention is not None and attention.sharing == sharing
+
+
 def test_what_else_the_cost_depends_on() -> None:
     work = work_of(whole(MODEL, params=Params(n_ubatch=1024, op_offload=False)), PLACEMENTS["last layers"], (7, 3))
     assert (work.n_ubatch, work.op_offload, work.n_splits) == (1024, False, (7, 3))
