@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from fitter import beginning
-from fitter.asking import limited, one_load, questions_of, worker_for
+from fitter.asking import answering, limited, one_load, questions_of, worker_for
 from fitter.door import door
 from fitter.errors import LibraryError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
@@ -157,7 +157,11 @@ def fit(
             worker.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}
     rpc = worker.rpc if remote.intersection(plan.breakdown.devices) else ()
-    return replace(plan, rpc=rpc, llama_cpp=llama_cpp, fit_keywords=words, files=stamps)
+    from fitter.llama import compared
+
+    by = answering(ask.virtual, ask.profile, worker.llama_cpp_for(ask.llama_cpp))
+    notes = compared.notes(ask.virtual, by, llama_cpp.ggml, llama_cpp.commit)
+    return replace(plan, rpc=rpc, llama_cpp=llama_cpp, notes=notes, fit_keywords=words, files=stamps)
 
 
 @door_with_worker(Measuring)

@@ -162,6 +162,13 @@ def parse_meanwhile() -> None:
     """Have the data files parsed while llama.cpp is waited for: once the model is known, there is no time for them."""
     process.meanwhile(catalogue.gpus)
     process.meanwhile(cost.default)
+    process.meanwhile(_compared)
+
+
+def _compared() -> None:
+    from fitter.llama import compared
+
+    compared.data()
 
 
 @contextmanager

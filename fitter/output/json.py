@@ -41,6 +41,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
         "shared": [_shared(shared) for shared in plan.shared],
         "left_out": [{"device": left.device, "reason": left.reason, "message": left.message} for left in plan.left_out],
         "rpc": list(plan.rpc),
+        "notes": list(plan.notes),
         "llama_cpp": None if plan.llama_cpp is None else asdict(plan.llama_cpp),
         "search": {
             "dummy_loads": plan.search.dummy_loads,

@@ -151,6 +151,7 @@ def _plan(document: _Entry) -> Plan:
         levers=document["levers"].each(_Entry.text),
         shared=document["shared"].each(_shared),
         rpc=document["rpc"].each(_Entry.text),
+        notes=document["notes"].each(_Entry.shown) if "notes" in document else (),
         llama_cpp=document["llama_cpp"].maybe(_llama_cpp) if "llama_cpp" in document else None,
     )
 

@@ -104,6 +104,8 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
         loads += f", and {plan.search.shared_loads} of the draft model,"
     by = f" of llama.cpp {printable(plan.llama_cpp.version)}" if plan.llama_cpp else ""
     parts.append(Text(f"measured with {loads}{by} in {plan.search.seconds:.1f} s", style="dim"))
+    if plan.notes:
+        parts.append(Text("\n".join(printable(note) for note in plan.notes), overflow="fold"))
     if plan.search.is_cut_short:
         parts.append(Text("the time limit ended the search: there may be a better plan"))
     return Group(*parts)

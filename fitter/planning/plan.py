@@ -138,6 +138,10 @@ class Plan:
     """
     llama_cpp: LlamaCpp | None = None
     """The build of llama.cpp that it was made with; ``None`` where a file does not say it."""
+    notes: tuple[str, ...] = ()
+    """Who answered for described devices, a line each: a CUDA backend, or rules of fitter's that were not compared with
+    this build of llama.cpp, or not as equal as with others. Empty where nothing is to be said.
+    """
     fit_keywords: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The keywords that ``fit`` was called with, to fit again."""
     files: tuple[FileStamp, ...] = field(default=(), compare=False, repr=False)

@@ -215,8 +215,9 @@ def test_progress_may_end_it(moe: Path) -> None:
         if step.text.endswith("has answered"):
             raise StopError
 
-    with pytest.raises(StopError):
+    with pytest.raises(StopError) as stopped:
         fitter.compare_builds(moe, ["python", "python"], gpus="24GiB", on_progress=listen)
+    assert stopped.value.args == ()
     assert [text for text in said if "python" in text] == ["asking python", "python has answered"]
     assert len(said) > 2, "the steps of a fit are among them"
 

@@ -109,6 +109,7 @@ def test_a_plan_by_the_schema() -> None:
         "shared": [],
         "left_out": [],
         "rpc": [],
+        "notes": [],
         "llama_cpp": None,
         "search": {"dummy_loads": 5, "shared_loads": 0, "seconds": 1.25, "cut_short": False},
         "problems": [],

@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"gpus": ["none"], "devices": ["CUDA0"]},
         "unknown device 'CUDA0': --gpu none means a machine without a GPU",
     ),
-    "a profile that there is not": ({"profile": "cuda", "gpus": ["24GiB"]}, "unknown profile 'cuda'"),
+    "a profile that there is not": ({"profile": "vulkan", "gpus": ["24GiB"]}, "unknown profile 'vulkan'"),
     "a library for another's card": (
         {"profile": "library", "gpus": ["vulkan:24GiB"]},
         "is for NVIDIA cards, but Vulkan0",

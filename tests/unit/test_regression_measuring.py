@@ -12,8 +12,10 @@ import pytest
 import fitter
 from fitter import api
 from fitter.errors import LlamaCppError, UsageError
+from fitter.llama.cuda_library import Answering, CudaLibrary
 from fitter.llama.types import Breakdown, Params, Row, Skeleton, VirtualDevice
 from fitter.machine.gpu import parse_gpus
+from fitter.regression import measuring
 from fitter.regression.cases import Case
 from fitter.regression.headers import digest
 from fitter.regression.lockfile import LockedDevice, LockedHost, Memory, Snapshot
@@ -193,7 +195,9 @@ def test_a_header_has_a_length(header_bytes: tuple[int, ...], holds: bool, files
     assert (measured(case_of(files), locked, FakeWorker()) is locked) is holds
 
 
-def test_cards_of_a_library_are_measured_each_time(files: tuple[Path, ...]) -> None:
+def test_cards_of_a_library_are_measured_each_time(files: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    library = CudaLibrary(Path("libggml-cuda.so"), (), 13, False)
+    monkeypatch.setattr(measuring, "answering", lambda virtual, profile, llama_cpp: Answering(library))
     locked = locked_of(files)
     settings = {**locked.settings, "profile": "library"}
     case = replace(case_of(files), settings=settings)

@@ -200,6 +200,7 @@ def plan() -> Schema:
             "shared": _shared(),
             "left_out": a_list(an_object(members(LeftOut, "device", "reason", "message")), said(Plan, "left_out")),
             "rpc": member(Plan, "rpc"),
+            "notes": member(Plan, "notes"),
             "llama_cpp": or_null(an_object(members(LlamaCpp, *_BUILD), said(Plan, "llama_cpp"))),
             "search": an_object(search, said(Plan, "search")),
             "problems": _problems(),
