@@ -11,10 +11,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fitter.llama.compared import compared
+from fitter.machine.gpu import PROFILES
 from fitter.output.json import SCHEMA
 from fitter.text import printable
 
 if TYPE_CHECKING:
+    from fitter.llama.compared import Compared
     from fitter.llama.looking import Look
     from fitter.llama.types import LlamaCpp
 
@@ -23,8 +26,19 @@ def builds_to_dict(looks: Iterable[Look]) -> dict[str, Any]:
     """The document of ``fitter llama-cpp``; a figure is ``null`` if the build does not tell it."""
     return {
         "schema": SCHEMA,
-        "builds": [{name: None if value == "" else value for name, value in asdict(look).items()} for look in looks],
+        "builds": [
+            {
+                **{name: None if value == "" else value for name, value in asdict(look).items()},
+                "rules": {profile: found and asdict(found) for profile, found in _rules(look).items()},
+            }
+            for look in looks
+        ],
     }
+
+
+def _rules(look: Look) -> dict[str, Compared | None]:
+    """How far the rules of each profile were compared with a build."""
+    return {profile: None if look.problem else compared(profile, look.ggml, look.commit) for profile in PROFILES}
 
 
 def of_other_server(server: Look, planned: LlamaCpp) -> str:
@@ -54,4 +68,15 @@ def builds_table(looks: Iterable[Look]) -> RenderableType:
             "There is no llama.cpp: pip install llama-cpp-python, or name a directory with libllama.so: fitter "
             "llama-cpp DIRECTORY"
         )
-    return Group(table, *(Text(printable(look.problem)) for look in looks if look.problem))
+    parts: list[RenderableType] = [table, *(Text(printable(look.problem)) for look in looks if look.problem)]
+    if usable := [look for look in looks if not look.problem]:
+        rules = Table(box=None, pad_edge=False)
+        rules.add_column("fitter's rules", overflow="fold")
+        for profile in _rules(usable[0]):
+            rules.add_column(profile, no_wrap=True)
+        for look in usable:
+            found = _rules(look).values()
+            texts = (f"{each.equal} of {each.rows}" if each else "never compared" for each in found)
+            rules.add_row(printable(look.where), *texts)
+        parts += [Text(), rules, Text("loads of which fitter's rules and the build's own backend said the same bytes")]
+    return Group(*parts)

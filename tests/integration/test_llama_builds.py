@@ -184,6 +184,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert main(["llama-cpp", "--json"]) == 0
     (own,) = json.loads(capsys.readouterr().out)["builds"]
     assert (own["where"], own["layout"], own["problem"], own["version"]) == ("python", "0.3.36", None, "0.5.0-dev")
+    assert own["checks"] == ["symbols", "layout", "operations", "models"]
+    assert own["rules"]["cuda"]["equal"] == own["rules"]["cuda"]["rows"] > 4000
     assert set(own) == set(Look.__dataclass_fields__)
     assert main(["llama-cpp", str(tmp_path)]) == 3
     printed = capsys.readouterr().out
