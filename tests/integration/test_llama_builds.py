@@ -186,7 +186,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert (own["where"], own["layout"], own["problem"], own["version"]) == ("python", "0.3.36", None, "0.5.0-dev")
     assert own["checks"] == ["symbols", "layout", "operations", "models"]
     assert own["rules"]["cuda"]["equal"] == own["rules"]["cuda"]["rows"] > 4000
-    assert set(own) == set(Look.__dataclass_fields__)
+    assert set(own) == {*Look.__dataclass_fields__, "rules"}
     assert main(["llama-cpp", str(tmp_path)]) == 3
     printed = capsys.readouterr().out
     assert "0.25.3" in printed
