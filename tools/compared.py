@@ -32,6 +32,7 @@ DATA = Path(compared.__file__).with_name("compared.json")
 SHOWN = 10
 OWN, ORACLE = "its own libggml-cuda.so", "ggml-cuda of its source, built without a GPU"
 _VOLTA = "70"
+_SHARED_EXPERTS = ("deepseek-v3.1", "glm45-air", "kimi-k2", "qwen3-next-80b-a3b")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ def left(pairs: Sequence[tuple[Row, Row]]) -> str:
     kinds = Counter(
         "on cards of compute capability 7.0, for which its makers compiled nothing"
         if _VOLTA in real["compute_capability"].split("/")
+        else "on models with shared experts, which ggml-cuda computes together with the others from ggml 0.26 on"
+        if real["model"] in _SHARED_EXPERTS
         else "not explained"
         for real, _ in pairs
     )
