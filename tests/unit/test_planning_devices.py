@@ -13,6 +13,7 @@ from fitter.planning.contexts import best_on
 from fitter.planning.devices import Devices, in_better_order
 from fitter.planning.explain import Choice
 from fitter.planning.known import Callbacks, Known
+from fitter.planning.objective import is_better
 from fitter.planning.remotes import worth_their_network
 from fitter.planning.request import HostLimit
 from fitter.planning.shared import remembered
@@ -35,11 +36,15 @@ FAR_AWAY = replace(REMOTE_CARD, round_trip=0.5)
 
 
 def known(
-    *mib: int, speeds: tuple[DeviceSpeed, ...] = (CARD,), fixed: tuple[str, ...] = (), **more: object
+    *mib: int,
+    speeds: tuple[DeviceSpeed, ...] = (CARD,),
+    fixed: tuple[str, ...] = (),
+    model: SyntheticModel = MODEL,
+    **more: object,
 ) -> tuple[Known, list[Choice]]:
     devices = limits(*mib)
-    llama, said = SyntheticLlama(MODEL, devices), list[Choice]()
-    asked = replace(priced(request(MODEL, devices, fixed=fixed), MODEL, *speeds), **more)  # type: ignore[arg-type]
+    llama, said = SyntheticLlama(model, devices), list[Choice]()
+    asked = replace(priced(request(model, devices, fixed=fixed), model, *speeds), **more)  # type: ignore[arg-type]
     return Known(asked, devices, Callbacks(remembered(llama.measure), llama.record, on_choice=said.append)), said
 
 
@@ -114,6 +119,72 @@ def test_no_step_makes_a_plan_worse(mib: tuple[int, ...], speeds: tuple[DeviceSp
     steps.append(devices.on_others(steps[-1]))
     seconds = [step.seconds or 0.0 for step in steps]
     assert all(step.fits for step in steps) and seconds == sorted(seconds, reverse=True)
+
+
+LARGE_BUFFERS = replace(MODEL, compute=200 * MIB)
+BOTH = ("CUDA0", "CUDA1")
+
+# devices and context without what is idle, without what is doubtful, and on others
+Steps = tuple[tuple[tuple[str, ...], int], ...]
+STEPS: dict[str, tuple[SyntheticModel, tuple[int, ...], tuple[DeviceSpeed, ...], str, Steps]] = {
+    # a fifth of the context for nearly half of the time
+    "a slow one leaves": (
+        *(MODEL, (1250, 2000), (SLOW_CARD, CARD), "request"),
+        ((BOTH, 32768), (("CUDA1",), 26624), (("CUDA1",), 26624)),
+    ),
+    "the slow second one leaves": (
+        *(MODEL, (2000, 2050), (CARD, SLOW_CARD), "request"),
+        ((BOTH, 32768), (("CUDA0",), 26624), (("CUDA0",), 26624)),
+    ),
+    "a slow one with large buffers leaves": (
+        *(LARGE_BUFFERS, (1500, 600), (CARD, SLOW_CARD), "request"),
+        ((BOTH, 4096), (("CUDA0",), 4096), (("CUDA0",), 4096)),
+    ),
+    "a fast one comes first": (
+        *(MODEL, (400, 200, 500), (SLOW_CARD, CARD, SLOW_CARD), "request"),
+        ((("CUDA0", "CUDA1", "CUDA2"), 4096),) * 2 + ((("CUDA1", "CUDA0", "CUDA2"), 4096),),
+    ),
+    "it does so for generation": (
+        *(LARGE_BUFFERS, (1100, 650), (SLOW_CARD, CARD), "generation"),
+        ((BOTH, 4096), (BOTH, 4096), (("CUDA1", "CUDA0"), 4096)),
+    ),
+    "more context without what has nothing": (
+        *(LARGE_BUFFERS, (100, 1600), (CARD, CARD), "request"),
+        ((("CUDA1",), 9728),) * 3,
+    ),
+    "and without a larger one": (
+        *(LARGE_BUFFERS, (1450, 350), (CARD, CARD), "generation"),
+        ((("CUDA0",), 5120),) * 3,
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "mib", "speeds", "objective", "expected"), STEPS.values(), ids=STEPS)
+def test_devices_of_each_step(
+    model: SyntheticModel, mib: tuple[int, ...], speeds: tuple[DeviceSpeed, ...], objective: str, expected: Steps
+) -> None:
+    found, said = known(*mib, speeds=speeds, model=model, objective=objective)
+    devices = Devices(found)
+    first = devices.without_idle(found)
+    second = devices.without_doubtful(first)
+    third = devices.on_others(second)
+    steps = (first, second, third)
+    assert tuple((step.params.devices, step.params.n_ctx) for step in steps) == expected
+    for before, after in ((first, second), (second, third)):
+        assert after is before or is_better(found.request, after, before)
+    assert all(step.breakdown.on(device.name).used <= device.free for step in steps for device in step.devices)
+    if second is not first:
+        assert "which devices take part" in [choice.subject for choice in said]
+
+
+@pytest.mark.parametrize("fixed", ["devices", "tensor_split"])
+def test_the_users_devices_are_never_doubtful(fixed: str) -> None:
+    more: dict[str, Any] = {"params": Params(tensor_split=(1.0, 2.0))} if fixed == "tensor_split" else {}
+    found, _ = known(1250, 2000, speeds=(SLOW_CARD, CARD), fixed=(fixed,), **more)
+    devices = Devices(found)
+    first = devices.without_idle(found)
+    assert first.params.devices == BOTH
+    assert devices.without_doubtful(first) is first and devices.on_others(first) is first
 
 
 @pytest.mark.parametrize(
