@@ -66,12 +66,15 @@ _DOWNLOAD_KEYWORDS = ("local_dir", "local_dir_use_symlinks", "cache_dir")
 def _fitted(model_path: str | os.PathLike[str], keywords: Mapping[str, Any]) -> Llama:
     """What ``Llama`` makes of its arguments."""
     from fitter import api, loading
+    from fitter.llama.builds import PYTHON
 
     asked, rest = _split(keywords)
     asked = {name: _as_fit_says(name, value) for name, value in asked.items()}
     # Llama's word for a default; fit has others
     asked = {name: value for name, value in asked.items() if value is not None}
-    loaded: Llama = loading.load(api.fit(model_path, **asked), rest, api.fit)  # type: ignore[assignment]
+    # It is llama-cpp-python that loads it, whatever the environment names.
+    plan = api.fit(model_path, **{"llama_cpp": PYTHON, **asked})
+    loaded: Llama = loading.load(plan, rest, api.fit)  # type: ignore[assignment]
     return loaded
 
 

@@ -204,6 +204,16 @@ def test_a_plan_of_another_llama_cpp_is_not_loaded(model: Path) -> None:
     unknown.load(verbose=False).close()
 
 
+def test_llama_is_fitted_with_the_library_that_loads_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FITTER_LLAMA_CPP", "no/such/place")
+    loaded = fitter.Llama(model, devices="none", n_ctx=256, verbose=False)
+    assert loaded.plan.llama_cpp is not None
+    assert loaded.plan.llama_cpp.version.startswith("0.5.0 (ggml 0.25.3, ")
+    loaded.close()
+    with pytest.raises(UsageError, match="no/such/place' is not there"):
+        fitter.fit(model, devices="none", n_ctx=256)
+
+
 def test_other_calls_take_it_too(model: Path) -> None:
     directory = fetched("b10434")
     server = directory / "llama-server"
