@@ -103,7 +103,7 @@ def this_host() -> Host:
 def read_bandwidth(cores: int) -> float:
     """Bytes per second that ``cores`` threads read together: the best of a few passes over more than the caches hold.
 
-    Raises ``ImportError`` without numpy (which llama-cpp-python requires), ``MemoryError`` without enough memory.
+    Raises ``ImportError`` without numpy, ``MemoryError`` without enough memory.
     """
     # Its reductions read at full speed and release the interpreter's lock; imported here, since that is slow.
     import numpy
