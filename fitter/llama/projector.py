@@ -142,7 +142,7 @@ def _libraries() -> native.Library:
             raise LibraryError(f"{path} belongs to another libllama than the loaded one: {_FIX}")
     if not library.fitter.fitter_projector_library(library.ffi.cast("void *", mtmd._handle)):
         raise LibraryError(
-            f"{path} is not the libmtmd of {native.built_versions(library)}: {library.last_error()}; {_FIX}"
+            f"{path} is not the libmtmd of llama.cpp {native.built_versions(library)}: {library.last_error()}; {_FIX}"
         )
     return library
 
