@@ -450,7 +450,7 @@ LIBRARIES = {
     ),
     "of another version": (
         ANOTHER,
-        r"is not the libmtmd of llama.cpp \d.*: its mtmd_context_params is another one; pip install -U llama-cpp-python",
+        r"is not the libmtmd of llama.cpp \d.*: its mtmd_context_params is another one; pip install -U llama-cpp",
     ),
 }
 
