@@ -20,13 +20,19 @@ struct default_params {
     char                room[1024];
 };
 
+// From b11434 (ggml 0.26) on mtmd_get_memory_usage returns more behind the sizes, whatever the header here has.
+struct memory_usage {
+    std::map<ggml_backend_dev_t, size_t> sizes;
+    char                                 room[256];
+};
+
 struct library {
     default_params (*params)()               = nullptr;
     decltype(&mtmd_default_marker)   marker  = nullptr;
     decltype(&mtmd_log_set)          log_set = nullptr;
     decltype(&mtmd_init_from_file)   init    = nullptr;
     decltype(&mtmd_free)             free    = nullptr;
-    decltype(&mtmd_get_memory_usage) usage   = nullptr;
+    memory_usage (*usage)(const char *, mtmd_context_params) = nullptr;
 };
 
 library loaded_library;
@@ -82,7 +88,8 @@ bool fitter_projector_library(void * handle) {
 bool fitter_projector_measure(const fitter_projector_t * projector, uint64_t * out) {
     return fitter::guarded(false, [&] {
         *out = 0;
-        for (const auto & [device, size] : loaded_library.usage(projector->path, params_of(*projector))) {
+        const memory_usage found = loaded_library.usage(projector->path, params_of(*projector));
+        for (const auto & [device, size] : found.sizes) {
             *out += size;
         }
         return *out > 0;
