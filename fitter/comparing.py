@@ -17,15 +17,12 @@ from fitter.parameters import AnyPath, Fitting, MachineKeywords, Measuring, RawK
 from fitter.planning.ask import Ask
 from fitter.planning.plan import Plan
 from fitter.planning.request import Progress
-from fitter.planning.shared import taken
+from fitter.planning.shared import HOST_NAME, taken
 from fitter.planning.summary import SharedUse
 from fitter.worker_door import door_with_worker
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-HOST = "host"
-"""What the host is called among devices."""
 
 
 @dataclass(frozen=True)
@@ -187,5 +184,5 @@ def missing_of(plan: Plan, breakdown: Breakdown, shared: Sequence[SharedUse] = (
     }
     host = plan.host
     if host.free is not None and (host.fits or not plan.fits):
-        lacking[HOST] = max(breakdown.host.used + host.margin, real.host.used) + taken(shared, None) - host.free
+        lacking[HOST_NAME] = max(breakdown.host.used + host.margin, real.host.used) + taken(shared, None) - host.free
     return {name: size for name, size in lacking.items() if size > 0}

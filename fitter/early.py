@@ -117,7 +117,6 @@ def _guess(model: str, specs: Sequence[str]) -> tuple[str, bool]:
 
 def load(model: str, word: Callable[[], str]) -> Then | None:
     """Load a model on the devices that the word describes."""
-    description: str | None = None
     from fitter.llama import library
     from fitter.llama.ahead import Ahead
 
@@ -134,8 +133,6 @@ def load(model: str, word: Callable[[], str]) -> Then | None:
     try:
         ahead = Ahead(model, description, is_held=is_held) if description else None
     except Exception:
-        # As above, and it is no reason to lose a worker, which would take an unread word for a request.
-        if description is None:
-            word()
+        # As above, and it is no reason to lose a worker.
         return None
     return None if ahead is None else lambda session: session._keep(ahead)

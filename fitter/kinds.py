@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from fitter.errors import PlanError, UsageError
 from fitter.values import (
@@ -463,15 +463,17 @@ class Build(Kind):
     metavar: str | None = "WHERE"
 
     def check(self, called: str, value: Any) -> str:
-        try:
-            return self.parse(path(called, value))
-        except UsageError as error:
-            raise error if called in str(error) else UsageError(f"{called} is {error}") from None
+        where = path(called, value)
+        if not where:
+            raise UsageError(f"{called} is {self._EMPTY}")
+        return where
 
     def parse(self, word: str) -> str:
         if not word:
-            raise UsageError("an empty text: give python, a directory or a llama-server")
+            raise UsageError(f"this is {self._EMPTY}")
         return word
+
+    _EMPTY: ClassVar[str] = "an empty text: give python, a directory or a llama-server"
 
 
 @dataclass(frozen=True)

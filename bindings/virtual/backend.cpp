@@ -627,7 +627,7 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
             const char *             text = std::getenv("FITTER_DEVICES");
             if (text == nullptr) {
                 std::fprintf(stderr, "fitter: FITTER_DEVICES is not set, so there are no virtual devices\n");
-            } else if (!fitter::are_operations_the_same()) {
+            } else if (std::strcmp(ggml_version(), FITTER_GGML_VERSION) != 0 || !fitter::are_operations_the_same()) {
                 std::fprintf(stderr, "fitter: this is not the build of llama.cpp that fitter was compiled for: reinstall "
                                      "llama-fitter with LLAMA_CPP_SOURCE_DIR set to its source; there are no virtual "
                                      "devices\n");

@@ -265,32 +265,23 @@ verification_options = stacked(
 
 catalogue_option = _flag(DEVICES, "catalogue", "--catalogue", help="List the GPUs that --gpu knows, with sources.")
 
+
+def _file(name: str, option: str, text: str, section: str = _CASES) -> Callable[[_Function], _Function]:
+    return _option(section, name, option, type=click.Path(path_type=Path), metavar="FILE", help=text)
+
+
+def _jobs(text: str) -> Callable[[_Function], _Function]:
+    return _option(_CASES, "jobs", "-j", "--jobs", type=_KindType(kinds.Whole(least=1)), metavar="N", help=text)
+
+
 regression_options = stacked(
-    _option(
-        _CASES,
-        "cases_file",
-        "--file",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="The file with the cases. [default: fitter.toml]",
-    ),
-    _option(
-        _CASES,
+    _file("cases_file", "--file", "The file with the cases. [default: fitter.toml]"),
+    _file(
         "lock_file",
         "--lock",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="The lock, with the recorded memory of the cases. [default: fitter.lock beside the cases]",
+        "The lock, with the recorded memory of the cases. [default: fitter.lock beside the cases]",
     ),
-    _option(
-        _CASES,
-        "jobs",
-        "-j",
-        "--jobs",
-        type=_KindType(kinds.Whole(least=1)),
-        metavar="N",
-        help="How many cases to measure at the same time. [default: one per processor]",
-    ),
+    _jobs("How many cases to measure at the same time. [default: one per processor]"),
     parameter(
         "llama_cpp",
         section=_CASES,
@@ -310,23 +301,8 @@ builds_option = _option(
 )
 
 subject_options = stacked(
-    _option(
-        _CASES,
-        "cases_file",
-        "--cases",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Compare the cases in this file, such as fitter.toml.",
-    ),
-    _option(
-        _CASES,
-        "jobs",
-        "-j",
-        "--jobs",
-        type=_KindType(kinds.Whole(least=1)),
-        metavar="N",
-        help="How many to measure at the same time. [default: one per processor; 1 on this machine's own devices]",
-    ),
+    _file("cases_file", "--cases", "Compare the cases in this file, such as fitter.toml."),
+    _jobs("How many to measure at the same time. [default: one per processor; 1 on this machine's own devices]"),
 )
 
 selection_option = _option(
@@ -344,41 +320,13 @@ markdown_option = _flag(
 report_options = stacked(
     _flag(OUTPUT, "verbose", "-v", "--verbose", help="Also show the cases that did not change."),
     markdown_option,
-    _option(
-        OUTPUT,
-        "junit",
-        "--junit",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Also write JUnit XML to a file.",
-    ),
+    _file("junit", "--junit", "Also write JUnit XML to a file.", OUTPUT),
 )
 
 history_options = stacked(
-    _option(
-        OUTPUT,
-        "csv_file",
-        "--csv",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Also write bytes by case, build and buffer type to a file, as CSV.",
-    ),
-    _option(
-        OUTPUT,
-        "svg_file",
-        "--svg",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Also draw the differences, as SVG.",
-    ),
-    _option(
-        OUTPUT,
-        "badge_file",
-        "--badge",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Also write what shields.io shows as a badge, as JSON.",
-    ),
+    _file("csv_file", "--csv", "Also write bytes by case, build and buffer type to a file, as CSV.", OUTPUT),
+    _file("svg_file", "--svg", "Also draw the differences, as SVG.", OUTPUT),
+    _file("badge_file", "--badge", "Also write what shields.io shows as a badge, as JSON.", OUTPUT),
 )
 
 json_option = _flag(OUTPUT, "as_json", "--json", help="JSON on stdout, sizes in bytes.")

@@ -151,7 +151,10 @@ def python_package() -> tuple[str, ...]:
     package = importlib.util.find_spec("llama_cpp")
     places = package.submodule_search_locations if package is not None else None
     if not places:
-        raise LibraryError("llama-cpp-python is not installed: pip install llama-cpp-python")
+        raise LibraryError(
+            "llama-cpp-python is not installed: pip install llama-cpp-python, or name another llama.cpp with "
+            "--llama-cpp"
+        )
     return tuple(places)
 
 

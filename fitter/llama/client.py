@@ -188,7 +188,7 @@ class Worker:
 
     def llama_cpp(self) -> str:
         """The version and commit of the worker's llama.cpp."""
-        return self._ask(str, "llama_cpp")
+        return self.build().version
 
     def build(self) -> LlamaCpp:
         """The build of llama.cpp that the worker has."""
@@ -503,7 +503,6 @@ DOING = {
     "hold": "loading a model",
     "host": "asking for the host's memory",
     "layout": "measuring the sizes of a model's tensors",
-    "llama_cpp": "asking for llama.cpp's version",
     "load": "loading a model for real",
     "match": "comparing tensor overrides with the model's tensors",
     "measure": "loading a model",

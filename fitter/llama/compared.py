@@ -15,6 +15,7 @@ from typing import Any
 
 from fitter.llama.cuda_library import Answering
 from fitter.llama.epochs import numbers_of
+from fitter.llama.functions import same_commit
 from fitter.llama.virtual import VirtualDevice
 
 
@@ -92,10 +93,7 @@ def notes(virtual: Sequence[VirtualDevice], answering: Answering | None, ggml: s
 
 def _is(known: str, commit: str) -> bool:
     """Whether a build that says this ``commit`` may be the one that was compared."""
-    plain = commit.removesuffix("-dirty")
-    if plain in ("", "unknown"):
-        return True
-    if not known:
+    if not known and commit not in ("", "unknown"):
         # A source without a history takes the commit of whatever is around it.
-        return plain != commit
-    return known.startswith(plain) or plain.startswith(known)
+        return commit.endswith("-dirty")
+    return same_commit(known, commit) is not False

@@ -101,7 +101,7 @@ class Functions:
                 function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
 
-    def lay_out(self, probe: Callable[[int, Any], None] | None = None, headers: Iterable[str] = ()) -> None:
+    def lay_out(self, probe: Callable[[int, Any], None], headers: Iterable[str] = ()) -> None:
         """Find how its parameter structs are laid out.
 
         ``probe`` calls the function at an address, which returns a struct, into the given memory. Where the layout is
@@ -111,7 +111,7 @@ class Functions:
 
         def ask(name: str, memory: Any) -> None:
             address = ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value
-            (probe or _hidden_pointer)(address or 0, memory)
+            probe(address or 0, memory)
 
         try:
             self.layout, layout = layout_of(ask, headers)
@@ -144,8 +144,12 @@ def ggml_version(library: ctypes.CDLL) -> tuple[str, str]:
     return found[0], found[1]
 
 
-def _hidden_pointer(address: int, memory: Any) -> None:
-    # On x86-64, C passes the place of a large result as if it were the first argument.
-    if os.uname().machine != "x86_64":
-        raise LibraryError("its parameters cannot be read on this machine: reinstall llama-fitter")
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(memory))
+def same_commit(a: str, b: str) -> bool | None:
+    """Whether two commits that builds say are the same; ``None`` where one is not known.
+
+    A build outside of a git checkout does not know its commit; some say a shorter one, or end with "-dirty".
+    """
+    a, b = (commit.removesuffix("-dirty") for commit in (a, b))
+    if not a or not b or "unknown" in (a, b):
+        return None
+    return a.startswith(b) or b.startswith(a)

@@ -20,7 +20,7 @@ from fitter.errors import LibraryError, UsageError
 from fitter.llama import opening, surroundings
 from fitter.llama.builds import PYTHON, Build, find
 from fitter.llama.epochs import Epoch, cuda_rules, epoch_of
-from fitter.llama.functions import Functions, ggml_version
+from fitter.llama.functions import Functions, ggml_version, same_commit
 
 if TYPE_CHECKING:
     from fitter.llama.types import LlamaCpp
@@ -81,21 +81,19 @@ class Versions(NamedTuple):
         return f"{self.llama} (ggml {self.ggml}, {commit})" if self.llama else f"{commit} (ggml {self.ggml})"
 
 
-def is_same_version(loaded: Versions, built: Versions) -> bool:
-    """Whether the llama.cpp that is ``loaded`` is the one whose headers fitter's own libraries were ``built`` with."""
-    return (
-        loaded.llama.split("-")[0] == built.llama
-        and loaded.ggml == built.ggml
-        and _same_commit(loaded.commit, built.commit)
-    )
+def is_same_version(loaded: Versions, built: Versions, *, is_python: bool) -> bool:
+    """Whether the llama.cpp that is ``loaded`` is the one whose headers fitter's own libraries were ``built`` with.
+
+    Where it does not say its commit, llama-cpp-python's (``is_python``) is known by its versions, and no other is.
+    """
+    same = same_commit(loaded.commit, built.commit)
+    is_released = loaded.llama.split("-")[0] == built.llama and loaded.ggml == built.ggml
+    return is_released and (is_python if same is None else same)
 
 
-def _same_commit(a: str, b: str) -> bool:
-    # A build outside of a git checkout does not know its commit; some end with "-dirty".
-    a, b = (commit.removesuffix("-dirty") for commit in (a, b))
-    if not a or not b or "unknown" in (a, b):
-        return True
-    return a.startswith(b) or b.startswith(a)
+def _is_built_for(library: Library) -> bool:
+    is_python = loaded_build().where == PYTHON
+    return is_same_version(loaded_versions(library), built_versions(library), is_python=is_python)
 
 
 def backend_path() -> Path:
@@ -116,9 +114,8 @@ def own_libraries() -> tuple[str, ...]:
 def llama_cpp_version() -> str:
     """The version and commit of the loaded llama.cpp, the same for every build of it. Raises ``LibraryError``."""
     library = libraries()
-    loaded, built = loaded_versions(library), built_versions(library)
     # A build outside of a git checkout does not know its commit.
-    return str(built if is_same_version(loaded, built) else loaded)
+    return str(built_versions(library) if _is_built_for(library) else loaded_versions(library))
 
 
 def loaded() -> LlamaCpp:
@@ -167,12 +164,11 @@ def _libraries() -> Library:
 
 def _check_trust(library: Library) -> None:
     """Raise ``LibraryError`` where the loaded build is not the one that fitter was built for, and does other things."""
-    loaded = loaded_versions(library)
-    if surroundings.is_canary() or is_same_version(loaded, built_versions(library)):
+    if surroundings.is_canary() or _is_built_for(library):
         return
     from fitter.llama import verdicts
 
-    verdicts.check(loaded_build(), own_libraries(), loaded.commit)
+    verdicts.check(loaded_build(), own_libraries(), loaded_versions(library).commit)
 
 
 @functools.cache
@@ -208,14 +204,11 @@ def _epoch(llama: Functions) -> Epoch:
     return epoch_of(ggml_version(llama.library)[0])
 
 
-def _probe_of(library: Library) -> Callable[[int, Any], None] | None:
-    """libfitter's probe of functions that return a struct; ``None`` where it has none."""
-    probe = getattr(library.fitter, "fitter_probe", None)
-    if probe is None:
-        return None
+def _probe_of(library: Library) -> Callable[[int, Any], None]:
+    """libfitter's probe of functions that return a struct."""
 
     def ask(function: int, memory: Any) -> None:
-        probe(library.pointer(function), library.pointer(ctypes.addressof(memory)), len(memory))
+        library.fitter.fitter_probe(library.pointer(function), library.pointer(ctypes.addressof(memory)), len(memory))
 
     return ask
 

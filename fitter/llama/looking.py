@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from fitter.errors import FitterError
-from fitter.llama import kept
+from fitter.llama import kept, surroundings
+from fitter.llama import library as native
 from fitter.llama.builds import PYTHON, Build, find
-from fitter.llama.functions import ggml_version
+from fitter.llama.functions import ggml_version, same_commit
 from fitter.llama.opening import best_of, open_build
 from fitter.llama.types import LlamaCpp
 
@@ -78,10 +80,9 @@ def tried(where: str) -> Look:
     if found.problem:
         return found
     from fitter.llama import verdicts
-    from fitter.llama.library import own_libraries
 
     try:
-        problem = verdicts.verdict(find(where), own_libraries())
+        problem = verdicts.verdict(find(where), native.own_libraries())
     except FitterError as error:
         problem = str(error)
     return replace(found, problem=f"{found.libllama}: {problem}") if problem else replace(found, checks=CHECKS)
@@ -108,7 +109,7 @@ def other_server(planned: LlamaCpp) -> Look | None:
     if server is None or build is None or build.key == planned.key:
         return None
     found = _known(build, server)
-    is_same = found.ggml == planned.ggml and bool(found.commit) and planned.commit.startswith(found.commit[:7])
+    is_same = found.ggml == planned.ggml and same_commit(found.commit, planned.commit)
     return None if is_same or found.problem else found
 
 
@@ -143,8 +144,7 @@ def ask(build: Build) -> dict[str, str]:
         answer["ggml"], answer["commit"] = ggml_version(llama.library)
         if build.cpu_plugins:
             answer["cpu"] = best_of(build.cpu_plugins).rpartition("/")[2]
-        llama.lay_out(headers=build.headers)
-        answer["layout"] = llama.layout
+        answer["layout"] = native.libraries().llama.layout
     except (FitterError, OSError) as error:
         why = " ".join(str(error).split())
         answer["problem"] = why if build.libllama in why else f"{build.libllama} cannot be used: {why}"
@@ -154,6 +154,8 @@ def ask(build: Build) -> dict[str, str]:
 def main(args: list[str]) -> int:
     """Print what the build that ``args`` names says of itself, as JSON on one line."""
     (where,) = args
+    os.environ[surroundings.LLAMA_CPP] = where
+    surroundings.become_worker(is_canary=True)
     print(json.dumps(ask(find(where))), flush=True)
     return 0
 

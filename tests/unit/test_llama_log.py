@@ -6,6 +6,7 @@ import pytest
 
 from fitter.errors import UsageError
 from fitter.llama.devices import Device, default_devices
+from fitter.llama.functions import same_commit
 from fitter.llama.library import Versions, is_same_version
 from fitter.llama.log import LogLine, flash_attn_from, n_splits_from, reason
 from fitter.llama.types import DeviceInfo, VirtualDevice, describe
@@ -137,12 +138,30 @@ OTHER = {
 
 @pytest.mark.parametrize("loaded", SAME.values(), ids=SAME.keys())
 def test_versions_of_one_llama_cpp(loaded: Versions) -> None:
-    assert is_same_version(loaded, BUILT)
+    assert is_same_version(loaded, BUILT, is_python=True)
+    # Another build that does not say its commit may be any of those with these versions.
+    assert is_same_version(loaded, BUILT, is_python=False) == (loaded.commit not in ("", "unknown"))
 
 
 @pytest.mark.parametrize("loaded", OTHER.values(), ids=OTHER.keys())
 def test_versions_of_another_llama_cpp(loaded: Versions) -> None:
-    assert not is_same_version(loaded, BUILT)
+    assert not is_same_version(loaded, BUILT, is_python=True)
+    assert not is_same_version(loaded, BUILT, is_python=False)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("0c1e570", "0c1e57098bba", True),
+        ("0c1e57098-dirty", "0c1e570", True),
+        ("0c1e570", "0c1e571", False),
+        ("", "0c1e570", None),
+        ("0c1e570", "unknown", None),
+        ("unknown", "unknown", None),
+    ],
+)
+def test_commits(a: str, b: str, same: bool | None) -> None:
+    assert same_commit(a, b) is same_commit(b, a) is same
 
 
 def test_versions_as_text() -> None:
