@@ -76,7 +76,10 @@ class Sharing:
     def _check_speculation(self) -> None:
         for word in self.spec_type:
             if word not in SPECULATION:
-                raise UsageError(f"unknown way to draft '{word}' (--spec-type): choose from {', '.join(SPECULATION)}")
+                raise UsageError(
+                    f"no plan can be made for drafting with '{word}' (--spec-type): choose from "
+                    f"{', '.join(SPECULATION)}"
+                )
         if "draft-simple" in self.spec_type and self.model_draft is None:
             raise UsageError("--spec-type draft-simple needs a draft model: name one with -md")
         for word, (name, _) in _NGRAMS.items():
@@ -85,9 +88,14 @@ class Sharing:
                 raise UsageError(f"{option} is about {word}: add --spec-type {word}, or leave it out")
 
     @property
-    def ngrams(self) -> tuple[str, ...]:
-        """Ways to draft without a model, each once."""
-        return tuple(dict.fromkeys(word for word in self.spec_type if word in _NGRAMS))
+    def ngrams(self) -> dict[str, tuple[str, ...]]:
+        """Ways to draft without a model, each once, with llama-server's arguments for it."""
+        found = {}
+        for word in (word for word in self.spec_type if word in _NGRAMS):
+            name, _ = _NGRAMS[word]
+            size = getattr(self, name) if name else None
+            found[word] = ("--spec-type", word, *(("--" + name.replace("_", "-"), str(size)) if size else ()))
+        return found
 
     @property
     def drafted(self) -> int:
@@ -167,6 +175,8 @@ class Ask:
         Raises ``UsageError`` for what makes no sense whatever the model and the machine are.
         """
         sharing = Sharing(**_set(Sharing, checked))
+        if sharing.spec_type == ("none",):
+            sharing = replace(sharing, spec_type=())
         if "draft-mtp" in sharing.spec_type:
             sharing = replace(sharing, mtp=True)
         program = PROGRAMS[checked.get("program") or "any"]

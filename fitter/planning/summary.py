@@ -33,7 +33,7 @@ class SharedUse:
     """What something beside the model takes of the same memory, in a plan."""
 
     kind: str
-    """``projector``, ``draft``, ``mtp``, ``lora`` or ``reserve``."""
+    """``projector``, ``draft``, ``mtp``, ``ngram``, ``lora`` or ``reserve``."""
     name: str
     """Its file, or what it is reserved for."""
     rows: tuple[Row, ...]
