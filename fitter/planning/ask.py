@@ -24,7 +24,7 @@ from fitter.planning.constraints import (
     params_of,
 )
 from fitter.planning.shared import DRAFT_MAX, parse_reserve
-from fitter.programs import PROGRAMS, Asked, Program, facts
+from fitter.programs import PROGRAMS, Asked, Facts, Program, facts
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Sharing:
                 )
         if "draft-simple" in self.spec_type and self.model_draft is None:
             raise UsageError("--spec-type draft-simple needs a draft model: name one with -md")
-        for word, (name, _) in _NGRAMS.items():
+        for word, name in _NGRAMS.items():
             if name and getattr(self, name) is not None and word not in self.spec_type:
                 option = "--" + name.replace("_", "-")
                 raise UsageError(f"{option} is about {word}: add --spec-type {word}, or leave it out")
@@ -92,18 +92,16 @@ class Sharing:
         """Ways to draft without a model, each once, with llama-server's arguments for it."""
         found = {}
         for word in (word for word in self.spec_type if word in _NGRAMS):
-            name, _ = _NGRAMS[word]
-            size = getattr(self, name) if name else None
+            size = getattr(self, name) if (name := _NGRAMS[word]) else None
             found[word] = ("--spec-type", word, *(("--" + name.replace("_", "-"), str(size)) if size else ()))
         return found
 
-    @property
-    def drafted(self) -> int:
-        """The most tokens that are drafted at a time (``common_speculative_n_max``)."""
-        most = [(self.draft_max or DRAFT_MAX) if self.mtp or self.model_draft is not None else 0]
+    def drafted(self, known: Facts) -> int:
+        """The most tokens that a program drafts at a time (``common_speculative_n_max``)."""
+        most = [(self.draft_max or known.draft_n_max) if self.mtp or self.model_draft is not None else 0]
         for word in self.ngrams:
-            name, default = _NGRAMS[word]
-            most.append((getattr(self, name) if name else None) or default)
+            size = getattr(self, name) if (name := _NGRAMS[word]) else None
+            most.append(size or known.draft_tokens[word])
         return max(most)
 
     @property
@@ -272,13 +270,13 @@ def _set(kind: type[Ask] | type[Sharing], checked: Mapping[str, Any]) -> dict[st
 
 
 _NGRAMS = {
-    "ngram-simple": ("spec_ngram_simple_size_m", 48),
-    "ngram-map-k": ("spec_ngram_map_k_size_m", 48),
-    "ngram-map-k4v": ("spec_ngram_map_k4v_size_m", 48),
-    "ngram-mod": ("spec_ngram_mod_n_max", 64),
-    "ngram-cache": ("", 8),
+    "ngram-simple": "spec_ngram_simple_size_m",
+    "ngram-map-k": "spec_ngram_map_k_size_m",
+    "ngram-map-k4v": "spec_ngram_map_k4v_size_m",
+    "ngram-mod": "spec_ngram_mod_n_max",
+    "ngram-cache": "",
 }
-"""Ways to draft without a model: the keyword for the tokens at a time, and llama.cpp's default."""
+"""Ways to draft without a model, each with the keyword for the tokens at a time, if it has one."""
 
 
 def _asked(checked: Mapping[str, Any], drafted: int) -> Asked:
@@ -299,13 +297,14 @@ def _asked(checked: Mapping[str, Any], drafted: int) -> Asked:
 
 def _begun(checked: Fitting, sharing: Sharing, program: Program, build: LlamaCpp | None) -> Params:
     """The parameters of a load that a fit begins with; devices are chosen later."""
-    asked = _asked(checked, sharing.drafted)
+    known = facts(program.name, build)
+    asked = _asked(checked, sharing.drafted(known))
     if asked.reads_texts and (sharing.mtp or sharing.model_draft is not None or sharing.ngrams):
         what = "--reranking" if checked.get("reranking") else "--embedding"
         drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else "--spec-type"
         raise UsageError(f"{what} is for texts that are only read, and {drafts} drafts tokens: leave one of them out")
     load: dict[str, Any] = {each.name: checked.get(each.name) for each in taken_by(LoadKeywords)}
-    load |= vars(program.shape(asked, facts(program.name, build)))
+    load |= vars(program.shape(asked, known))
     load |= {"devices": None, "main_gpu": None}
     if checked.get("reranking"):
         load |= {"embedding": True, "pooling_type": "rank"}
