@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """The programs that a plan can be for, by name; each says what it sets of a load and what it takes beside it."""
 
 from __future__ import annotations
@@ -36,6 +35,3 @@ def chosen(default: str) -> str:
 
 
 __all__ = ["PROGRAMS", "Asked", "Facts", "Program", "Shape", "chosen", "facts", "unless_named"]
-=======
-"""The programs that a plan can be for: what they set of a load and what they take beside it."""
->>>>>>> w15b
