@@ -73,11 +73,28 @@ def check_mtp(sharing: Sharing, model: Model) -> None:
         raise ModelError(f"{show(model.path)} has no layers for multi-token prediction: leave --mtp out")
 
 
+def drafting_params(sharing: Sharing, drafts: Drafts | None, main: Params) -> Params | None:
+    """The parameters of the context that drafts beside one with those of ``main``, wherever it is placed."""
+    type_k, type_v = sharing.type_k_draft or Params.type_k, sharing.type_v_draft or Params.type_v
+    if drafts is not None:
+        return _draft(sharing, drafts, (), type_k, type_v).params(main)
+    return Mtp("", type_k, type_v, sharing.n_rs_seq).params(main) if sharing.mtp else None
+
+
 def choices(
-    sharing: Sharing, worker: Worker, model: Model, drafts: Drafts | None, machine: Machine, request: Request
+    sharing: Sharing,
+    worker: Worker,
+    model: Model,
+    drafts: Drafts | None,
+    machine: Machine,
+    request: Request,
+    more: tuple[SharedUse, ...] = (),
 ) -> tuple[Companions, ...]:
-    """What shares the memory, once for each choice of places; nothing where nothing but LoRA adapters does."""
-    reserved = reservation(parse_reserve(sharing.reserve), machine.devices, machine.host_total)
+    """What shares the memory, once for each choice of places; nothing where nothing but LoRA adapters does.
+
+    ``more`` is reserved beside what ``sharing`` says.
+    """
+    reserved = (*reservation(parse_reserve(sharing.reserve), machine.devices, machine.host_total), *more)
     type_k, type_v = sharing.type_k_draft or Params.type_k, sharing.type_v_draft or Params.type_v
     mtp = Mtp(model.path.name, type_k, type_v, sharing.n_rs_seq) if sharing.mtp else None
     ngrams = tuple(SharedUse("ngram", word, (), words) for word, words in sharing.ngrams.items())

@@ -75,6 +75,11 @@ class Params:
         name = str(parameter.key)
         return getattr(self, name) if hasattr(self, name) else dict(self.more).get(name, parameter.default)
 
+    def having(self, values: Mapping[str, Any]) -> Params:
+        """These with some other values, by name."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "more"}
+        return Params.of({**own, **dict(self.more), **values})
+
     def planned(self) -> dict[str, Any]:
         """The values of all parameters in a plan, by name: in the order of the fields here, then ``more``."""
         known = {name: each for name, each in of_a_load().items() if each.is_planned}

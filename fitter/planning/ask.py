@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from fitter.errors import UsageError
 from fitter.llama.types import LlamaCpp, Params, VirtualDevice
@@ -309,8 +309,7 @@ def _begun(checked: Fitting, sharing: Sharing, program: Program, build: LlamaCpp
     if checked.get("reranking"):
         load |= {"embedding": True, "pooling_type": "rank"}
     more = {name: checked[name] for name in _OF_A_PROGRAM if checked.get(name) is not None}
-    begun = params_of(None, **load)
-    begun = Params.of({**_values_of(begun), **more})
+    begun = params_of(None, **load).having(more)
     return replace(begun, load_mtp=sharing.mtp, n_rs_seq=sharing.n_rs_seq)
 
 
@@ -318,19 +317,14 @@ _OF_A_PROGRAM = tuple(each.name for each in taken_by(ServerKeywords) if each.str
 """Keywords that are a program's own, and in the parameters of a plan."""
 
 
-def _values_of(params: Params) -> dict[str, Any]:
-    """All parameters that are not at their default among ``more``, and those with a field of their own."""
-    return {**{name: value for name, value in vars(params).items() if name != "more"}, **dict(params.more)}
-
-
 def _shaped(checked: Measuring) -> Measuring:
     """Keywords of one load with what the ``program`` makes of them, where one is named; what is set stands."""
     if (name := checked.get("program")) is None:
         return checked
     program = PROGRAMS[name]
-    shape = {key: value for key, value in vars(program.shape(_asked(checked, 0), facts(name, None))).items()}
-    given = {key: value for key, value in checked.items() if value is not None}
-    return Measuring(**{**{key: value for key, value in shape.items() if value is not None}, **given})  # type: ignore[typeddict-item]
+    shape = vars(program.shape(_asked(checked, 0), facts(name, None)))
+    both = {**shape, **{key: value for key, value in checked.items() if value is not None}}
+    return cast(Measuring, both)
 
 
 def _named(names: Sequence[str] | None) -> tuple[str, ...] | None:

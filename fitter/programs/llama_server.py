@@ -13,6 +13,9 @@ class LlamaServer(Program):
 
     name: ClassVar[str] = "llama-server"
     is_server: ClassVar[bool] = True
+    knows: ClassVar[frozenset[str]] = frozenset(
+        {"cache_ram", "ctx_checkpoints", "checkpoint_min_step", "cache_idle_slots", "reranking", "spec_type"}
+    )
 
     def batches(self, asked: Asked) -> tuple[int | None, int | None]:
         n_batch, n_ubatch = super().batches(asked)
@@ -38,3 +41,4 @@ class LlamaCli(LlamaServer):
     """llama-cli: the code of llama-server, with one slot."""
 
     name: ClassVar[str] = "llama-cli"
+    knows: ClassVar[frozenset[str]] = frozenset({"cache_ram", "ctx_checkpoints", "spec_type"})
