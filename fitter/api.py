@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from fitter import beginning
+from fitter import beginning, programs
 from fitter.asking import answering, limited, one_load, questions_of, worker_for
 from fitter.door import door
 from fitter.errors import LibraryError, UsageError
+from fitter.keeping import Keeper
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import RPC, Breakdown, DeviceInfo, Params, VirtualDevice
 from fitter.machine import calibrated
@@ -120,6 +121,8 @@ def fit(
     """
     started = time.monotonic()
     model = os.fsdecode(model)
+    if "program" not in parameters:
+        parameters["program"] = programs.chosen("llama-cpp-python")
     ask = Ask.of(parameters)
     words = {"timeout": ask.timeout, **parameters, "on_progress": on_progress, "on_log": on_log}
     deadline = None if ask.time_limit is None else started + ask.time_limit
@@ -139,20 +142,22 @@ def fit(
             worker.devices, ask.virtual, ask.host_memory, is_described=ask.is_described, has_rpc=bool(ask.rpc)
         )
         known = () if ask.virtual else calibrated.read()
+        ask = ask.with_build(llama_cpp := worker.build())
         request = request_of(ask, opened, machine, questions_of(ask, worker, machine), known)
+        keeper = Keeper(ask, worker, opened, drafts, llama_cpp)
         plan = planning.fit(
             request,
             ModelSummary.of(opened),
             beginning.llama_for(worker, second, opened, ask.skeleton, drafts),
             on_progress or (lambda _: None),
             ask.is_described,
-            choices(ask.sharing, worker, opened, drafts, machine, request),
+            choices(ask.sharing, worker, opened, drafts, machine, request, keeper.reserved(request)),
             limits_beside(ask, machine, request, known),
             deadline,
         )
+        plan = keeper.kept(plan)
         if ask.margin is not None:
             check_margins(request.devices, plan.problems)
-        llama_cpp = worker.build()
         if not is_given:
             worker.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}
@@ -161,7 +166,9 @@ def fit(
 
     by = answering(ask.virtual, ask.profile, worker.llama_cpp_for(ask.llama_cpp))
     notes = compared.notes(ask.virtual, by, llama_cpp.ggml, llama_cpp.commit)
-    return replace(plan, rpc=rpc, llama_cpp=llama_cpp, notes=notes, fit_keywords=words, files=stamps)
+    return replace(
+        plan, program=ask.program, rpc=rpc, llama_cpp=llama_cpp, notes=notes, fit_keywords=words, files=stamps
+    )
 
 
 @door_with_worker(Measuring)

@@ -11,7 +11,7 @@ import click
 
 from fitter.cli import options
 from fitter.errors import UsageError
-from fitter.parameters import CONTEXT, DEFAULTS, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, SHARED, SPEED
+from fitter.parameters import CONTEXT, DEFAULTS, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
 
 if TYPE_CHECKING:
     from fitter.regression.builds import Compared
@@ -31,7 +31,7 @@ the last build failed, 4 something takes more, or does not fit any more, 5 the r
 @options.builds_option
 @options.subject_options
 @options.selection_option
-@options.sections(CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT, without="llama_cpp")
+@options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT, without="llama_cpp")
 @options.history_options
 @options.markdown_option
 @options.json_option
@@ -103,6 +103,7 @@ def compared(
     own_plans: bool = True,
 ) -> tuple[Compared, ...]:
     """Models, or the cases of a file, with several builds; errors go to stderr."""
+    from fitter import programs
     from fitter.output.progress import counted
     from fitter.regression import build_report
     from fitter.regression import builds as over
@@ -112,6 +113,7 @@ def compared(
     timeout = given.get("timeout", DEFAULTS["timeout"])
     words = {name: value for name, value in given.items() if name != "timeout"}
     if cases_file is None:
+        words.setdefault("program", programs.chosen("llama-server"))
         if not models:
             raise UsageError("there is nothing to compare: name models, or a fitter.toml with --cases")
         if expression is not None:
