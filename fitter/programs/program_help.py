@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -108,6 +106,8 @@ def program_of(program: str, where: str, libllama: str) -> str | None:
     """
     if os.path.isfile(where) and os.path.basename(where) == program:
         return os.path.abspath(where)
+    import shutil
+
     found = shutil.which(program)
     if found is None:
         return None
@@ -118,6 +118,8 @@ def program_of(program: str, where: str, libllama: str) -> str | None:
 
 @functools.cache
 def _defaults_of(executable: str, _stamped: tuple[tuple[str, int, int], ...]) -> Mapping[str, Any]:
+    import subprocess
+
     try:
         done = subprocess.run(
             [executable, "--help"],

@@ -1,7 +1,7 @@
 """``python -m tools.server_fit``: llama-server's own fit beside fitter, for every case.
 
-First what each measures of the same load, then of each plan what llama-server measures with its arguments, and what it decides
-itself. The exit status is 1 if anything differs, or if it gets more than a plan."""
+First what each measures of the same load, then of each plan what llama-server measures with its arguments, and what it
+decides itself. The exit status is 1 if anything differs, or if it gets more than a plan."""
 
 from __future__ import annotations
 

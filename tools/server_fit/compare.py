@@ -200,6 +200,9 @@ def _of_context(theirs: server.Measured, ours: Params) -> list[Difference]:
         "embeddings": int(ours.embeddings),
         "kv_unified": int(ours.kv_unified),
     }
+    if ours.n_seq_max == 1:
+        # one sequence takes the same with it and without, so plans leave it out
+        del names["kv_unified"]
     return [each for name, value in names.items() for each in _different(name, theirs.params[name], value)]
 
 

@@ -151,7 +151,9 @@ FEATURES: tuple[Feature, ...] = (
         ("glm45-air",),
     ),
     Feature("n-grams", ("--spec-type", "ngram-mod"), {"spec_type": ("ngram-mod",)}, _DRAFTS["ngram-mod"]),
-    Feature("n-grams of a map", ("--spec-type", "ngram-map-k"), {"spec_type": ("ngram-map-k",)}, _DRAFTS["ngram-map-k"]),
+    Feature(
+        "n-grams of a map", ("--spec-type", "ngram-map-k"), {"spec_type": ("ngram-map-k",)}, _DRAFTS["ngram-map-k"]
+    ),
     Feature(
         "draft and n-grams",
         ("--spec-type", "draft-simple,ngram-cache"),

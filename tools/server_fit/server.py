@@ -24,7 +24,7 @@ Bytes = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Measured:
-    """A dummy load of llama-server's fit: the model's ``path``, its context's ``params`` and the bytes of its buffers."""
+    """A dummy load of its fit: the model's ``path``, its context's ``params``, the bytes of its buffers."""
 
     path: str
     params: Mapping[str, int]
@@ -100,7 +100,8 @@ def _parsed(said: str, log: str) -> ServerFit:
             buffer_type, device, is_host, *sizes = words
             model, context, compute = map(int, sizes)
             if model or context or compute:
-                host = is_host == "1"
+                # weights that are repacked for the processor are not in a host buffer type, but in its memory
+                host = is_host == "1" or device == "CPU"
                 measured[-1][2][(buffer_type, "" if host else device, host)] = (model, context, compute)
         elif kind == "projector":
             projector[words[0]] = int(words[1])
