@@ -308,7 +308,8 @@ def _begun(checked: Fitting, sharing: Sharing, program: Program, build: LlamaCpp
     load |= {"devices": None, "main_gpu": None}
     if checked.get("reranking"):
         load |= {"embedding": True, "pooling_type": "rank"}
-    more = {name: checked[name] for name in _OF_A_PROGRAM if checked.get(name) is not None}
+    words: Mapping[str, Any] = checked
+    more = {name: words[name] for name in _OF_A_PROGRAM if words.get(name) is not None}
     begun = params_of(None, **load).having(more)
     return replace(begun, load_mtp=sharing.mtp, n_rs_seq=sharing.n_rs_seq)
 
