@@ -80,8 +80,6 @@ class Sharing:
                     f"no plan can be made for drafting with '{word}' (--spec-type): choose from "
                     f"{', '.join(SPECULATION)}"
                 )
-        if "draft-simple" in self.spec_type and self.model_draft is None:
-            raise UsageError("--spec-type draft-simple needs a draft model: name one with -md")
         for word, name in _NGRAMS.items():
             if name and getattr(self, name) is not None and word not in self.spec_type:
                 option = "--" + name.replace("_", "-")
