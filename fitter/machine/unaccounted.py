@@ -21,7 +21,7 @@ _HALF = "bf16"
 
 
 def has_half_experts(experts: Iterable[TensorInfo]) -> bool:
-    """Whether ``experts`` have weights of 16 bits, for which a device that is sent them needs work spaces of its own."""
+    """Whether ``experts`` have weights of 16 bits, for which a device that they are sent to needs work spaces."""
     return any(tensor.type.lower() == _HALF for tensor in experts)
 
 
