@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from fitter import beginning
+from fitter import beginning, programs
 from fitter.asking import answering, limited, one_load, questions_of, worker_for
 from fitter.door import door
 from fitter.errors import LibraryError, UsageError
@@ -120,6 +120,8 @@ def fit(
     """
     started = time.monotonic()
     model = os.fsdecode(model)
+    if "program" not in parameters:
+        parameters["program"] = programs.chosen("llama-cpp-python")
     ask = Ask.of(parameters)
     words = {"timeout": ask.timeout, **parameters, "on_progress": on_progress, "on_log": on_log}
     deadline = None if ask.time_limit is None else started + ask.time_limit
@@ -139,6 +141,7 @@ def fit(
             worker.devices, ask.virtual, ask.host_memory, is_described=ask.is_described, has_rpc=bool(ask.rpc)
         )
         known = () if ask.virtual else calibrated.read()
+        ask = ask.with_build(llama_cpp := worker.build())
         request = request_of(ask, opened, machine, questions_of(ask, worker, machine), known)
         plan = planning.fit(
             request,
@@ -152,7 +155,6 @@ def fit(
         )
         if ask.margin is not None:
             check_margins(request.devices, plan.problems)
-        llama_cpp = worker.build()
         if not is_given:
             worker.dismiss()
     remote = {device.name for device in machine.devices if device.backend == RPC}
@@ -161,7 +163,9 @@ def fit(
 
     by = answering(ask.virtual, ask.profile, worker.llama_cpp_for(ask.llama_cpp))
     notes = compared.notes(ask.virtual, by, llama_cpp.ggml, llama_cpp.commit)
-    return replace(plan, rpc=rpc, llama_cpp=llama_cpp, notes=notes, fit_keywords=words, files=stamps)
+    return replace(
+        plan, program=ask.program, rpc=rpc, llama_cpp=llama_cpp, notes=notes, fit_keywords=words, files=stamps
+    )
 
 
 @door_with_worker(Measuring)

@@ -75,6 +75,22 @@ LEVERS = {
 }
 """What ``--allow`` may name, in the order in which it is tried, and what each lets a fit do."""
 
+PROGRAMS = {
+    "llama-server": "one output per slot, four slots unless -np says otherwise, a prompt cache and context checkpoints",
+    "llama-cli": "llama-server's own code with one slot",
+    "llama-cpp-python": "one output, as plan.load() and fitter.Llama set it",
+    "llama-bench": "an output for every token, one sequence",
+    "any": "an output for every token, which holds for all programs",
+}
+"""What ``--for`` may name, and what each program makes of a load."""
+
+POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
+"""llama.cpp's number for each way to pool embeddings."""
+
+SPECULATION = ("draft-simple", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+"""Ways of llama-server to draft tokens that a plan can be made for, in llama.cpp's words."""
+
+PROGRAM = "Program (what the plan is for)"
 CONTEXT = "Context and batch"
 PLACEMENT = "Placement (what you set is kept; the rest is fitted around it)"
 SHARED = "Beside the model (measured too, and given room in the plan)"
@@ -586,6 +602,20 @@ class LoadKeywords(TypedDict, total=False):
             is_keyword_of_llama=True,
         ),
     ]
+    pooling_type: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("|".join(POOLING), {"model": -1, **POOLING}),
+            "model",
+            "context",
+            ("--pooling",),
+            "LLAMA_ARG_POOLING",
+            CONTEXT,
+            "How embeddings are pooled.",
+            unset="as the model says",
+            is_keyword_of_llama=True,
+        ),
+    ]
     n_seq_max: Annotated[
         int | None,
         Parameter(
@@ -596,6 +626,7 @@ class LoadKeywords(TypedDict, total=False):
             "LLAMA_ARG_N_PARALLEL",
             CONTEXT,
             "Sequences (slots of llama-server) that share the context.",
+            unset="1; 4 for llama-server",
             is_always=True,
         ),
     ]
@@ -651,6 +682,162 @@ class LoadKeywords(TypedDict, total=False):
     ]
 
 
+class ForKeywords(TypedDict, total=False):
+    """The program that a plan is for."""
+
+    program: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("PROGRAM", {name: i for i, name in enumerate(PROGRAMS)}),
+            options=("--for",),
+            env="FITTER_PROGRAM",
+            is_ours=True,
+            section=PROGRAM,
+            help="The program that will load the model: "
+            + "; ".join(f"{name} ({text})" for name, text in PROGRAMS.items())
+            + ".",
+            unset="llama-server on the command line, llama-cpp-python in Python, any in cases",
+        ),
+    ]
+
+
+class ServerKeywords(TypedDict, total=False):
+    """What llama-server and other programs take beside what the loader of llama.cpp does."""
+
+    cache_ram: Annotated[
+        int | None,
+        Parameter(
+            Whole("MiB", least=-1, most=LARGEST),
+            None,
+            "program",
+            ("-cram", "--cache-ram"),
+            "LLAMA_ARG_CACHE_RAM",
+            PROGRAM,
+            "Host memory for llama-server's prompt cache; 0 for none, -1 for no limit.",
+            unset="llama-server's own, or what fits",
+        ),
+    ]
+    ctx_checkpoints: Annotated[
+        int | None,
+        Parameter(
+            Whole(most=2**16),
+            None,
+            "program",
+            ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
+            "LLAMA_ARG_CTX_CHECKPOINTS",
+            PROGRAM,
+            "Context checkpoints that llama-server keeps for each slot in host memory, where the model's memory cannot "
+            "be rolled back.",
+            unset="llama-server's own, or what fits",
+        ),
+    ]
+    checkpoint_min_step: Annotated[
+        int | None,
+        Parameter(
+            Whole(most=LARGEST),
+            None,
+            "program",
+            ("-cms", "--checkpoint-min-step"),
+            "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",
+            PROGRAM,
+            "Tokens between two context checkpoints at least.",
+            unset="llama-server's own",
+        ),
+    ]
+    cache_idle_slots: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            True,
+            "program",
+            ("--cache-idle-slots/--no-cache-idle-slots",),
+            "LLAMA_ARG_CACHE_IDLE_SLOTS",
+            PROGRAM,
+            "Save idle slots of llama-server in the prompt cache.",
+            unset="on",
+        ),
+    ]
+    reranking: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "program",
+            ("--rerank", "--reranking"),
+            "LLAMA_ARG_RERANKING",
+            PROGRAM,
+            "Plan for reranking: embeddings that are pooled to one number.",
+        ),
+    ]
+    logits_all: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "program",
+            section=PROGRAM,
+            help="Plan for Llama(logits_all=True), or for one with a draft model: an output for every token.",
+            is_keyword_of_llama=True,
+        ),
+    ]
+    spec_type: Annotated[
+        str | Sequence[str] | None,
+        Parameter(
+            Texts("TYPE,..."),
+            (),
+            options=("--spec-type",),
+            env="LLAMA_ARG_SPEC_TYPE",
+            section=SHARED,
+            help=f"How llama-server drafts tokens: {', '.join(SPECULATION)}.",
+            unset="draft-simple with -md, draft-mtp with --mtp",
+        ),
+    ]
+    spec_ngram_simple_size_m: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=1024),
+            options=("--spec-ngram-simple-size-m",),
+            env="LLAMA_ARG_SPEC_NGRAM_SIMPLE_SIZE_M",
+            section=SHARED,
+            help="Tokens that ngram-simple drafts at a time.",
+            unset="48",
+        ),
+    ]
+    spec_ngram_map_k_size_m: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=1024),
+            options=("--spec-ngram-map-k-size-m",),
+            env="LLAMA_ARG_SPEC_NGRAM_MAP_K_SIZE_M",
+            section=SHARED,
+            help="Tokens that ngram-map-k drafts at a time.",
+            unset="48",
+        ),
+    ]
+    spec_ngram_map_k4v_size_m: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=1024),
+            options=("--spec-ngram-map-k4v-size-m",),
+            env="LLAMA_ARG_SPEC_NGRAM_MAP_K4V_SIZE_M",
+            section=SHARED,
+            help="Tokens that ngram-map-k4v drafts at a time.",
+            unset="48",
+        ),
+    ]
+    spec_ngram_mod_n_max: Annotated[
+        int | None,
+        Parameter(
+            Whole(least=1, most=1024),
+            options=("--spec-ngram-mod-n-max",),
+            env="LLAMA_ARG_SPEC_NGRAM_MOD_N_MAX",
+            section=SHARED,
+            help="Tokens that ngram-mod drafts at a time.",
+            unset="64",
+        ),
+    ]
+
+
 class RawKeywords(TypedDict, total=False):
     """Parameters that llama.cpp's programs set themselves and have no option for. For measurements only."""
 
@@ -676,9 +863,8 @@ class RawKeywords(TypedDict, total=False):
             0,
             "context",
             help="Tokens of a batch that get an output; 0 is all.",
-            unset="0",
+            unset="0, or what the program sets",
             case=None,
-            is_planned=False,
         ),
     ]
 
@@ -768,7 +954,7 @@ class BesideKeywords(TypedDict, total=False):
             options=("--spec-draft-n-max",),
             env="LLAMA_ARG_SPEC_DRAFT_N_MAX",
             section=SHARED,
-            help="Tokens that --mtp drafts at a time.",
+            help="Tokens that a draft model or --mtp drafts at a time.",
             unset="3",
         ),
     ]
@@ -935,16 +1121,24 @@ class OtherKeywords(TypedDict, total=False):
     ]
 
 
-class Measuring(MachineKeywords, LoadKeywords, RawKeywords, total=False):
+class Measuring(MachineKeywords, LoadKeywords, ForKeywords, RawKeywords, total=False):
     """Keywords of ``measure``."""
 
 
-class Estimating(MachineKeywords, LoadKeywords, RawKeywords, PricingKeywords, total=False):
+class Estimating(MachineKeywords, LoadKeywords, ForKeywords, RawKeywords, PricingKeywords, total=False):
     """Keywords of ``estimate``."""
 
 
 class Fitting(
-    MachineKeywords, LimitsKeywords, LoadKeywords, BesideKeywords, PricingKeywords, ChoosingKeywords, total=False
+    MachineKeywords,
+    LimitsKeywords,
+    LoadKeywords,
+    ForKeywords,
+    ServerKeywords,
+    BesideKeywords,
+    PricingKeywords,
+    ChoosingKeywords,
+    total=False,
 ):
     """Keywords of ``fit`` and ``verify``, and keys of a case."""
 
@@ -953,6 +1147,8 @@ _GROUPS: tuple[Any, ...] = (
     MachineKeywords,
     LimitsKeywords,
     LoadKeywords,
+    ForKeywords,
+    ServerKeywords,
     RawKeywords,
     BesideKeywords,
     PricingKeywords,

@@ -11,7 +11,7 @@ import click
 from fitter.cli import options
 from fitter.cli.history import compared
 from fitter.errors import EXIT_FITS, EXIT_REGRESSION, UsageError
-from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, SHARED, SPEED
+from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
 
 _EPILOG = """\
 Examples:
@@ -29,7 +29,7 @@ result cannot be written.
 @options.builds_option
 @options.subject_options
 @options.selection_option
-@options.sections(CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT, without="llama_cpp")
+@options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT, without="llama_cpp")
 @options.markdown_option
 @options.json_option
 def diff(

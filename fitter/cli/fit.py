@@ -9,7 +9,7 @@ import click
 
 from fitter.cli import llama_options, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, LlamaCppError, UsageError
-from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, SHARED, SPEED
+from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, PROGRAM, SHARED, SPEED
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -29,13 +29,15 @@ Exit status: 0 fits, 1 does not fit, 2 usage error, 3 the model cannot be read o
 
 _FOR_SERVER = ("args", "shell", "ini")
 """Formats that llama-server reads."""
+_PROGRAMS = {"python": "llama-cpp-python", "ik_llama": "any"}
+"""What a plan in a format is for, where nothing is said, unless it is for llama-server."""
 _PASSING_ON = ("args", "shell")
 """Formats that llama.cpp's other options are passed on in."""
 
 
 @click.command(cls=llama_options.Command, epilog=_EPILOG)
 @options.model_argument
-@options.sections(CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
+@options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
 @options.json_option
 @options.format_option
 @options.anyway_option
@@ -52,14 +54,16 @@ def fit(
     if as_json and output_format not in (None, "json"):
         raise UsageError(f"--json means --format json, but --format {output_format} is given too: leave one out")
     output_format = "json" if as_json else output_format or "args"
-    from fitter import api
+    from fitter import api, programs
     from fitter.output import progress
 
     options.import_meanwhile("fitter.output.table", is_long=True)
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
         on_log = options.log_line if verbose > 1 else None
         try:
-            plan = api.fit(model, on_progress=on_progress, on_log=on_log, **options.given(given))
+            words = options.given(given)
+            words.setdefault("program", programs.chosen(_PROGRAMS.get(output_format, "llama-server")))
+            plan = api.fit(model, on_progress=on_progress, on_log=on_log, **words)
         except LlamaCppError as error:
             if verbose == 1:
                 for line in error.log:

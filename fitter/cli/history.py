@@ -11,7 +11,7 @@ import click
 
 from fitter.cli import options
 from fitter.errors import UsageError
-from fitter.parameters import CONTEXT, DEFAULTS, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, SHARED, SPEED
+from fitter.parameters import CONTEXT, DEFAULTS, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
 
 if TYPE_CHECKING:
     from fitter.regression.builds import Compared
@@ -31,7 +31,7 @@ the last build failed, 4 something takes more, or does not fit any more, 5 the r
 @options.builds_option
 @options.subject_options
 @options.selection_option
-@options.sections(CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT, without="llama_cpp")
+@options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT, without="llama_cpp")
 @options.history_options
 @options.markdown_option
 @options.json_option

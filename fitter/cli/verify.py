@@ -9,7 +9,7 @@ import click
 
 from fitter.cli import llama_options, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, EXIT_REGRESSION, LlamaCppError, UsageError
-from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, SHARED, SPEED
+from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
 
 _EPILOG = """\
 Examples:
@@ -25,7 +25,7 @@ _WITH_PLAN = ("timeout", "llama_cpp")
 
 @click.command(cls=llama_options.Command, epilog=_EPILOG)
 @options.optional_model_argument
-@options.sections(CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
+@options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
 @options.verification_options
 @options.json_option
 @options.verbose_option

@@ -29,6 +29,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "fits": plan.fits,
+        "program": plan.program,
         "model": _model(plan.model),
         "params": _params(resolved(plan)),
         "arguments": arguments(plan),

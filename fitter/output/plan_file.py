@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from fitter.errors import UsageError
 from fitter.llama.types import Breakdown, LlamaCpp, Params, Row
 from fitter.output.json import SCHEMA
-from fitter.parameters import of_a_load
+from fitter.parameters import PROGRAMS, of_a_load
 from fitter.planning.cost import Estimate, Workload
 from fitter.planning.explain import REASONS, Bound, Choice, Reason
 from fitter.planning.limits import check_params
@@ -150,6 +150,7 @@ def _plan(document: _Entry) -> Plan:
         bound=document["explanation"]["bound"].maybe(_bound) if "explanation" in document else None,
         levers=document["levers"].each(_Entry.text),
         shared=document["shared"].each(_shared),
+        program=document["program"].one_of(*PROGRAMS) if "program" in document else "any",
         rpc=document["rpc"].each(_Entry.text),
         notes=document["notes"].each(_Entry.shown) if "notes" in document else (),
         llama_cpp=document["llama_cpp"].maybe(_llama_cpp) if "llama_cpp" in document else None,
@@ -205,11 +206,20 @@ def _model(entry: _Entry) -> ModelSummary:
     return ModelSummary(entry["path"].text(), name, architecture, entry["bytes"].size())
 
 
+_LATER = ("n_outputs_max",)
+"""Fields of ``Params`` that the first plans did not have."""
+
+
 def _params(entry: _Entry) -> Params:
     known = {name: each.kind for name, each in of_a_load().items() if each.is_planned}
-    values = {name: kind.from_json(entry[name]) for name, kind in known.items() if hasattr(Params, name)}
+    later = {name for name in known if name not in entry and (not hasattr(Params, name) or name in _LATER)}
+    values = {
+        name: kind.from_json(entry[name])
+        for name, kind in known.items()
+        if hasattr(Params, name) and name not in later
+    }
     # what came later than the first plans is not in all of them
-    more = [name for name in known if name not in values and name in entry]
+    more = [name for name in known if name not in values and name not in later]
     params = Params.of({**values, **{name: entry[name].maybe(known[name].from_json) for name in more}})
     try:
         check_params(params)

@@ -11,21 +11,20 @@ from functools import cached_property
 from typing import Any
 
 from fitter.errors import UsageError
-from fitter.llama.types import Params, VirtualDevice
+from fitter.llama.types import LlamaCpp, Params, VirtualDevice
 from fitter.machine.devices import speed_of_host
 from fitter.machine.gpu import virtual_devices
-from fitter.parameters import DEFAULTS, Fitting, LoadKeywords, Measuring, taken_by
+from fitter.parameters import DEFAULTS, SPECULATION, Fitting, LoadKeywords, Measuring, ServerKeywords, taken_by
 from fitter.planning.constraints import (
-    batches_of,
     check_choices,
     check_pins,
     check_profile,
     check_split_mode,
     levers,
     params_of,
-    sequences_of,
 )
 from fitter.planning.shared import DRAFT_MAX, parse_reserve
+from fitter.programs import PROGRAMS, Asked, Program, facts
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,11 @@ class Sharing:
     mmproj_device: str | None = DEFAULTS["mmproj_device"]
     image_min_tokens: int | None = DEFAULTS["image_min_tokens"]
     image_max_tokens: int | None = DEFAULTS["image_max_tokens"]
+    spec_type: tuple[str, ...] = DEFAULTS["spec_type"]
+    spec_ngram_simple_size_m: int | None = DEFAULTS["spec_ngram_simple_size_m"]
+    spec_ngram_map_k_size_m: int | None = DEFAULTS["spec_ngram_map_k_size_m"]
+    spec_ngram_map_k4v_size_m: int | None = DEFAULTS["spec_ngram_map_k4v_size_m"]
+    spec_ngram_mod_n_max: int | None = DEFAULTS["spec_ngram_mod_n_max"]
 
     def check(self) -> None:
         """Raise ``UsageError`` for what makes no sense whatever the model and the machine."""
@@ -61,12 +65,38 @@ class Sharing:
         for option, value in (("-ctkd", self.type_k_draft), ("-ctvd", self.type_v_draft)):
             if value is not None and self.model_draft is None and not self.mtp:
                 raise UsageError(f"{option} is about drafting: use it with -md or --mtp, or leave it out")
-        if self.draft_max is not None and not self.mtp:
-            raise UsageError("--spec-draft-n-max only affects memory with --mtp: leave it out")
+        if self.draft_max is not None and not (self.mtp or self.model_draft is not None):
+            raise UsageError("--spec-draft-n-max is about drafting: use it with -md or --mtp, or leave it out")
+        self._check_speculation()
         images = (("--image-min-tokens", self.image_min_tokens), ("--image-max-tokens", self.image_max_tokens))
         for option, value in (("-mmdev", self.mmproj_device), *images):
             if value is not None and self.mmproj is None:
                 raise UsageError(f"{option} is about a projector: name one with --mmproj, or leave it out")
+
+    def _check_speculation(self) -> None:
+        for word in self.spec_type:
+            if word not in SPECULATION:
+                raise UsageError(f"unknown way to draft '{word}' (--spec-type): choose from {', '.join(SPECULATION)}")
+        if "draft-simple" in self.spec_type and self.model_draft is None:
+            raise UsageError("--spec-type draft-simple needs a draft model: name one with -md")
+        for word, (name, _) in _NGRAMS.items():
+            if name and getattr(self, name) is not None and word not in self.spec_type:
+                option = "--" + name.replace("_", "-")
+                raise UsageError(f"{option} is about {word}: add --spec-type {word}, or leave it out")
+
+    @property
+    def ngrams(self) -> tuple[str, ...]:
+        """Ways to draft without a model, each once."""
+        return tuple(dict.fromkeys(word for word in self.spec_type if word in _NGRAMS))
+
+    @property
+    def drafted(self) -> int:
+        """The most tokens that are drafted at a time (``common_speculative_n_max``)."""
+        most = [(self.draft_max or DRAFT_MAX) if self.mtp or self.model_draft is not None else 0]
+        for word in self.ngrams:
+            name, default = _NGRAMS[word]
+            most.append((getattr(self, name) if name else None) or default)
+        return max(most)
 
     @property
     def n_rs_seq(self) -> int:
@@ -103,6 +133,7 @@ class Ask:
     """
 
     load: Params = field(default_factory=Params)
+    program: str = "any"
     given: frozenset[str] = frozenset()
     sharing: Sharing = field(default_factory=Sharing)
     gpus: tuple[str | VirtualDevice, ...] = DEFAULTS["gpus"]
@@ -127,6 +158,7 @@ class Ask:
     rpc_bandwidth: float | str | tuple[float | str, ...] | None = DEFAULTS["rpc_bandwidth"]
     objective: str = DEFAULTS["objective"]
     strategy: str = DEFAULTS["strategy"]
+    words: Fitting = field(default_factory=lambda: Fitting(), compare=False, repr=False)
 
     @classmethod
     def of(cls, checked: Fitting) -> Ask:
@@ -135,15 +167,23 @@ class Ask:
         Raises ``UsageError`` for what makes no sense whatever the model and the machine are.
         """
         sharing = Sharing(**_set(Sharing, checked))
-        load = _begun(checked, sharing)
-        ask = cls(load=load, given=_given(checked), sharing=sharing, **_set(cls, checked))
+        if "draft-mtp" in sharing.spec_type:
+            sharing = replace(sharing, mtp=True)
+        program = PROGRAMS[checked.get("program") or "any"]
+        load = _begun(checked, sharing, program, None)
+        ask = cls(load=load, given=_given(checked), sharing=sharing, words=checked, **_set(cls, checked))
         ask.check()
         return ask
+
+    def with_build(self, build: LlamaCpp) -> Ask:
+        """The same, as the program of that ``build`` would load: a fit's, which knows its program's defaults then."""
+        return replace(self, load=_begun(self.words, self.sharing, PROGRAMS[self.program], build))
 
     @classmethod
     def of_a_load(cls, checked: Measuring) -> Ask:
         """What is asked about exactly one load, with nothing to choose. Raises ``UsageError`` as ``of`` does."""
-        ask = cls(load=params_of(None, **checked), given=_given(checked), **_set(cls, checked))
+        load = params_of(None, **_shaped(checked))
+        ask = cls(load=load, given=_given(checked), **_set(cls, checked))
         ask.check_machine()
         return replace(ask, load=replace(ask.load, devices=ask.named))
 
@@ -154,6 +194,7 @@ class Ask:
         check_pins(self.load.n_gpu_layers, self.load.tensor_split)
         levers(self.allow)
         self.sharing.check()
+        PROGRAMS[self.program].check(self.given)
         self.check_machine()
 
     def check_machine(self) -> None:
@@ -220,19 +261,67 @@ def _set(kind: type[Ask] | type[Sharing], checked: Mapping[str, Any]) -> dict[st
     return {each.name: checked[each.name] for each in fields(kind) if checked.get(each.name) is not None}
 
 
-def _begun(checked: Fitting, sharing: Sharing) -> Params:
-    """The parameters of a load that a fit begins with; devices are chosen later."""
-    embedding = checked.get("embedding") or False
-    if embedding and sharing.mtp:
-        raise UsageError("--embedding is for texts that are only read, and --mtp drafts tokens: leave one of them out")
-    n_batch, n_ubatch = batches_of(embedding, checked.get("n_batch"), checked.get("n_ubatch"))
-    n_seq_max, kv_unified = sequences_of(
-        embedding, n_batch, checked.get("n_seq_max"), checked.get("kv_unified") or False
+_NGRAMS = {
+    "ngram-simple": ("spec_ngram_simple_size_m", 48),
+    "ngram-map-k": ("spec_ngram_map_k_size_m", 48),
+    "ngram-map-k4v": ("spec_ngram_map_k4v_size_m", 48),
+    "ngram-mod": ("spec_ngram_mod_n_max", 64),
+    "ngram-cache": ("", 8),
+}
+"""Ways to draft without a model: the keyword for the tokens at a time, and llama.cpp's default."""
+
+
+def _asked(checked: Mapping[str, Any], drafted: int) -> Asked:
+    """What of the keywords a program reads."""
+    embedding, reranking = bool(checked.get("embedding")), bool(checked.get("reranking"))
+    pooling = checked.get("pooling_type") or "model"
+    return Asked(
+        n_seq_max=checked.get("n_seq_max"),
+        kv_unified=checked.get("kv_unified"),
+        n_batch=checked.get("n_batch"),
+        n_ubatch=checked.get("n_ubatch"),
+        reads_texts=embedding or reranking,
+        is_pooled=pooling not in ("model", "none"),
+        logits_all=bool(checked.get("logits_all")),
+        drafted=drafted,
     )
+
+
+def _begun(checked: Fitting, sharing: Sharing, program: Program, build: LlamaCpp | None) -> Params:
+    """The parameters of a load that a fit begins with; devices are chosen later."""
+    asked = _asked(checked, sharing.drafted)
+    if asked.reads_texts and (sharing.mtp or sharing.model_draft is not None or sharing.ngrams):
+        what = "--reranking" if checked.get("reranking") else "--embedding"
+        drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else "--spec-type"
+        raise UsageError(f"{what} is for texts that are only read, and {drafts} drafts tokens: leave one of them out")
     load: dict[str, Any] = {each.name: checked.get(each.name) for each in taken_by(LoadKeywords)}
-    load |= {"n_batch": n_batch, "n_ubatch": n_ubatch, "n_seq_max": n_seq_max, "kv_unified": kv_unified}
+    load |= vars(program.shape(asked, facts(program.name, build)))
     load |= {"devices": None, "main_gpu": None}
-    return replace(params_of(None, **load), load_mtp=sharing.mtp, n_rs_seq=sharing.n_rs_seq)
+    if checked.get("reranking"):
+        load |= {"embedding": True, "pooling_type": "rank"}
+    more = {name: checked[name] for name in _OF_A_PROGRAM if checked.get(name) is not None}
+    begun = params_of(None, **load)
+    begun = Params.of({**_values_of(begun), **more})
+    return replace(begun, load_mtp=sharing.mtp, n_rs_seq=sharing.n_rs_seq)
+
+
+_OF_A_PROGRAM = tuple(each.name for each in taken_by(ServerKeywords) if each.struct and each.key)
+"""Keywords that are a program's own, and in the parameters of a plan."""
+
+
+def _values_of(params: Params) -> dict[str, Any]:
+    """All parameters that are not at their default among ``more``, and those with a field of their own."""
+    return {**{name: value for name, value in vars(params).items() if name != "more"}, **dict(params.more)}
+
+
+def _shaped(checked: Measuring) -> Measuring:
+    """Keywords of one load with what the ``program`` makes of them, where one is named; what is set stands."""
+    if (name := checked.get("program")) is None:
+        return checked
+    program = PROGRAMS[name]
+    shape = {key: value for key, value in vars(program.shape(_asked(checked, 0), facts(name, None))).items()}
+    given = {key: value for key, value in checked.items() if value is not None}
+    return Measuring(**{**{key: value for key, value in shape.items() if value is not None}, **given})  # type: ignore[typeddict-item]
 
 
 def _named(names: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -11,7 +11,7 @@ from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, Lora, Params, TensorBuftOverride, TensorInfo, VirtualDevice
 from fitter.model.header import Model
 from fitter.model.tensors import layer_of
-from fitter.parameters import MAX_SEQUENCES, PARAMETERS, Measuring, of_a_load, taken_by
+from fitter.parameters import PARAMETERS, Measuring, of_a_load, taken_by
 from fitter.planning import limits
 from fitter.planning.cost import Workload
 from fitter.planning.request import (
@@ -106,25 +106,6 @@ def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None
         n_gpu_layers=limits.layers_on_devices(params.n_gpu_layers, model.n_layer),
         tensor_buft_overrides=(*params.tensor_buft_overrides, *experts),
     )
-
-
-def batches_of(embedding: bool, n_batch: int | None, n_ubatch: int | None) -> tuple[int | None, int]:
-    """``n_batch`` and ``n_ubatch`` of a fit; for embeddings the same unless both are given.
-
-    A model that is not causal needs all of a batch at once, and llama.cpp aborts where it is not so.
-    """
-    if embedding and n_batch is None:
-        n_batch = Params.n_ubatch if n_ubatch is None else n_ubatch
-    if n_ubatch is None:
-        n_ubatch = n_batch if embedding and n_batch is not None else Params.n_ubatch
-    return n_batch, n_ubatch
-
-
-def sequences_of(embedding: bool, n_batch: int | None, n_seq_max: int | None, kv_unified: bool) -> tuple[int, bool]:
-    """``n_seq_max`` and ``kv_unified`` of a fit: for embeddings as many texts at once as ``Llama`` hands to it."""
-    if n_seq_max is not None:
-        return n_seq_max, kv_unified
-    return (min(n_batch or Params.n_batch, MAX_SEQUENCES), True) if embedding else (1, kv_unified)
 
 
 def check_split_mode(split_mode: str) -> None:

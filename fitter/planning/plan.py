@@ -136,6 +136,8 @@ class Plan:
     """The rpc-servers (``host:port``) that were given, where the plan uses a device of theirs; their order decides how
     those are named.
     """
+    program: str = "any"
+    """The program that it is for, as ``--for`` names it."""
     llama_cpp: LlamaCpp | None = None
     """The build of llama.cpp that it was made with; ``None`` where a file does not say it."""
     notes: tuple[str, ...] = ()

@@ -30,6 +30,9 @@ CaseValue = bool | int | float | str | tuple[bool | int | float | str, ...]
 DEFAULT_SLOWDOWN = 0.02
 """The share of its estimated speed that a plan may lose: an estimate is no more precise than that."""
 
+DEFAULT_PROGRAM = "any"
+"""What a case is for that names no program: any, so that a lock says the same whatever the default of others is."""
+
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%", re.ASCII)
 _NAME = re.compile(r"[^\s()\[\]]+")
 _EXAMPLE = '[cases.chat] with model = "model.gguf" and gpu = ["rtx-4090"]'
@@ -100,7 +103,7 @@ class Case:
         known = of_a_case()
         found = {known[key].name: self._resolved(known[key].kind, value) for key, value in self.settings.items()}
         build = {} if self.llama_cpp is None else {"llama_cpp": self.llama_cpp}
-        return found | {"gpus": self.gpus} | build
+        return {"program": DEFAULT_PROGRAM} | found | {"gpus": self.gpus} | build
 
     def _resolved(self, kind: Kind, value: CaseValue) -> Any:
         if not kind.is_file:

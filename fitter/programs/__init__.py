@@ -1,0 +1,32 @@
+"""The programs that a plan can be for, by name; each says what it sets of a load and what it takes beside it."""
+
+from __future__ import annotations
+
+import os
+
+from fitter.errors import UsageError
+from fitter.programs.facts import Facts, facts
+from fitter.programs.llama_bench import LlamaBench
+from fitter.programs.llama_cpp_python import AnyProgram, LlamaCppPython
+from fitter.programs.llama_server import LlamaCli, LlamaServer
+from fitter.programs.program import Asked, Program, Shape
+
+PROGRAMS: dict[str, Program] = {
+    each.name: each for each in (LlamaServer(), LlamaCli(), LlamaCppPython(), LlamaBench(), AnyProgram())
+}
+
+_VARIABLE = "FITTER_PROGRAM"
+
+
+def chosen(default: str) -> str:
+    """The program of who names none: that of the environment variable ``FITTER_PROGRAM``, or the ``default``.
+
+    Raises ``UsageError`` for one that there is not.
+    """
+    name = os.environ.get(_VARIABLE) or default
+    if name not in PROGRAMS:
+        raise UsageError(f"{_VARIABLE} is '{name}': give one of {', '.join(PROGRAMS)}, or unset it")
+    return name
+
+
+__all__ = ["PROGRAMS", "Asked", "Facts", "Program", "Shape", "chosen", "facts"]

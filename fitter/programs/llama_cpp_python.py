@@ -1,0 +1,37 @@
+"""llama-cpp-python, as ``plan.load`` and ``fitter.Llama`` load with it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fitter.llama.types import Params
+from fitter.parameters import MAX_SEQUENCES
+from fitter.programs.facts import Facts
+from fitter.programs.program import Asked, Program
+
+
+class LlamaCppPython(Program):
+    """llama-cpp-python: its ``Llama`` reads the logits of the last token alone, unless ``logits_all`` is set."""
+
+    name: ClassVar[str] = "llama-cpp-python"
+
+    def sequences(self, asked: Asked, facts: Facts) -> tuple[int, bool]:
+        """For embeddings as many texts at once as ``Llama`` hands to it."""
+        if asked.n_seq_max is None and asked.reads_texts:
+            n_batch, _ = self.batches(asked)
+            return min(n_batch or Params.n_batch, MAX_SEQUENCES), True
+        return super().sequences(asked, facts)
+
+    def outputs(self, asked: Asked, facts: Facts, n_seq_max: int) -> int:
+        if asked.reads_texts or asked.is_pooled or asked.logits_all or not facts.sets_outputs:
+            return 0
+        return n_seq_max
+
+
+class AnyProgram(LlamaCppPython):
+    """Any program: every token of a batch has an output, which is the most that one asks for."""
+
+    name: ClassVar[str] = "any"
+
+    def outputs(self, asked: Asked, facts: Facts, n_seq_max: int) -> int:
+        return 0

@@ -1,0 +1,41 @@
+"""llama-server, and llama-cli, which is a llama-server with one slot."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fitter.programs.facts import Facts
+from fitter.programs.program import Asked, Program
+
+
+class LlamaServer(Program):
+    """llama-server: an output for each slot, and for what is drafted there (``server_output_limits``)."""
+
+    name: ClassVar[str] = "llama-server"
+    is_server: ClassVar[bool] = True
+
+    def batches(self, asked: Asked) -> tuple[int | None, int | None]:
+        n_batch, n_ubatch = super().batches(asked)
+        if asked.reads_texts and n_batch is not None and n_ubatch is not None:
+            # it makes the batch as small as the micro batch
+            n_batch = min(n_batch, n_ubatch)
+        return n_batch, n_ubatch
+
+    def sequences(self, asked: Asked, facts: Facts) -> tuple[int, bool]:
+        if asked.n_seq_max is not None:
+            return asked.n_seq_max, bool(asked.kv_unified)
+        return facts.n_parallel, facts.kv_unified if asked.kv_unified is None else asked.kv_unified
+
+    def outputs(self, asked: Asked, facts: Facts, n_seq_max: int) -> int:
+        if asked.reads_texts or asked.is_pooled or asked.logits_all or not facts.sets_outputs:
+            return 0
+        return n_seq_max * (1 + asked.drafted)
+
+
+class LlamaCli(LlamaServer):
+    """llama-cli: the code of llama-server, with one slot."""
+
+    name: ClassVar[str] = "llama-cli"
+
+    def sequences(self, asked: Asked, facts: Facts) -> tuple[int, bool]:
+        return asked.n_seq_max or 1, bool(asked.kv_unified)
