@@ -61,6 +61,7 @@ class Kept:
             self.pid = int(number)
         except BaseException:
             self.end()
+            self.output.close()
             raise
 
     def __enter__(self) -> Kept:
@@ -121,6 +122,9 @@ def main(words: list[str]) -> NoReturn:
     if pid == 0:
         _become(words, keeper, prctl, failure)
     os.close(failure)
+    with contextlib.suppress(OSError):
+        # on both sides, so that there is a group from here on
+        os.setpgid(pid, pid)
     if error := os.read(failed, 16):
         os.waitpid(pid, 0)
         _say(f"failed {int(error)}")
@@ -129,18 +133,20 @@ def main(words: list[str]) -> NoReturn:
     # so that what reads the program's output sees its end
     os.close(2)
     if sys.stdin.fileno() in select.select([sys.stdin.fileno(), ended], [], [])[0]:
-        os.kill(pid, signal.SIGTERM)
-        # not the wakeup pipe: another signal may have filled it
+        os.killpg(pid, signal.SIGTERM)
         deadline = time.monotonic() + _PATIENCE
-        while (found := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
-            select.select([ended], [], [], 0.02)
-        if found[0] == 0:
-            os.kill(pid, signal.SIGKILL)
-            found = os.waitpid(pid, 0)
+        while not _has_ended(pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
     else:
-        found = os.waitpid(pid, 0)
-    _say(str(os.waitstatus_to_exitcode(found[1])))
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    # What it started, as a script does, ends with it; before it is waited for, since the number is its own until then.
+    os.killpg(pid, signal.SIGKILL)
+    _say(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
     os._exit(0)
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 def _become(words: list[str], keeper: int, prctl: ctypes._NamedFuncPointer | None, failure: int) -> NoReturn:
@@ -149,6 +155,7 @@ def _become(words: list[str], keeper: int, prctl: ctypes._NamedFuncPointer | Non
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != keeper:
             os._exit(1)
+        os.setpgid(0, 0)
         # what this interpreter and the keeper ignore, a program may not expect to be ignored
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
