@@ -336,7 +336,8 @@ bool fitter_virtual_adopt(const char * path);
 void fitter_virtual_record(int32_t mode);
 void fitter_virtual_record_clear(void);
 
-// Buffer type and name of each recorded tensor; its bytes, and 1 where it is a weight. Valid until recording goes on.
+// Buffer type and name of each recorded tensor; its bytes, 1 where it is a weight, the bytes of one of its rows, and how
+// many rows (ne[1]) and planes of them (ne[2]) it has. Valid until recording goes on.
 bool fitter_virtual_records(fitter_columns_t * out);
 
 // Alignment in bytes of the recorder device's buffer type.

@@ -15,6 +15,7 @@ from fitter import beginning, programs
 from fitter.asking import answering, limited, one_load, questions_of, worker_for
 from fitter.door import door
 from fitter.errors import LibraryError, UsageError
+from fitter.keeping import Keeper
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import RPC, Breakdown, DeviceInfo, Params, VirtualDevice
 from fitter.machine import calibrated
@@ -143,16 +144,18 @@ def fit(
         known = () if ask.virtual else calibrated.read()
         ask = ask.with_build(llama_cpp := worker.build())
         request = request_of(ask, opened, machine, questions_of(ask, worker, machine), known)
+        keeper = Keeper(ask, worker, opened, drafts, llama_cpp)
         plan = planning.fit(
             request,
             ModelSummary.of(opened),
             beginning.llama_for(worker, second, opened, ask.skeleton, drafts),
             on_progress or (lambda _: None),
             ask.is_described,
-            choices(ask.sharing, worker, opened, drafts, machine, request),
+            choices(ask.sharing, worker, opened, drafts, machine, request, keeper.reserved(request)),
             limits_beside(ask, machine, request, known),
             deadline,
         )
+        plan = keeper.kept(plan)
         if ask.margin is not None:
             check_margins(request.devices, plan.problems)
         if not is_given:

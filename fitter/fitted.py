@@ -69,6 +69,9 @@ def _fitted(model_path: str | os.PathLike[str], keywords: Mapping[str, Any]) -> 
     from fitter.llama.builds import PYTHON
 
     asked, rest = _split(keywords)
+    if rest.get("draft_model") is not None:
+        # Llama then needs the logits of every token
+        asked.setdefault("logits_all", True)
     asked = {name: _as_fit_says(name, value) for name, value in asked.items()}
     # Llama's word for a default; fit has others
     asked = {name: value for name, value in asked.items() if value is not None}
@@ -121,11 +124,12 @@ def _as_fit_says(name: str, value: Any) -> Any:
 
     Raises ``UsageError`` for a number that says nothing.
     """
-    from fitter.parameters import CACHE_TYPES, SPLIT_MODES
+    from fitter.parameters import CACHE_TYPES, POOLING, SPLIT_MODES
 
     if name == "flash_attn" and isinstance(value, bool):
         return "on" if value else "off"
-    numbers = {"type_k": CACHE_TYPES, "type_v": CACHE_TYPES, "split_mode": SPLIT_MODES}
+    pooling = {"model": -1, **POOLING}
+    numbers = {"type_k": CACHE_TYPES, "type_v": CACHE_TYPES, "split_mode": SPLIT_MODES, "pooling_type": pooling}
     if name not in numbers or isinstance(value, bool) or not isinstance(value, int):
         return value
     for word, number in numbers[name].items():

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 REFITS = 2
 """How often a load that was refused memory is fitted again."""
 
+_EVERY_OUTPUT = {
+    "logits_all": "logits_all=True",
+    "draft_model": "logits_all=True, which a draft model needs",
+}
+"""Parameters of ``Llama`` that make every token of a batch an output, and how to fit for each."""
+
 _UNMEASURED = {
     "lora_path": "fit with it",
     "vocab_only": "leave it out",
@@ -77,6 +83,11 @@ def _check_keywords(plan: Plan, fixed: Mapping[str, Any], kwargs: Mapping[str, A
             raise UsageError(f"{name}={value!r} contradicts the plan, which has {fixed[name]!r}: fit again with it")
         if name in _UNMEASURED and value and name not in fixed:
             raise UsageError(f"{name}={value!r} takes memory that the plan does not include: {_UNMEASURED[name]}")
+        if name in _EVERY_OUTPUT and value and plan.params.n_outputs_max:
+            raise UsageError(
+                f"{name} needs the outputs of all tokens, and the plan counts {plan.params.n_outputs_max}: fit again "
+                f"with {_EVERY_OUTPUT[name]}"
+            )
         if name == "model_path":
             raise UsageError("model_path is set by the plan: to load another model, fit that one")
     projector = getattr(kwargs.get("chat_handler"), "clip_model_path", None)

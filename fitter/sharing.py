@@ -15,6 +15,7 @@ from fitter.planning.ask import Sharing
 from fitter.planning.limits import layers_on_devices
 from fitter.planning.request import Request
 from fitter.planning.shared import (
+    DRAFT_MAX,
     Companions,
     Draft,
     Mtp,
@@ -24,6 +25,7 @@ from fitter.planning.shared import (
     remembered,
     reservation,
 )
+from fitter.planning.summary import SharedUse
 
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")
 """Architectures of draft models that only run beside a context of the main one."""
@@ -71,13 +73,31 @@ def check_mtp(sharing: Sharing, model: Model) -> None:
         raise ModelError(f"{show(model.path)} has no layers for multi-token prediction: leave --mtp out")
 
 
+def drafting_params(sharing: Sharing, drafts: Drafts | None, main: Params) -> Params | None:
+    """The parameters of the context that drafts beside one with those of ``main``, wherever it is placed."""
+    type_k, type_v = sharing.type_k_draft or Params.type_k, sharing.type_v_draft or Params.type_v
+    if drafts is not None:
+        return _draft(sharing, drafts, (), type_k, type_v).params(main)
+    return Mtp("", type_k, type_v, sharing.n_rs_seq).params(main) if sharing.mtp else None
+
+
 def choices(
-    sharing: Sharing, worker: Worker, model: Model, drafts: Drafts | None, machine: Machine, request: Request
+    sharing: Sharing,
+    worker: Worker,
+    model: Model,
+    drafts: Drafts | None,
+    machine: Machine,
+    request: Request,
+    more: tuple[SharedUse, ...] = (),
 ) -> tuple[Companions, ...]:
-    """What shares the memory, once for each choice of places; nothing where nothing but LoRA adapters does."""
-    reserved = reservation(parse_reserve(sharing.reserve), machine.devices, machine.host_total)
+    """What shares the memory, once for each choice of places; nothing where nothing but LoRA adapters does.
+
+    ``more`` is reserved beside what ``sharing`` says.
+    """
+    reserved = (*reservation(parse_reserve(sharing.reserve), machine.devices, machine.host_total), *more)
     type_k, type_v = sharing.type_k_draft or Params.type_k, sharing.type_v_draft or Params.type_v
     mtp = Mtp(model.path.name, type_k, type_v, sharing.n_rs_seq) if sharing.mtp else None
+    ngrams = tuple(SharedUse("ngram", word, (), words) for word, words in sharing.ngrams.items())
     named_draft, named_projector = sharing.named_for_draft, sharing.named_for_projector
     is_draft_free, is_projector_free = drafts is not None and named_draft is None, False
     projector = None
@@ -101,10 +121,11 @@ def choices(
                     _draft(sharing, drafts, at, type_k, type_v) if drafts else None,
                     projector(on) if projector else None,
                     mtp,
-                    rank=max(first, second),
+                    ngrams,
+                    max(first, second),
                 )
             )
-    return tuple(found) if reserved or drafts or projector or mtp else ()
+    return tuple(found) if reserved or drafts or projector or mtp or ngrams else ()
 
 
 def _draft(sharing: Sharing, drafts: Drafts, at: tuple[str, ...] | None, type_k: str, type_v: str) -> Draft:
@@ -112,7 +133,8 @@ def _draft(sharing: Sharing, drafts: Drafts, at: tuple[str, ...] | None, type_k:
     if layers is None:
         layers = 0 if at == () else -1
     layers = layers_on_devices(layers, drafts.model.n_layer)
-    return Draft(str(drafts.model.path), at, layers, type_k, type_v, drafts.measure)
+    n_max = sharing.draft_max or DRAFT_MAX
+    return Draft(str(drafts.model.path), at, layers, type_k, type_v, drafts.measure, n_max)
 
 
 def _projector(sharing: Sharing, worker: Worker, flash_attn: FlashAttn) -> Callable[[str | None], Projector]:

@@ -100,7 +100,9 @@ void record(int mode, ggml_backend_buffer_type_t buffer_type, const ggml_tensor 
     std::lock_guard<std::mutex> lock(backend.record_mutex);
     backend.record_texts.append(ggml_backend_buft_name(buffer_type)).push_back('\0');
     backend.record_texts.append(tensor->name).push_back('\0');
-    backend.record_numbers.insert(backend.record_numbers.end(), {static_cast<int64_t>(bytes), is_weight ? 1 : 0});
+    const int64_t row_size = static_cast<int64_t>(ggml_row_size(tensor->type, tensor->ne[0]));
+    backend.record_numbers.insert(backend.record_numbers.end(), {static_cast<int64_t>(bytes), is_weight ? 1 : 0, row_size,
+                                                                 tensor->ne[1], tensor->ne[2]});
 }
 
 // ---- buffers of a device

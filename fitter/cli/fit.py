@@ -55,15 +55,15 @@ def fit(
         raise UsageError(f"--json means --format json, but --format {output_format} is given too: leave one out")
     output_format = "json" if as_json else output_format or "args"
     from fitter import api, programs
+
+    given["program"] = given["program"] or programs.unless_named(_PROGRAMS.get(output_format, "llama-server"))
     from fitter.output import progress
 
     options.import_meanwhile("fitter.output.table", is_long=True)
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
         on_log = options.log_line if verbose > 1 else None
         try:
-            words = options.given(given)
-            words.setdefault("program", programs.chosen(_PROGRAMS.get(output_format, "llama-server")))
-            plan = api.fit(model, on_progress=on_progress, on_log=on_log, **words)
+            plan = api.fit(model, on_progress=on_progress, on_log=on_log, **options.given(given))
         except LlamaCppError as error:
             if verbose == 1:
                 for line in error.log:

@@ -103,6 +103,7 @@ def compared(
     own_plans: bool = True,
 ) -> tuple[Compared, ...]:
     """Models, or the cases of a file, with several builds; errors go to stderr."""
+    from fitter import programs
     from fitter.output.progress import counted
     from fitter.regression import build_report
     from fitter.regression import builds as over
@@ -112,6 +113,7 @@ def compared(
     timeout = given.get("timeout", DEFAULTS["timeout"])
     words = {name: value for name, value in given.items() if name != "timeout"}
     if cases_file is None:
+        words.setdefault("program", programs.chosen("llama-server"))
         if not models:
             raise UsageError("there is nothing to compare: name models, or a fitter.toml with --cases")
         if expression is not None:

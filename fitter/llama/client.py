@@ -19,6 +19,7 @@ from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, Remote
 from fitter.llama import process, surroundings, wire
 from fitter.llama.types import (
     Breakdown,
+    Caches,
     DeviceInfo,
     FlashAttn,
     Header,
@@ -255,6 +256,13 @@ class Worker:
     def layout(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> Layout:
         """The size of every weight and cache tensor on a device. Only the context's parameters matter."""
         return self._ask(Layout, "layout", path=_model(path), params=params)
+
+    def caches(self, path: str | os.PathLike[str] | Skeleton, params: Params) -> Caches:
+        """The caches of a context. Only the context's parameters matter, and ``load_mtp``.
+
+        Raises ``LlamaCppError`` also where this build of llama.cpp does not say which caches it makes.
+        """
+        return self._ask(Caches, "caches", path=_model(path), params=params)
 
     def projector(
         self,
@@ -503,6 +511,7 @@ DOING = {
     "hold": "loading a model",
     "host": "asking for the host's memory",
     "layout": "measuring the sizes of a model's tensors",
+    "caches": "asking which caches a context has",
     "load": "loading a model for real",
     "match": "comparing tensor overrides with the model's tensors",
     "measure": "loading a model",

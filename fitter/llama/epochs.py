@@ -76,6 +76,17 @@ def cuda_rules(ggml: str) -> dict[str, bool]:
     return {f"cuda_{name}": version >= numbers_of(since) for name, since in data()["cuda"].items()}
 
 
+def position_bytes(ggml: str) -> int:
+    """Bytes of what a state has more of a cell where positions have several dimensions (``llama_kv_cell_ext``)."""
+    version, sizes = numbers_of(ggml), data()["states"]["position_bytes"]
+    return int(next((sizes[since] for since in reversed(sizes) if version >= numbers_of(since)), 0))
+
+
+def leaves_out_what_is_masked(ggml: str) -> bool:
+    """Whether the state of a sequence has only those cells that sliding-window attention still sees."""
+    return numbers_of(ggml) >= numbers_of(data()["states"]["leaves_out_what_is_masked"])
+
+
 def numbers_of(version: str) -> tuple[int, ...]:
     """The numbers that a version begins with, for comparing it with others."""
     match = re.match(r"\d+(?:\.\d+)*", version)

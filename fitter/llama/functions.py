@@ -50,6 +50,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "llama_model_n_ctx_train": (_INT, _POINTER),
     "llama_model_has_encoder": (_FLAG, _POINTER),
     "llama_model_has_decoder": (_FLAG, _POINTER),
+    "llama_model_rope_type": (_INT, _POINTER),
+    "llama_model_meta_val_str": (_INT, _POINTER, _TEXT, _TEXT, _SIZE),
     "llama_init_from_model": (_POINTER, _POINTER, _CONTEXT_PARAMS),
     "llama_free": (None, _POINTER),
     "llama_get_model": (_POINTER, _POINTER),
@@ -59,6 +61,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "llama_n_ctx_seq": (_UINT, _POINTER),
     "llama_n_ubatch": (_UINT, _POINTER),
     "llama_n_seq_max": (_UINT, _POINTER),
+    "llama_n_rs_seq": (_UINT, _POINTER),
+    "llama_state_seq_get_size_ext": (_SIZE, _POINTER, _INT, _UINT),
     "llama_encode": (_INT, _POINTER, Batch),
     "llama_decode": (_INT, _POINTER, Batch),
     "llama_synchronize": (None, _POINTER),
@@ -76,7 +80,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 _STRUCTS = frozenset({_MODEL_PARAMS, _CONTEXT_PARAMS})
-_ABSENT = frozenset({"llama_version"})
+_ABSENT = frozenset({"llama_version", "llama_n_rs_seq", "llama_state_seq_get_size_ext"})
 """Functions that a llama.cpp that fitter can use may lack."""
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from fitter.errors import LlamaCppError
 from fitter.llama import library as native
@@ -14,14 +14,17 @@ from fitter.llama.adapters import Adapters
 from fitter.llama.ahead import MAX_HELD_OVERRIDES, Ahead
 from fitter.llama.allocations import untouched
 from fitter.llama.breakdown import breakdown_of, model_info_of
+from fitter.llama.caches import PADDED, caches_of
 from fitter.llama.devices import Device, Registry, every_device, register_virtual, registry
 from fitter.llama.headers import Headers
 from fitter.llama.layouts import read_whole
-from fitter.llama.log import captured_log, failure, flash_attn_from, n_splits_from
+from fitter.llama.log import captured_log, failure, flash_attn_from, lines_of_context, n_splits_from
 from fitter.llama.parameters import apply, apply_context, is_placed_alone, model_key, overrides_of
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     Breakdown,
+    Caches,
+    CacheTensor,
     Layout,
     LayoutEntry,
     Lora,
@@ -98,6 +101,36 @@ class Loader:
         Raises ``LlamaCppError``.
         """
         backend = native.open_backend()
+        with self._recorded(path, replace(params, ctx_type=Params.ctx_type)) as context:
+            total = breakdown_of(context)
+        entries = tuple(record.entry for record in _records(self._library, backend))
+        layout = Layout(entries, int(backend.fitter_virtual_alignment()), total.n_ctx)
+        _check_layout(layout, total)
+        return layout
+
+    def caches(self, path: str | Skeleton, params: Params) -> Caches:
+        """The caches of a context with ``params``, recorded as for a ``layout``. Raises ``LlamaCppError``."""
+        with self._recorded(path, params) as context:
+            found = self._caches(context)
+            is_padded = any(PADDED in line.text for line in captured_log())
+        if is_padded:
+            with self._recorded(path, replace(params, flash_attn="on")) as context:
+                found = self._caches(context)
+        return found
+
+    def _caches(self, context: Any) -> Caches:
+        breakdown_of(context)
+        log = lines_of_context([line.text for line in captured_log()])
+        records = _records(self._library, native.open_backend())
+        tensors = [
+            CacheTensor(each.name, each.row_bytes, each.rows, each.planes) for each in records if not each.is_weight
+        ]
+        return caches_of(self._library, context, log, tensors)
+
+    @contextmanager
+    def _recorded(self, path: str | Skeleton, params: Params) -> Iterator[Any]:
+        """A context with all layers on one device; what asks for the sizes of its caches' tensors records them."""
+        backend = native.open_backend()
         recorder = _recorder(self._library, backend)
         everything = replace(
             params,
@@ -108,7 +141,6 @@ class Loader:
             main_gpu=Params.main_gpu,
             devices=None,
             offload_kqv=Params.offload_kqv,
-            ctx_type=Params.ctx_type,
             n_outputs_max=Params.n_outputs_max,
             lora=(),
         )
@@ -118,12 +150,9 @@ class Loader:
             backend.fitter_virtual_record(1)
             with dummy.context(everything) as context:
                 backend.fitter_virtual_record(2)
-                total = breakdown_of(context)
+                yield context
         finally:
             backend.fitter_virtual_record(0)
-        layout = Layout(_recorded(self._library, backend), int(backend.fitter_virtual_alignment()), total.n_ctx)
-        _check_layout(layout, total)
-        return layout
 
     @property
     def held(self) -> Ahead | None:
@@ -299,12 +328,27 @@ def _recorder(library: native.Library, backend: Any) -> Device:
     return next(device for device in every_device(library) if device.address == address)
 
 
-def _recorded(library: native.Library, backend: Any) -> tuple[LayoutEntry, ...]:
+class _Record(NamedTuple):
+    """A tensor that was recorded."""
+
+    buffer_type: str
+    name: str
+    bytes: int
+    is_weight: int
+    row_bytes: int
+    rows: int
+    planes: int
+
+    @property
+    def entry(self) -> LayoutEntry:
+        return LayoutEntry(self.buffer_type, self.name, "model" if self.is_weight else "context", self.bytes)
+
+
+def _records(library: native.Library, backend: Any) -> tuple[_Record, ...]:
     out = library.ffi.new("fitter_columns_t *")
     backend.fitter_virtual_records(out)
-    (buffer_types, names), (sizes, weights) = library.columns(out, 2, 2)
-    kinds: list[Literal["model", "context"]] = ["model" if is_weight else "context" for is_weight in weights]
-    return tuple(map(LayoutEntry, buffer_types, names, kinds, sizes))
+    texts, numbers = library.columns(out, 2, 5)
+    return tuple(map(_Record, *texts, *numbers))
 
 
 def _check_layout(layout: Layout, total: Breakdown) -> None:

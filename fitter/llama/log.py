@@ -88,5 +88,14 @@ def n_splits_from(log: Iterable[str]) -> tuple[int, int] | None:
     return answer
 
 
+_CONTEXT = ": constructing llama_context"
+
+
+def lines_of_context(log: Sequence[str]) -> Sequence[str]:
+    """The lines since the last context was begun."""
+    begun = [index for index, line in enumerate(log) if line.rstrip().endswith(_CONTEXT)]
+    return log[begun[-1] :] if begun else log
+
+
 def _first(patterns: Iterable[re.Pattern[str]], line: str) -> re.Match[str] | None:
     return next((found for pattern in patterns if (found := pattern.search(line))), None)

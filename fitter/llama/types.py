@@ -75,6 +75,11 @@ class Params:
         name = str(parameter.key)
         return getattr(self, name) if hasattr(self, name) else dict(self.more).get(name, parameter.default)
 
+    def having(self, values: Mapping[str, Any]) -> Params:
+        """These with some other values, by name."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "more"}
+        return Params.of({**own, **dict(self.more), **values})
+
     def planned(self) -> dict[str, Any]:
         """The values of all parameters in a plan, by name: in the order of the fields here, then ``more``."""
         known = {name: each for name, each in of_a_load().items() if each.is_planned}
@@ -292,6 +297,59 @@ class Layout:
     entries: tuple[LayoutEntry, ...]
     alignment: int
     n_ctx: int
+
+
+class CacheTensor(NamedTuple):
+    """A tensor of a cache: ``planes`` times ``rows`` rows of ``row_bytes`` bytes each."""
+
+    name: str
+    row_bytes: int
+    rows: int
+    planes: int
+
+
+CacheKind = Literal["kv", "swa", "recurrent", "compressed", "compressor"]
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One of the caches that a context consists of, as llama.cpp made it.
+
+    ``kind``: ``kv`` keeps what it has of every token, ``swa`` what sliding-window attention still sees, ``recurrent`` a
+    state for each sequence; ``compressed`` and ``compressor`` are DeepSeek-V4's, which keep a row of ``ratio`` tokens,
+    and the state that such a row is made of. ``cells``: tokens that it has room for in each of ``n_stream`` streams, or
+    sequences. ``n_layer``: as llama.cpp counts the layers. ``cell_bytes``: what it writes of a cell beside its rows.
+    A cache may have no tensors.
+    """
+
+    kind: CacheKind
+    cells: int
+    n_stream: int
+    n_layer: int
+    tensors: tuple[CacheTensor, ...] = ()
+    ratio: int = 1
+    cell_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Caches:
+    """The caches of a context, and what decides how much of them a sequence has.
+
+    ``n_swa``: the window of sliding-window attention in tokens, 0 without. ``is_chunked``: it begins anew after so many
+    tokens, in place of sliding. ``leaves_out_masked``: a state has only the cells of the window, and not all that are
+    still in the cache. ``n_seq_max``: sequences. ``n_rs_seq``: tokens that a recurrent state can be taken back by.
+    ``empty`` and ``empty_partial``: bytes of the state of a sequence without tokens as this build writes it, and of its
+    part that cannot be rolled back.
+    """
+
+    caches: tuple[Cache, ...]
+    n_swa: int
+    is_chunked: bool
+    leaves_out_masked: bool
+    n_seq_max: int
+    n_rs_seq: int
+    empty: int
+    empty_partial: int
 
 
 class TensorInfo(NamedTuple):

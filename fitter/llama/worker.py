@@ -29,6 +29,7 @@ from fitter.llama.log import captured_log
 from fitter.llama.patterns import match
 from fitter.llama.types import (
     Breakdown,
+    Caches,
     DeviceInfo,
     FlashAttn,
     Header,
@@ -118,6 +119,9 @@ class Session:
 
     def layout(self, path: str | Skeleton, params: Params) -> Layout:
         return self._open().layout(path, params)
+
+    def caches(self, path: str | Skeleton, params: Params) -> Caches:
+        return self._open().caches(path, params)
 
     def projector(
         self, path: str, device: str | None, flash_attn: FlashAttn, image_min_tokens: int, image_max_tokens: int

@@ -47,15 +47,27 @@ def _words(plan: Plan, each: Parameter) -> list[str]:
 
 
 def _shared(shared: Sequence[SharedUse]) -> list[str]:
-    """The arguments for what is beside the model; several LoRA adapters become one argument with commas."""
+    """The arguments for what is beside the model.
+
+    Several LoRA adapters, and several ways to draft, become one argument with commas: llama.cpp takes the last one.
+    """
     args: list[str] = []
     for use in shared:
-        if use.kind == "lora" and (option := use.arguments[0]) in args:
-            index = args.index(option) + 1
-            args[index] += f",{use.arguments[1]}"
-        else:
-            args += use.arguments
+        words = list(use.arguments)
+        while words:
+            option, *words = words
+            is_value = option.startswith("-") is False
+            if option in _LISTS and option in args:
+                args[args.index(option) + 1] += f",{words.pop(0)}"
+            elif is_value or option not in _LISTS:
+                args.append(option)
+            else:
+                args += [option, words.pop(0)]
     return args
+
+
+_LISTS = ("--lora", "--lora-scaled", "--spec-type")
+"""Options for what is beside the model whose value is a list."""
 
 
 def command_line(args: Sequence[str], *, quoted: bool) -> str:

@@ -40,6 +40,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
         "explanation": _explanation(plan),
         "levers": list(plan.levers),
         "shared": [_shared(shared) for shared in plan.shared],
+        "later": [asdict(later) for later in plan.later],
         "left_out": [{"device": left.device, "reason": left.reason, "message": left.message} for left in plan.left_out],
         "rpc": list(plan.rpc),
         "notes": list(plan.notes),
@@ -265,6 +266,7 @@ def _host(host: HostUse) -> dict[str, Any]:
         "context": host.context,
         "compute": host.compute,
         "shared": host.shared,
+        "later": host.later,
         "used": host.used,
         "left": host.left,
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from fitter.errors import PlanError
 from fitter.llama.types import Params
-from fitter.parameters import MAX_SEQUENCES, Parameter, of_a_load
+from fitter.parameters import MAX_SEQUENCES, PARAMETERS, Parameter, of_a_load
 from fitter.planning.plan import Plan, check_fits
 
 
@@ -26,6 +26,7 @@ def llama_kwargs(plan: Plan, *, anyway: bool = False) -> dict[str, Any]:
         "the list of devices": params.devices is not None and not _are_default(plan),
         "more than one sequence": (params.n_seq_max, params.kv_unified) not in _sequences(params),
         "the layers for multi-token prediction": params.load_mtp,
+        "as few outputs as this plan counts": bool(params.n_outputs_max),
         **{
             name: True
             for name, _ in params.more
@@ -55,7 +56,8 @@ def _are_default(plan: Plan) -> bool:
 def keywords(plan: Plan) -> dict[str, Any]:
     """All parameters that ``llama_cpp.Llama`` has a keyword for. Raises ``PlanError`` for more than one adapter."""
     known = [each for each in of_a_load().values() if each.native and each.is_keyword_of_llama]
-    return {each.name: _value(plan, each) for each in known} | _adapter(plan)
+    logits_all = {"logits_all": True} if plan.params.of_parameter(PARAMETERS["logits_all"]) else {}
+    return {each.name: _value(plan, each) for each in known} | logits_all | _adapter(plan)
 
 
 def _value(plan: Plan, each: Parameter) -> Any:

@@ -19,6 +19,7 @@ from fitter.planning.limits import check_params
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price
 from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
+from fitter.programs.later import Later
 from fitter.text import LONGEST_TEXT, printable
 
 _T = TypeVar("_T")
@@ -151,6 +152,7 @@ def _plan(document: _Entry) -> Plan:
         levers=document["levers"].each(_Entry.text),
         shared=document["shared"].each(_shared),
         program=document["program"].one_of(*PROGRAMS) if "program" in document else "any",
+        later=document["later"].each(_later) if "later" in document else (),
         rpc=document["rpc"].each(_Entry.text),
         notes=document["notes"].each(_Entry.shown) if "notes" in document else (),
         llama_cpp=document["llama_cpp"].maybe(_llama_cpp) if "llama_cpp" in document else None,
@@ -245,7 +247,13 @@ def _host(entry: _Entry) -> HostUse:
         free=entry["free"].maybe(_Entry.size),
         margin=entry["margin"].size(),
         **_used(entry),
+        later=entry["later"].size() if "later" in entry else 0,
     )
+
+
+def _later(entry: _Entry) -> Later:
+    sizes = entry["bytes"].maybe(_Entry.size), entry["each"].size(), entry["count"].maybe(_Entry.whole)
+    return Later(entry["kind"].shown(), *sizes)
 
 
 def _used(entry: _Entry) -> dict[str, int]:

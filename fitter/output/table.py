@@ -17,9 +17,11 @@ from fitter.model.source import show
 from fitter.output.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.narrow import NarrowTable, too_narrow
 from fitter.output.units import dummy_loads, human, mib, scaled, speed
+from fitter.parameters import of_a_load
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price
 from fitter.planning.summary import DeviceUse, HostUse, SharedUse
+from fitter.programs.later import Later
 from fitter.text import LONGEST_NAME, as_log_line, printable
 
 if TYPE_CHECKING:
@@ -91,7 +93,10 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
         parts.append(Text("\n".join(left.message for left in plan.left_out), overflow="fold"))
     if plan.virtual and plan.host.free is None:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"
-        parts.append(Text(need))
+        parts.append(Text(need + (f", {human(plan.host.later)} of it later" if plan.host.later else "")))
+    if plan.later:
+        lines = [f"later, in host memory: {', '.join(map(_later, plan.later))}", *_smaller(plan)]
+        parts.append(Text("\n".join(lines), overflow="fold"))
     parts.append(Text("\n".join(_parameters(plan))))
     if plan.levers:
         parts.append(Text(f"given up, as --allow permits: {', '.join(plan.levers)}", overflow="fold"))
@@ -329,22 +334,40 @@ def _title(plan: Plan) -> Text:
 
 
 def _use_table(plan: Plan) -> Table:
-    shares = ("shared",) if plan.shared else ()
-    columns = ("total", "free", "model", "context", "compute", *shares, "used", "left", "margin")
-    table = _table("MiB", *columns, spare=("", "total", ("model", "context", "compute", "shared"), "free"), names="")
+    parts = ("model", "context", "compute", *(["shared"] if plan.shared else []), *(["later"] if plan.later else []))
+    columns = ("total", "free", *parts, "used", "left", "margin")
+    table = _table("MiB", *columns, spare=("", "total", ("model", "context", "compute", "shared", "later"), "free"), names="")
     table.add_column("", overflow="fold", style="dim")
     for device in plan.devices:
-        _add_use(table, device.name, device, device.description, bool(plan.shared))
-    _add_use(table, "host", plan.host, "", bool(plan.shared))
+        _add_use(table, device.name, device, device.description, parts)
+    _add_use(table, "host", plan.host, "", parts)
     return table
 
 
-def _add_use(table: Table, name: str, use: DeviceUse | HostUse, note: str, is_shared: bool) -> None:
+def _add_use(table: Table, name: str, use: DeviceUse | HostUse, note: str, parts: Sequence[str]) -> None:
     margin = "-" if use.free is None else mib(use.margin)
     left = Text(mib(use.left), style="" if use.fits else "bold red")
-    shared = (mib(use.shared),) if is_shared else ()
-    used = (mib(use.model), mib(use.context), mib(use.compute), *shared, mib(use.used))
-    table.add_row(name, mib(use.total), mib(use.free), *used, left, margin, note)
+    sizes = (mib(getattr(use, part, None)) for part in parts)
+    table.add_row(name, mib(use.total), mib(use.free), *sizes, mib(use.used), left, margin, note)
+
+
+def _later(later: Later) -> str:
+    """What grows after the load, and how far."""
+    most = "no limit" if later.bytes is None else f"up to {human(later.bytes)}"
+    if later.kind == "prompt cache":
+        return f"{most} of prompt cache" + (f" (a full slot is {human(later.each)})" if later.each else "")
+    return f"{most} of {later.kind} ({later.count} of {human(later.each)})"
+
+
+_OF_A_SERVER = ("cache_ram", "ctx_checkpoints")
+
+
+def _smaller(plan: Plan) -> list[str]:
+    """What the plan makes smaller than the program would, for want of host memory."""
+    known = of_a_load()
+    values = {name: plan.params.of_parameter(known[name]) for name in _OF_A_SERVER if name not in plan.fit_keywords}
+    words = [f"{known[name].option} {value}" for name, value in values.items() if value is not None]
+    return [f"the host has no room for more of it: {' '.join(words)}"] if words and plan.fits else []
 
 
 def _shared(shared: SharedUse) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from fitter.errors import UsageError
 from fitter.llama.types import LlamaCpp, Params, VirtualDevice
@@ -24,7 +24,7 @@ from fitter.planning.constraints import (
     params_of,
 )
 from fitter.planning.shared import DRAFT_MAX, parse_reserve
-from fitter.programs import PROGRAMS, Asked, Program, facts
+from fitter.programs import PROGRAMS, Asked, Facts, Program, facts
 
 
 @dataclass(frozen=True)
@@ -76,26 +76,32 @@ class Sharing:
     def _check_speculation(self) -> None:
         for word in self.spec_type:
             if word not in SPECULATION:
-                raise UsageError(f"unknown way to draft '{word}' (--spec-type): choose from {', '.join(SPECULATION)}")
+                raise UsageError(
+                    f"no plan can be made for drafting with '{word}' (--spec-type): choose from "
+                    f"{', '.join(SPECULATION)}"
+                )
         if "draft-simple" in self.spec_type and self.model_draft is None:
             raise UsageError("--spec-type draft-simple needs a draft model: name one with -md")
-        for word, (name, _) in _NGRAMS.items():
+        for word, name in _NGRAMS.items():
             if name and getattr(self, name) is not None and word not in self.spec_type:
                 option = "--" + name.replace("_", "-")
                 raise UsageError(f"{option} is about {word}: add --spec-type {word}, or leave it out")
 
     @property
-    def ngrams(self) -> tuple[str, ...]:
-        """Ways to draft without a model, each once."""
-        return tuple(dict.fromkeys(word for word in self.spec_type if word in _NGRAMS))
+    def ngrams(self) -> dict[str, tuple[str, ...]]:
+        """Ways to draft without a model, each once, with llama-server's arguments for it."""
+        found = {}
+        for word in (word for word in self.spec_type if word in _NGRAMS):
+            size = getattr(self, name) if (name := _NGRAMS[word]) else None
+            found[word] = ("--spec-type", word, *(("--" + name.replace("_", "-"), str(size)) if size else ()))
+        return found
 
-    @property
-    def drafted(self) -> int:
-        """The most tokens that are drafted at a time (``common_speculative_n_max``)."""
-        most = [(self.draft_max or DRAFT_MAX) if self.mtp or self.model_draft is not None else 0]
+    def drafted(self, known: Facts) -> int:
+        """The most tokens that a program drafts at a time (``common_speculative_n_max``)."""
+        most = [(self.draft_max or known.draft_n_max) if self.mtp or self.model_draft is not None else 0]
         for word in self.ngrams:
-            name, default = _NGRAMS[word]
-            most.append((getattr(self, name) if name else None) or default)
+            size = getattr(self, name) if (name := _NGRAMS[word]) else None
+            most.append(size or known.draft_tokens[word])
         return max(most)
 
     @property
@@ -167,6 +173,8 @@ class Ask:
         Raises ``UsageError`` for what makes no sense whatever the model and the machine are.
         """
         sharing = Sharing(**_set(Sharing, checked))
+        if sharing.spec_type == ("none",):
+            sharing = replace(sharing, spec_type=())
         if "draft-mtp" in sharing.spec_type:
             sharing = replace(sharing, mtp=True)
         program = PROGRAMS[checked.get("program") or "any"]
@@ -262,13 +270,13 @@ def _set(kind: type[Ask] | type[Sharing], checked: Mapping[str, Any]) -> dict[st
 
 
 _NGRAMS = {
-    "ngram-simple": ("spec_ngram_simple_size_m", 48),
-    "ngram-map-k": ("spec_ngram_map_k_size_m", 48),
-    "ngram-map-k4v": ("spec_ngram_map_k4v_size_m", 48),
-    "ngram-mod": ("spec_ngram_mod_n_max", 64),
-    "ngram-cache": ("", 8),
+    "ngram-simple": "spec_ngram_simple_size_m",
+    "ngram-map-k": "spec_ngram_map_k_size_m",
+    "ngram-map-k4v": "spec_ngram_map_k4v_size_m",
+    "ngram-mod": "spec_ngram_mod_n_max",
+    "ngram-cache": "",
 }
-"""Ways to draft without a model: the keyword for the tokens at a time, and llama.cpp's default."""
+"""Ways to draft without a model, each with the keyword for the tokens at a time, if it has one."""
 
 
 def _asked(checked: Mapping[str, Any], drafted: int) -> Asked:
@@ -289,19 +297,19 @@ def _asked(checked: Mapping[str, Any], drafted: int) -> Asked:
 
 def _begun(checked: Fitting, sharing: Sharing, program: Program, build: LlamaCpp | None) -> Params:
     """The parameters of a load that a fit begins with; devices are chosen later."""
-    asked = _asked(checked, sharing.drafted)
+    known = facts(program.name, build)
+    asked = _asked(checked, sharing.drafted(known))
     if asked.reads_texts and (sharing.mtp or sharing.model_draft is not None or sharing.ngrams):
         what = "--reranking" if checked.get("reranking") else "--embedding"
         drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else "--spec-type"
         raise UsageError(f"{what} is for texts that are only read, and {drafts} drafts tokens: leave one of them out")
     load: dict[str, Any] = {each.name: checked.get(each.name) for each in taken_by(LoadKeywords)}
-    load |= vars(program.shape(asked, facts(program.name, build)))
+    load |= vars(program.shape(asked, known))
     load |= {"devices": None, "main_gpu": None}
     if checked.get("reranking"):
         load |= {"embedding": True, "pooling_type": "rank"}
     more = {name: checked[name] for name in _OF_A_PROGRAM if checked.get(name) is not None}
-    begun = params_of(None, **load)
-    begun = Params.of({**_values_of(begun), **more})
+    begun = params_of(None, **load).having(more)
     return replace(begun, load_mtp=sharing.mtp, n_rs_seq=sharing.n_rs_seq)
 
 
@@ -309,19 +317,14 @@ _OF_A_PROGRAM = tuple(each.name for each in taken_by(ServerKeywords) if each.str
 """Keywords that are a program's own, and in the parameters of a plan."""
 
 
-def _values_of(params: Params) -> dict[str, Any]:
-    """All parameters that are not at their default among ``more``, and those with a field of their own."""
-    return {**{name: value for name, value in vars(params).items() if name != "more"}, **dict(params.more)}
-
-
 def _shaped(checked: Measuring) -> Measuring:
     """Keywords of one load with what the ``program`` makes of them, where one is named; what is set stands."""
     if (name := checked.get("program")) is None:
         return checked
     program = PROGRAMS[name]
-    shape = {key: value for key, value in vars(program.shape(_asked(checked, 0), facts(name, None))).items()}
-    given = {key: value for key, value in checked.items() if value is not None}
-    return Measuring(**{**{key: value for key, value in shape.items() if value is not None}, **given})  # type: ignore[typeddict-item]
+    shape = vars(program.shape(_asked(checked, 0), facts(name, None)))
+    both = {**shape, **{key: value for key, value in checked.items() if value is not None}}
+    return cast(Measuring, both)
 
 
 def _named(names: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -15,6 +15,7 @@ from fitter.parameters import DEFAULTS
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.pricing import Price
 from fitter.planning.request import MIB
+from fitter.programs.later import Later
 from fitter.planning.summary import (
     DeviceUse,
     FileStamp,
@@ -138,6 +139,8 @@ class Plan:
     """
     program: str = "any"
     """The program that it is for, as ``--for`` names it."""
+    later: tuple[Later, ...] = ()
+    """What that takes of host memory after the load."""
     llama_cpp: LlamaCpp | None = None
     """The build of llama.cpp that it was made with; ``None`` where a file does not say it."""
     notes: tuple[str, ...] = ()

@@ -83,7 +83,7 @@ class Draft:
     """A draft model at ``path``, put where llama-server is told to put it.
 
     ``devices`` with ``n_gpu_layers`` as in ``Params``; ``None`` are the devices of the main model. ``measure`` makes a
-    dummy load of it.
+    dummy load of it. ``n_max``: tokens drafted at a time.
     """
 
     path: str
@@ -92,6 +92,7 @@ class Draft:
     type_k: str
     type_v: str
     measure: Measure = field(compare=False)
+    n_max: int = DRAFT_MAX
 
     def params(self, main: Params) -> Params:
         """What llama-server makes of the parameters of the ``main`` model, whose context has so many tokens as it says.
@@ -141,7 +142,7 @@ class Draft:
         layers = "all" if self.n_gpu_layers < 0 else str(self.n_gpu_layers)
         devices = self.on(main)
         words = ["-md", self.path, "-devd", ",".join(devices) or "none", "-ngld", layers]
-        words += [*_cache_types(self.type_k, self.type_v), "--spec-type", "draft-simple"]
+        words += [*_cache_types(self.type_k, self.type_v), "--spec-type", "draft-simple", *_drafted(self.n_max)]
         if len(devices) > 1 and _split(main) is None:
             words += ["-ts", ",".join("1" for _ in devices)]
         return tuple(words)
@@ -173,10 +174,7 @@ class Mtp:
 
     def arguments(self) -> tuple[str, ...]:
         """llama-server's arguments (llama-cli has them too)."""
-        words = ["--spec-type", "draft-mtp", *_cache_types(self.type_k, self.type_v)]
-        if self.n_max != DRAFT_MAX:
-            words += ["--spec-draft-n-max", str(self.n_max)]
-        return tuple(words)
+        return ("--spec-type", "draft-mtp", *_cache_types(self.type_k, self.type_v), *_drafted(self.n_max))
 
 
 @dataclass(frozen=True)
@@ -202,6 +200,7 @@ class Companions:
     """Everything that shares the memory, each thing in one place.
 
     ``reserved`` is for what llama.cpp knows nothing of. LoRA adapters are among the parameters of the model.
+    ``ngrams``: ways to draft without a model.
     ``rank`` orders choices of places. A higher rank is tried only if no lower one is good enough: 1 if none of 0 fits
     with the largest context, 2 if none of 0 and 1 fits.
     """
@@ -210,6 +209,7 @@ class Companions:
     draft: Draft | None = None
     projector: Projector | None = None
     mtp: Mtp | None = None
+    ngrams: tuple[SharedUse, ...] = ()
     rank: int = 0
 
     @property
@@ -241,7 +241,7 @@ class Companions:
             rows = tuple(replace(row, model=0) for row in by_device(measure(self.mtp.params(params))))
             used = tuple(row for row in rows if row.used)
             found.append(SharedUse("mtp", self.mtp.name, used, self.mtp.arguments()))
-        return tuple(found)
+        return (*found, *self.ngrams)
 
     def known(self, request: Request) -> tuple[SharedUse, ...]:
         """What is known of it before anything is placed: at the smallest context of ``request``."""
@@ -359,6 +359,10 @@ def _by_place(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 def _lora_arguments(lora: Lora) -> tuple[str, ...]:
     return ("--lora", lora.path) if lora.scale == 1 else ("--lora-scaled", f"{lora.path}:{lora.scale:.9g}")
+
+
+def _drafted(n_max: int) -> list[str]:
+    return [] if n_max == DRAFT_MAX else ["--spec-draft-n-max", str(n_max)]
 
 
 def _cache_types(type_k: str, type_v: str) -> list[str]:

@@ -33,7 +33,7 @@ class SharedUse:
     """What something beside the model takes of the same memory, in a plan."""
 
     kind: str
-    """``projector``, ``draft``, ``mtp``, ``lora`` or ``reserve``."""
+    """``projector``, ``draft``, ``mtp``, ``ngram``, ``lora`` or ``reserve``."""
     name: str
     """Its file, or what it is reserved for."""
     rows: tuple[Row, ...]
@@ -103,11 +103,13 @@ class HostUse:
     """Bytes of compute buffers."""
     shared: int = 0
     """Bytes of what is beside the model (``SharedUse``)."""
+    later: int = 0
+    """Bytes that the program takes after the load at most (``Later``), as far as they have a limit."""
 
     @property
     def used(self) -> int:
-        """Bytes that llama.cpp allocates there, every host buffer type counted, and what shares it."""
-        return self.model + self.context + self.compute + self.shared
+        """Bytes that llama.cpp allocates there, every host buffer type counted, what shares it and what comes later."""
+        return self.model + self.context + self.compute + self.shared + self.later
 
     @property
     def left(self) -> int | None:

@@ -18,6 +18,11 @@ PROGRAMS: dict[str, Program] = {
 _VARIABLE = "FITTER_PROGRAM"
 
 
+def unless_named(default: str) -> str | None:
+    """The ``default``, or ``None`` where the environment names a program."""
+    return None if os.environ.get(_VARIABLE) else default
+
+
 def chosen(default: str) -> str:
     """The program of who names none: that of the environment variable ``FITTER_PROGRAM``, or the ``default``.
 
@@ -29,4 +34,4 @@ def chosen(default: str) -> str:
     return name
 
 
-__all__ = ["PROGRAMS", "Asked", "Facts", "Program", "Shape", "chosen", "facts"]
+__all__ = ["PROGRAMS", "Asked", "Facts", "Program", "Shape", "chosen", "facts", "unless_named"]

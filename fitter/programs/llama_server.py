@@ -13,6 +13,9 @@ class LlamaServer(Program):
 
     name: ClassVar[str] = "llama-server"
     is_server: ClassVar[bool] = True
+    knows: ClassVar[frozenset[str]] = frozenset(
+        {"cache_ram", "ctx_checkpoints", "checkpoint_min_step", "cache_idle_slots", "reranking", "spec_type"}
+    )
 
     def batches(self, asked: Asked) -> tuple[int | None, int | None]:
         n_batch, n_ubatch = super().batches(asked)
@@ -23,8 +26,10 @@ class LlamaServer(Program):
 
     def sequences(self, asked: Asked, facts: Facts) -> tuple[int, bool]:
         if asked.n_seq_max is not None:
-            return asked.n_seq_max, bool(asked.kv_unified)
-        return facts.n_parallel, facts.kv_unified if asked.kv_unified is None else asked.kv_unified
+            n_seq_max, kv_unified = asked.n_seq_max, facts.kv_unified_of_slots
+        else:
+            n_seq_max, kv_unified = facts.n_parallel, facts.kv_unified
+        return n_seq_max, kv_unified if asked.kv_unified is None else asked.kv_unified
 
     def outputs(self, asked: Asked, facts: Facts, n_seq_max: int) -> int:
         if asked.reads_texts or asked.is_pooled or asked.logits_all or not facts.sets_outputs:
@@ -36,6 +41,4 @@ class LlamaCli(LlamaServer):
     """llama-cli: the code of llama-server, with one slot."""
 
     name: ClassVar[str] = "llama-cli"
-
-    def sequences(self, asked: Asked, facts: Facts) -> tuple[int, bool]:
-        return asked.n_seq_max or 1, bool(asked.kv_unified)
+    knows: ClassVar[frozenset[str]] = frozenset({"cache_ram", "ctx_checkpoints", "spec_type"})

@@ -42,11 +42,13 @@ class Shape:
 class Program:
     """A program, and what it sets and takes; this one is any of them: every token of a batch has an output.
 
-    ``is_server``: it keeps prompts, checkpoints and idle slots in host memory after the load.
+    ``is_server``: it keeps prompts and checkpoints in host memory after the load. ``knows``: keywords that are options
+    of llama-server's, which this program has too.
     """
 
     name: ClassVar[str] = "any"
     is_server: ClassVar[bool] = False
+    knows: ClassVar[frozenset[str]] = frozenset()
 
     def shape(self, asked: Asked, facts: Facts) -> Shape:
         """What it makes of ``asked``, in the version that ``facts`` are of."""
@@ -78,8 +80,10 @@ class Program:
     def check(self, given: frozenset[str]) -> None:
         """Raise ``UsageError`` for what it does not know, of the keywords that are ``given``."""
         for name, option in _OF_A_SERVER.items():
-            if name in given and not self.is_server:
-                raise UsageError(f"{option} is for llama-server, but the plan is for {self.name}: leave one of them out")
+            if name in given and name not in self.knows:
+                raise UsageError(
+                    f"{option} is an option of llama-server, but the plan is for {self.name}: leave one of the two out"
+                )
 
 
 _OF_A_SERVER = {
@@ -88,5 +92,6 @@ _OF_A_SERVER = {
     "checkpoint_min_step": "-cms",
     "cache_idle_slots": "--cache-idle-slots",
     "reranking": "--reranking",
+    "spec_type": "--spec-type",
 }
-"""Parameters that only servers know, with the option of each."""
+"""Parameters that not all programs know, with the option of each."""

@@ -1,0 +1,101 @@
+"""What a server keeps in host memory after the load: asked of a worker, planned with, and said in the plan. Bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fitter.errors import LlamaCppError, UsageError
+from fitter.llama.client import Worker
+from fitter.llama.types import LlamaCpp, Params, Row, Skeleton
+from fitter.model.header import Model
+from fitter.planning.ask import Ask
+from fitter.planning.plan import Plan
+from fitter.planning.request import Request
+from fitter.planning.summary import SharedUse
+from fitter.programs import PROGRAMS, facts
+from fitter.programs.later import Keeps, fitted, keeps
+from fitter.programs.state import SequenceState, state_of
+from fitter.sharing import Drafts, drafting_params
+
+LATER = "later"
+"""The kind of what host memory is kept free for, where the user sets how much."""
+
+_FIXED = frozenset({"cache_ram", "ctx_checkpoints"})
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """What the program of ``ask`` keeps of a ``model``, with ``drafts`` beside it, in the version of ``build``."""
+
+    ask: Ask
+    worker: Worker
+    model: Model
+    drafts: Drafts | None
+    build: LlamaCpp
+
+    def reserved(self, request: Request) -> tuple[SharedUse, ...]:
+        """Host memory that a plan for ``request`` keeps for what the user sets; the rest takes what the plan leaves.
+
+        Raises ``UsageError`` where what is set has no limit and the host has one.
+        """
+        fixed = self.ask.given & _FIXED
+        if not fixed:
+            return ()
+        kept = self._own(replace(request.params, n_ctx=request.n_ctx_max))
+        if "cache_ram" in fixed and kept.prompt_cache is None and request.host.free is not None:
+            raise UsageError("-cram -1 has no limit, so no plan has room for it: give the MiB that it may take")
+        cache = (kept.prompt_cache or 0) if "cache_ram" in fixed else 0
+        checkpoints = kept.checkpoints if "ctx_checkpoints" in fixed else 0
+        rows = (Row(LATER, None, True, 0, 0, cache + checkpoints),)
+        return (SharedUse(LATER, self.ask.program, rows),) if cache + checkpoints else ()
+
+    def kept(self, plan: Plan) -> Plan:
+        """``plan`` with what is kept, which takes no more than its host has left: by smaller limits where need be."""
+        if not PROGRAMS[self.ask.program].is_server:
+            return plan
+        reserved = sum(use.on(None) for use in plan.shared if use.kind == LATER)
+        host = replace(plan.host, shared=plan.host.shared - reserved)
+        own = self._own(plan.params)
+        kept = own
+        if host.left is not None:
+            given = self.ask.given
+            kept = fitted(
+                own,
+                host.left - host.margin,
+                is_cache_fixed="cache_ram" in given,
+                are_checkpoints_fixed="ctx_checkpoints" in given,
+            )
+        limits = {"cache_ram": (own.cache_ram, kept.cache_ram)}
+        if kept.checkpoint:
+            limits["ctx_checkpoints"] = (own.ctx_checkpoints, kept.ctx_checkpoints)
+        lowered = {name: now for name, (before, now) in limits.items() if now != before}
+        return replace(
+            plan,
+            params=plan.params.having(lowered),
+            host=replace(host, later=kept.bytes or 0),
+            shared=tuple(use for use in plan.shared if use.kind != LATER),
+            later=kept.lines(),
+        )
+
+    def _own(self, params: Params) -> Keeps:
+        """What the program keeps with its own limits, or those that are set."""
+        states = self._states(params) if not params.embeddings else ()
+        is_rolled_back = any(state.needs_checkpoints for state in states[:1])
+        return keeps(
+            facts(self.ask.program, self.build),
+            params.n_seq_max,
+            sum(state.largest for state in states),
+            sum(state.largest_checkpoint for state in states) if is_rolled_back else 0,
+            self.ask.words.get("cache_ram"),
+            self.ask.words.get("ctx_checkpoints"),
+        )
+
+    def _states(self, params: Params) -> tuple[SequenceState, ...]:
+        """The state of a slot: in the model's context, and in that which drafts."""
+        own = Skeleton(tuple(map(str, self.model.files)))
+        found = [state_of(self.worker.caches(own, params), swa_full=params.swa_full)]
+        drafting = drafting_params(self.ask.sharing, self.drafts, params)
+        if drafting is not None:
+            draft = own if self.drafts is None else str(self.drafts.model.path)
+            found.append(state_of(self.worker.caches(draft, drafting), swa_full=params.swa_full))
+        return tuple(found)

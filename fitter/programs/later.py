@@ -1,0 +1,102 @@
+"""What a program takes of host memory after the load, as its users fill it. Bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fitter.programs.facts import Facts
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Later:
+    """Something that grows in host memory after the load, up to a limit.
+
+    ``kind``: ``prompt cache``, ``checkpoints`` or ``logits``. ``bytes``: the most that it takes; ``None`` where it has
+    no limit. ``count``: how many of ``each`` bytes there are at most, with a prompt cache how many states of full slots
+    it has room for.
+    """
+
+    kind: str
+    bytes: int | None
+    each: int
+    count: int | None
+
+
+@dataclass(frozen=True)
+class Keeps:
+    """What a server keeps for its slots.
+
+    ``state``: bytes of the whole state of one slot at most, ``checkpoint``: bytes of one context checkpoint, 0 where
+    none are made. ``cache_ram`` (MiB) and ``ctx_checkpoints`` (for each slot) are as its options have them.
+    """
+
+    n_slots: int
+    state: int
+    checkpoint: int
+    cache_ram: int
+    ctx_checkpoints: int
+
+    @property
+    def prompt_cache(self) -> int | None:
+        """Bytes of the prompt cache at most (``server_prompt_cache``), ``None`` without a limit."""
+        return None if self.cache_ram < 0 else self.cache_ram * MIB
+
+    @property
+    def checkpoints(self) -> int:
+        """Bytes of the checkpoints of all slots at most; those of saved prompts count in the prompt cache."""
+        return self.n_slots * self.ctx_checkpoints * self.checkpoint
+
+    @property
+    def bytes(self) -> int | None:
+        """All of it."""
+        return None if self.prompt_cache is None else self.prompt_cache + self.checkpoints
+
+    def lines(self) -> tuple[Later, ...]:
+        """What there is to say, a line each; nothing of what is not kept."""
+        found = []
+        if self.cache_ram:
+            cache = self.prompt_cache
+            count = None if cache is None or not self.state else cache // self.state
+            found.append(Later("prompt cache", cache, self.state, count))
+        if self.checkpoint and self.ctx_checkpoints:
+            count = self.n_slots * self.ctx_checkpoints
+            found.append(Later("checkpoints", self.checkpoints, self.checkpoint, count))
+        return tuple(found)
+
+
+def keeps(
+    facts: Facts, n_slots: int, state: int, checkpoint: int, cache_ram: int | None, ctx_checkpoints: int | None
+) -> Keeps:
+    """What a server of these ``facts`` keeps, with its own limits where none are given (``None``)."""
+    return Keeps(
+        n_slots,
+        state,
+        checkpoint,
+        facts.cache_ram_mib if cache_ram is None else cache_ram,
+        facts.n_ctx_checkpoints if ctx_checkpoints is None else ctx_checkpoints,
+    )
+
+
+def fitted(own: Keeps, room: int, *, is_cache_fixed: bool, are_checkpoints_fixed: bool) -> Keeps:
+    """``own`` with limits that fit in ``room`` bytes, as large as its own or as that leaves them.
+
+    What is fixed stays. Checkpoints have half of the room, and what the prompt cache leaves of the rest: without any, a
+    prompt that changes is computed again from its beginning.
+    """
+    fixed = (own.prompt_cache or 0 if is_cache_fixed else 0) + (own.checkpoints if are_checkpoints_fixed else 0)
+    left = max(0, room - fixed)
+    one = own.n_slots * own.checkpoint
+    found = own
+    if not are_checkpoints_fixed and one:
+        half = left if is_cache_fixed else left // 2
+        found = replace(found, ctx_checkpoints=min(own.ctx_checkpoints, half // one))
+    if not is_cache_fixed:
+        mine = left - (0 if are_checkpoints_fixed else found.checkpoints)
+        own_cache = own.cache_ram if own.cache_ram >= 0 else mine // MIB
+        found = replace(found, cache_ram=min(own_cache, mine // MIB))
+        if not are_checkpoints_fixed and one:
+            rest = left - (found.prompt_cache or 0)
+            found = replace(found, ctx_checkpoints=min(own.ctx_checkpoints, rest // one))
+    return found

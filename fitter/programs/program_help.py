@@ -1,0 +1,143 @@
+"""The defaults that a program of llama.cpp says in its own ``--help``."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+_SECONDS = 10.0
+_MOST_BYTES = 1 << 20
+"""More than any help has."""
+
+
+def _is_enabled(text: str) -> bool:
+    if text not in ("enabled", "disabled"):
+        raise ValueError(text)
+    return text == "enabled"
+
+
+def _is_on(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise ValueError(text)
+    return text == "on"
+
+
+def _choice(text: str) -> str:
+    if text not in ("auto", "on", "off"):
+        raise ValueError(text)
+    return text
+
+
+OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "--ctx-size": ("n_ctx", int),
+    "--batch-size": ("n_batch", int),
+    "--ubatch-size": ("n_ubatch", int),
+    "--parallel": ("n_parallel", int),
+    "--flash-attn": ("flash_attn", _choice),
+    "--cache-ram": ("cache_ram_mib", int),
+    "--ctx-checkpoints": ("n_ctx_checkpoints", int),
+    "--checkpoint-min-step": ("checkpoint_min_step", int),
+    "--cache-idle-slots": ("cache_idle_slots", _is_enabled),
+    "--warmup": ("warmup", _is_enabled),
+    "--fit": ("fits", _is_on),
+    "--fit-target": ("fit_target_mib", int),
+    "--fit-ctx": ("fit_ctx", int),
+    "--backend-sampling": ("backend_sampling", _is_enabled),
+    "--spec-draft-backend-sampling": ("draft_backend_sampling", _is_enabled),
+    "--spec-ngram-simple-size-m": ("ngram-simple", int),
+    "--spec-ngram-map-k-size-m": ("ngram-map-k", int),
+    "--spec-ngram-map-k4v-size-m": ("ngram-map-k4v", int),
+    "--spec-ngram-mod-n-max": ("ngram-mod", int),
+}
+"""The fact that an option's default is, by the option, and how it is read."""
+
+DRAFTS = ("draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
+"""The spec types whose tokens ``--spec-draft-n-max`` limits."""
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The defaults in the help ``text``, by the names of ``OPTIONS``; those that are said in another way are left out."""
+    found: dict[str, Any] = {}
+    for option, said in _entries(text).items():
+        if option == "--kv-unified-per-slot":
+            found["has_kv_unified_per_slot"] = True
+        default = re.search(r"\bdefault: '?([^\s,;)']+)", said)
+        if default is None:
+            continue
+        if option == "--spec-draft-n-max" and default[1].isdecimal():
+            found |= dict.fromkeys(DRAFTS, int(default[1]))
+        if option in OPTIONS:
+            name, read = OPTIONS[option]
+            try:
+                found[name] = read(default[1])
+            except ValueError:
+                continue
+    return found
+
+
+def _entries(text: str) -> dict[str, str]:
+    """What stands beneath each option, in one line, by each of its names."""
+    found: dict[str, str] = {}
+    for entry in re.split(r"\n(?=-)", "\n" + text):
+        said = " ".join(entry.split())
+        names = re.match(r"(?:-\S+, )*-\S+", said)
+        if names is not None:
+            found |= dict.fromkeys(names[0].split(", "), said)
+    return found
+
+
+def defaults_of(executable: str) -> Mapping[str, Any]:
+    """The defaults that the program at this path says when it is run with ``--help``; none where it says none in time.
+
+    What it said is remembered as long as the program and the libraries beside it are the same.
+    """
+    return _defaults_of(executable, _stamp(executable))
+
+
+def program_of(program: str, where: str, libllama: str) -> str | None:
+    """The path of ``program`` where its help may be asked for; ``None`` where there is none.
+
+    That is the file ``where`` that the user named as the llama.cpp to plan with, if it is that program, or the one on
+    the ``PATH`` if it stands beside ``libllama``, or in the ``bin`` beside its folder.
+    """
+    if os.path.isfile(where) and os.path.basename(where) == program:
+        return os.path.abspath(where)
+    found = shutil.which(program)
+    if found is None:
+        return None
+    own = os.path.dirname(os.path.realpath(libllama))
+    homes = (own, os.path.join(os.path.dirname(own), "bin"))
+    return found if os.path.dirname(os.path.realpath(found)) in homes else None
+
+
+@functools.cache
+def _defaults_of(executable: str, _stamped: tuple[tuple[str, int, int], ...]) -> Mapping[str, Any]:
+    try:
+        done = subprocess.run(
+            [executable, "--help"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return parse(done.stdout[:_MOST_BYTES].decode("utf-8", "replace")) if done.returncode == 0 else {}
+
+
+def _stamp(executable: str) -> tuple[tuple[str, int, int], ...]:
+    """What changes when the program does, or the libraries that hold its options: file names, times and sizes."""
+    path = Path(os.path.realpath(executable))
+    try:
+        files = [path, *sorted(path.parent.glob("libllama*"))]
+        states = [(file.name, file.stat()) for file in files]
+    except OSError:
+        return ()
+    return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
