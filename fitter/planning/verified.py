@@ -83,25 +83,33 @@ class MemoryUse:
 class LaterUse:
     """Something that a llama-server takes in host memory after the load."""
 
-    what: str
-    """``checkpoint`` (the largest one), ``prompt`` (the one in the prompt cache that takes the most) or
-    ``prompt cache`` (all of them).
+    kind: str
+    """``checkpoint`` (the largest one), ``prompt`` (the largest one in the prompt cache, with its checkpoints) or
+    ``prompt cache`` (all of it).
     """
     count: int
-    """How many there were: all checkpoints that were made, prompts at a time."""
+    """How many there were: checkpoints that were made, or prompts that the cache had."""
+    tokens: int | None
+    """Tokens of that one; ``None`` for all, and where the server does not say them."""
     predicted: int | None
-    """Bytes that it may have, as the plan says; ``None`` where it has no limit, or the plan says none."""
+    """Bytes for so many tokens, as llama.cpp writes them; ``None`` where that is not known."""
     real: int | None
-    """Bytes that it had; ``None`` where the server did not say it, or there was none."""
-    rounding: int = 0
+    """Bytes that the server says; ``None`` where it does not say any, or there was none."""
+    rounding: int
     """How far off ``real`` may be, in bytes."""
+    most: int | None
+    """Bytes that the plan allows it to have; ``None`` where there is no limit."""
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether it is what was predicted, as far as that is known."""
+        return self.real is None or self.predicted is None or abs(self.real - self.predicted) <= self.rounding
 
     @property
     def more(self) -> int:
-        """Bytes beyond the predicted ones for certain; 0 where there are none, or one of both is not known."""
-        if self.predicted is None or self.real is None:
-            return 0
-        return max(0, self.real - self.rounding - self.predicted)
+        """Bytes beyond what the plan says for certain; 0 where there are none."""
+        limits = [limit for limit in (self.predicted, self.most) if limit is not None]
+        return max(0, self.real - self.rounding - min(limits)) if limits and self.real is not None else 0
 
 
 @dataclass(frozen=True)
@@ -128,8 +136,14 @@ class ServerUse:
     """Bytes that its process had in memory when it had the most of its own; ``None`` where the system does not say."""
     of_files: int
     """Those of them that are pages of files, as the model's is."""
-    planned: int
-    """Bytes of host memory that the plan says, without weights that are mapped from the file."""
+    counted: int
+    """Bytes of host memory that the plan counts for the load, without weights that are mapped from the file, and of
+    checkpoints and prompt cache what they were.
+    """
+    planned: int | None
+    """Bytes that the plan says at most, with checkpoints and prompt cache as large as they may be; ``None`` where those
+    have no limit.
+    """
     margin: int
     """Bytes beyond them that the plan keeps free."""
 
@@ -139,9 +153,14 @@ class ServerUse:
         return None if self.resident is None else self.resident - self.of_files
 
     @property
+    def unaccounted(self) -> int | None:
+        """Its own bytes beyond the counted ones: its code's, its vocabulary's, those of its threads."""
+        return None if self.own is None else self.own - self.counted
+
+    @property
     def is_within(self) -> bool:
         """Whether its process had no more than the plan says and keeps free."""
-        return self.own is None or self.own <= self.planned + self.margin
+        return self.own is None or self.planned is None or self.own <= self.planned + self.margin
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fitter.errors import LibraryError, PlanError, UsageError
 from fitter.llama.builds import PYTHON, find, named
 from fitter.llama.functions import same_commit
-from fitter.llama.keeper import Kept
+from fitter.llama.attended import Attended
 from fitter.llama.types import LlamaCpp
 from fitter.text import printable
 
@@ -82,8 +82,8 @@ def asked(path: str) -> ServerProgram:
     Raises ``LibraryError`` where it does not start: it is not executable, is for another machine, lacks a library.
     """
     try:
-        with Kept([path, "--version"], os.environ) as kept:
-            text, status = _all_of(kept)
+        with Attended([path, "--version"], os.environ) as program:
+            text, status = _all_of(program)
     except OSError as error:
         raise LibraryError(cannot_start(path, error)) from None
     said = printable(text.decode(errors="replace").strip().rpartition("\n")[2])
@@ -110,14 +110,14 @@ def ending(status: int) -> str:
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
-def _all_of(kept: Kept) -> tuple[bytes, int | None]:
+def _all_of(program: Attended) -> tuple[bytes, int | None]:
     """The end of what it writes, and its exit status; ``None`` where it does not end in time."""
-    os.set_blocking(kept.output.fileno(), False)
+    os.set_blocking(program.output.fileno(), False)
     deadline, text = time.monotonic() + _SECONDS, b""
     status = None
     while status is None and time.monotonic() < deadline:
-        status = kept.wait(0.02)
-        text = (text + (kept.output.read() or b""))[-_MOST_BYTES:]
+        status = program.wait(0.02)
+        text = (text + (program.output.read() or b""))[-_MOST_BYTES:]
     return text, status
 
 

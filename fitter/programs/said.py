@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 _MIB = 1 << 20
@@ -78,6 +78,8 @@ class Said:
     """Context checkpoints, each size for a number of tokens once."""
     n_checkpoints: int = 0
     """How many were made."""
+    held: Figure = Figure(0, 0)
+    """What those took that the slots had at most, each slot when it had the most."""
     cache: CacheState | None = None
     """The prompt cache when it was largest; ``None`` where it was not said."""
     cached: tuple[CachedPrompt, ...] = ()
@@ -91,6 +93,11 @@ class Said:
     def largest_checkpoint(self) -> Figure | None:
         """Bytes of the largest checkpoint; ``None`` where none was made, or none was said."""
         return max((each.size for each in self.checkpoints), key=lambda size: size.bytes, default=None)
+
+    @property
+    def load(self) -> Figure:
+        """Bytes of all buffers in host memory that were said, without weights that are mapped."""
+        return total(each.size for each in self.buffers if is_host(each.buffer_type) and not each.is_mapped)
 
 
 _SIZE = r"= *(\d+(?:\.\d+)?) MiB"
@@ -110,6 +117,7 @@ _BUFFERS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
 )
 _CHECKPOINT = re.compile(rf"created (?:context|SWA|swa) checkpoint (?:\d+ of \d+ )?\(.*?\bsize {_SIZE}")
 _N_TOKENS = re.compile(r"\bn_tokens = (\d+)")
+_OF_SLOT = re.compile(r"\bid +(\d+) +\|.*checkpoint (\d+) of \d+")
 _CACHE = re.compile(r"cache state: (\d+) prompts, (\d+\.\d+) MiB(?: \(limits: (\d+\.\d+) MiB)?")
 _CACHED = re.compile(r"- prompt \S+: +(\d+) tokens, checkpoints: +(\d+), +(\d+\.\d+) MiB")
 _LISTENING = re.compile(r"listening on (\S+)")
@@ -136,6 +144,7 @@ class Listener:
     _checkpoints: dict[Checkpoint, None] = field(default_factory=dict)
     _cached: dict[CachedPrompt, None] = field(default_factory=dict)
     _n_checkpoints: int = 0
+    _held: dict[str, int] = field(default_factory=dict)
     _contexts: int = 0
     _cache: CacheState | None = None
     _address: str = ""
@@ -164,6 +173,8 @@ class Listener:
         elif found := _CHECKPOINT.search(line):
             self._n_checkpoints += 1
             tokens = _N_TOKENS.search(line)
+            if slot := _OF_SLOT.search(line):
+                self._held[slot[1]] = max(self._held.get(slot[1], 0), int(slot[2]))
             self._keep(self._checkpoints, Checkpoint(int(tokens[1]) if tokens else None, figure(found[1])))
         elif not _OF_A_PROJECTOR.search(line):
             self._hear_buffer(line)
@@ -191,21 +202,29 @@ class Listener:
     @property
     def said(self) -> Said:
         """What was said so far."""
-        return Said(
+        said = Said(
             tuple(self._every_buffer()),
             tuple(self._checkpoints),
             self._n_checkpoints,
-            self._cache,
-            tuple(self._cached),
-            self._address,
-            self._can_bind,
+            cache=self._cache,
+            cached=tuple(self._cached),
+            address=self._address,
+            can_bind=self._can_bind,
         )
+        one = said.largest_checkpoint
+        number = sum(self._held.values())
+        return said if one is None else replace(said, held=Figure(number * one.bytes, number * one.rounding))
 
     def _every_buffer(self) -> Iterator[Buffer]:
         for (context, name, kind, is_mapped), sizes in self._buffers.items():
             yield Buffer(context, name, kind, is_mapped, total(sizes))
         for (context, name), size in self._compute.items():
             yield Buffer(context, name, "compute", False, size)
+
+
+def is_host(buffer_type: str) -> bool:
+    """Whether a buffer type is host memory, by its name: ``CPU``, ``CPU_REPACK``, ``CUDA_Host``."""
+    return buffer_type.startswith("CPU") or buffer_type.endswith("_Host")
 
 
 def total(sizes: Iterable[Figure]) -> Figure:

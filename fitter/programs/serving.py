@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from fitter.errors import LibraryError, LlamaCppCrashError, LlamaCppError
-from fitter.llama.keeper import Kept
+from fitter.llama.attended import Attended
 from fitter.programs.finding import cannot_start, ending
 from fitter.programs.resident import Resident, resident
 from fitter.programs.said import Listener, Said, reason
@@ -47,7 +47,7 @@ class Running:
         self._alias, self._key = f"fitter-{secrets.token_hex(8)}", secrets.token_hex(16)
         own = ["--host", _HOST, "--port", str(self.port), "--alias", self._alias, "--api-key", self._key]
         try:
-            self._kept = Kept([*words, *own, "-lv", _VERBOSITY], _environment())
+            self._process = Attended([*words, *own, "-lv", _VERBOSITY], _environment())
         except OSError as error:
             raise LibraryError(cannot_start(self.path, error)) from None
         self._on_log = on_log
@@ -59,7 +59,7 @@ class Running:
         self.most: Resident | None = None
 
     def _read(self) -> None:
-        with self._kept.output as output:
+        with self._process.output as output:
             while line := output.readline(_LONGEST_LINE):
                 self._lines.put(line.decode(errors="replace").rstrip())
 
@@ -76,12 +76,12 @@ class Running:
     @property
     def pid(self) -> int:
         """The number of its process."""
-        return self._kept.pid
+        return self._process.pid
 
     @property
     def status(self) -> int | None:
         """Its exit status, negative for a signal; ``None`` while it runs."""
-        return self._kept.status
+        return self._process.status
 
     def tick(self, seconds: float = _TICK) -> int | None:
         """Hear what it said and look at its memory, for so many seconds. Returns its ``status``."""
@@ -103,7 +103,7 @@ class Running:
     def end(self) -> None:
         """End it, and hear what it still says."""
         try:
-            self._kept.end()
+            self._process.end()
         finally:
             self._reader.join(1.0)
             while not self._lines.empty():

@@ -1,8 +1,8 @@
 """Running another program so that it always ends: with the call, with an exception, and with this process.
 
-Between the two stands a process of its own, the keeper. It is the program's parent, so the program's number stays its
-own until the keeper has waited for it. A pipe ends with this process, however that ends: then the keeper ends the
-program. Should the keeper be killed, Linux kills the program.
+Between the two stands a process of its own, the attendant. It is the program's parent, so the program's number stays its
+own until the attendant has waited for it. A pipe ends with this process, however that ends: then the attendant ends the
+program. Should the attendant be killed, Linux kills the program.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _BOOT = """\
 import sys
 sys.path[:] = {path}
-from fitter.llama.keeper import main
+from fitter.llama.attended import main
 main(sys.argv[1:])
 """
 
@@ -34,7 +34,7 @@ _PATIENCE = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
-class Kept:
+class Attended:
     """A program that runs, with no input; ``output`` is what it writes, stdout and stderr alike.
 
     Raises ``OSError`` if it cannot be started, with the program as its file name.
@@ -42,7 +42,7 @@ class Kept:
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         boot = _BOOT.format(path=ascii([os.path.abspath(entry) for entry in sys.path if entry]))
-        self._keeper = subprocess.Popen(
+        self._attendant = subprocess.Popen(
             [sys.executable, "-I", "-c", boot, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -51,8 +51,8 @@ class Kept:
             # a Ctrl-C in the terminal is for this process alone
             start_new_session=True,
         )
-        assert self._keeper.stdin and self._keeper.stdout and self._keeper.stderr
-        self._orders, self._answers, self.output = self._keeper.stdin, self._keeper.stdout, self._keeper.stderr
+        assert self._attendant.stdin and self._attendant.stdout and self._attendant.stderr
+        self._orders, self._answers, self.output = self._attendant.stdin, self._attendant.stdout, self._attendant.stderr
         self._status: int | None = None
         try:
             what, number = (self._answers.readline().split() or [b"failed", b"0"])[:2]
@@ -64,7 +64,7 @@ class Kept:
             self.output.close()
             raise
 
-    def __enter__(self) -> Kept:
+    def __enter__(self) -> Attended:
         return self
 
     def __exit__(
@@ -90,10 +90,10 @@ class Kept:
         with contextlib.suppress(OSError):
             self._orders.close()
         try:
-            self._keeper.wait(_PATIENCE + 5.0)
+            self._attendant.wait(_PATIENCE + 5.0)
         except BaseException:
-            self._keeper.kill()
-            self._keeper.wait()
+            self._attendant.kill()
+            self._attendant.wait()
             raise
         finally:
             with contextlib.suppress(OSError, ValueError):
@@ -103,12 +103,12 @@ class Kept:
     def _read_status(self) -> None:
         if self._status is None:
             line = self._answers.readline()
-            # without one the keeper was killed, and the program with it
+            # without one the attendant was killed, and the program with it
             self._status = int(line) if line.strip() else -signal.SIGKILL
 
 
 def main(words: list[str]) -> NoReturn:
-    """Be the keeper: run ``words``, write its process number and at the end its status, and end it with stdin."""
+    """Be the attendant: run ``words``, write its process number and at the end its status, and end it with stdin."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     ended, wake = os.pipe()
@@ -116,11 +116,11 @@ def main(words: list[str]) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-    keeper = os.getpid()
+    attendant = os.getpid()
     failed, failure = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become(words, keeper, prctl, failure)
+        _become(words, attendant, prctl, failure)
     os.close(failure)
     with contextlib.suppress(OSError):
         # on both sides, so that there is a group from here on
@@ -149,14 +149,14 @@ def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
-def _become(words: list[str], keeper: int, prctl: ctypes._NamedFuncPointer | None, failure: int) -> NoReturn:
+def _become(words: list[str], attendant: int, prctl: ctypes._NamedFuncPointer | None, failure: int) -> NoReturn:
     try:
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != keeper:
+        if os.getppid() != attendant:
             os._exit(1)
         os.setpgid(0, 0)
-        # what this interpreter and the keeper ignore, a program may not expect to be ignored
+        # what this interpreter and the attendant ignore, a program may not expect to be ignored
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         nothing = os.open(os.devnull, os.O_RDONLY)
