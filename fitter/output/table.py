@@ -393,7 +393,9 @@ def _title(plan: Plan) -> Text:
 def _use_table(plan: Plan) -> Table:
     parts = ("model", "context", "compute", *(["shared"] if plan.shared else []), *(["later"] if plan.later else []))
     columns = ("total", "free", *parts, "used", "left", "margin")
-    table = _table("MiB", *columns, spare=("", "total", ("model", "context", "compute", "shared", "later"), "free"), names="")
+    table = _table(
+        "MiB", *columns, spare=("", "total", ("model", "context", "compute", "shared", "later"), "free"), names=""
+    )
     table.add_column("", overflow="fold", style="dim")
     for device in plan.devices:
         _add_use(table, device.name, device, device.description, parts)
