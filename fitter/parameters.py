@@ -1093,6 +1093,19 @@ class OtherKeywords(TypedDict, total=False):
         AnySize | None,
         Parameter(Size("SIZE"), 0, help="How much larger than predicted a byte count may be.", case=None),
     ]
+    server: Annotated[
+        AnyPath | None,
+        Parameter(
+            kinds.Path(),
+            help="The llama-server to verify with, or a directory that has one.",
+            unset="that of llama_cpp, or the one on the PATH",
+            case=None,
+        ),
+    ]
+    prompts: Annotated[
+        int | None,
+        Parameter(Whole(most=10_000), 40, help="Prompts that a llama-server is sent to verify it.", case=None),
+    ]
     twin: Annotated[
         str | None,
         Parameter(Kind("PROFILE"), help="A profile for all virtual twins, such as cuda:8.6.", case=None),
