@@ -13,12 +13,12 @@ from fitter.llama.builds import find
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Breakdown
 from fitter.output.formats.python import fit_kwargs
-from fitter.parameters import AnyPath, Fitting, MachineKeywords, Measuring, RawKeywords, taken_by
+from fitter.parameters import AnyPath, Fitting
 from fitter.planning.ask import Ask
 from fitter.planning.plan import Plan
 from fitter.planning.request import Progress
-from fitter.planning.shared import HOST_NAME, taken
 from fitter.planning.summary import SharedUse
+from fitter.same_load import missing_of, same_load, without_timeout
 from fitter.worker_door import door_with_worker
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def compare_builds(
         for build in builds:
             say(Progress(own.dummy_loads, f"asking {build}"))
             told: dict[str, Any] = {**parameters, "llama_cpp": build}
-            to_fit = {**_without_timeout(told), "on_progress": say}
+            to_fit = {**without_timeout(told), "on_progress": say}
             each = _with_plan(model, build, to_fit, own) if planned is None else _again(planned, build, told, own, say)
             say(Progress(own.dummy_loads, f"{build} has answered"))
             if planned is not None and own_plans:
@@ -144,7 +144,7 @@ def _beside(
     if all(use.kind == "reserve" for use in planned.shared):
         return planned.shared
     words = {**told, **fit_kwargs(planned)}
-    return api.fit(planned.model.path, worker=worker, on_progress=say, **_without_timeout(words)).shared
+    return api.fit(planned.model.path, worker=worker, on_progress=say, **without_timeout(words)).shared
 
 
 def _and_own_plan(each: OnBuild, model: AnyPath, told: dict[str, Any], worker: Worker) -> OnBuild:
@@ -153,36 +153,3 @@ def _and_own_plan(each: OnBuild, model: AnyPath, told: dict[str, Any], worker: W
         return replace(each, version=worker.llama_cpp(), plan=plan)
     except FitterError as error:
         return replace(each, error=each.error or error)
-
-
-def _without_timeout(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords without those that are the worker's own."""
-    return {name: value for name, value in told.items() if name != "timeout"}
-
-
-def same_load(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of ``measure`` for exactly the load of ``plan``, on the machine of the keywords ``told`` to ``fit``."""
-    known = {each.name for each in taken_by(Measuring)}
-    machine = {name: value for name, value in told.items() if name in MachineKeywords.__annotations__}
-    load = {name: value for name, value in fit_kwargs(plan).items() if name in known}
-    raw = {name: getattr(plan.params, name) for name in RawKeywords.__annotations__}
-    return _without_timeout({**load, **raw, **machine})
-
-
-def missing_of(plan: Plan, breakdown: Breakdown, shared: Sequence[SharedUse] = ()) -> dict[str, int]:
-    """Bytes that are missing where the parameters of ``plan`` take ``breakdown``, and ``shared`` is beside the model.
-
-    As for a plan: margins are kept by ``compute`` of each row, and what a real load reserves has room in what is free.
-    What a plan that fits may exceed, such as the host's memory with ``paging``, is no limit.
-    """
-    real = breakdown.real
-    uses = [(use, breakdown.on(use.name).used, real.on(use.name).used) for use in plan.devices]
-    lacking = {
-        use.name: max(used + use.margin, reserved) + taken(shared, use.name) - use.free
-        for use, used, reserved in uses
-        if use.fits or not plan.fits
-    }
-    host = plan.host
-    if host.free is not None and (host.fits or not plan.fits):
-        lacking[HOST_NAME] = max(breakdown.host.used + host.margin, real.host.used) + taken(shared, None) - host.free
-    return {name: size for name, size in lacking.items() if size > 0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fitter.errors import LlamaCppError, UsageError
+from fitter.errors import UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import LlamaCpp, Params, Row, Skeleton
 from fitter.model.header import Model
@@ -88,6 +88,7 @@ class Keeper:
             sum(state.largest_checkpoint for state in states) if is_rolled_back else 0,
             self.ask.words.get("cache_ram"),
             self.ask.words.get("ctx_checkpoints"),
+            self.ask.words.get("cache_idle_slots"),
         )
 
     def _states(self, params: Params) -> tuple[SequenceState, ...]:

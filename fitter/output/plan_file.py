@@ -216,9 +216,7 @@ def _params(entry: _Entry) -> Params:
     known = {name: each.kind for name, each in of_a_load().items() if each.is_planned}
     later = {name for name in known if name not in entry and (not hasattr(Params, name) or name in _LATER)}
     values = {
-        name: kind.from_json(entry[name])
-        for name, kind in known.items()
-        if hasattr(Params, name) and name not in later
+        name: kind.from_json(entry[name]) for name, kind in known.items() if hasattr(Params, name) and name not in later
     }
     # what came later than the first plans is not in all of them
     more = [name for name in known if name not in values and name not in later]
@@ -253,7 +251,7 @@ def _host(entry: _Entry) -> HostUse:
 
 def _later(entry: _Entry) -> Later:
     sizes = entry["bytes"].maybe(_Entry.size), entry["each"].size(), entry["count"].maybe(_Entry.whole)
-    return Later(entry["kind"].shown(), *sizes)
+    return Later(entry["kind"].shown(), *sizes, entry["per_slot"].maybe(_Entry.whole))
 
 
 def _used(entry: _Entry) -> dict[str, int]:

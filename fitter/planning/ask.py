@@ -80,8 +80,6 @@ class Sharing:
                     f"no plan can be made for drafting with '{word}' (--spec-type): choose from "
                     f"{', '.join(SPECULATION)}"
                 )
-        if "draft-simple" in self.spec_type and self.model_draft is None:
-            raise UsageError("--spec-type draft-simple needs a draft model: name one with -md")
         for word, name in _NGRAMS.items():
             if name and getattr(self, name) is not None and word not in self.spec_type:
                 option = "--" + name.replace("_", "-")
@@ -150,7 +148,7 @@ class Ask:
     time_limit: float | None = DEFAULTS["time_limit"]
     host_memory: int | None = DEFAULTS["host_memory"]
     host_margin: int = DEFAULTS["host_margin"]
-    margin: int | tuple[int, ...] | None = DEFAULTS["margin"]
+    margin: int | str | tuple[int, ...] | None = DEFAULTS["margin"]
     fit_ctx: int = DEFAULTS["fit_ctx"]
     allow: tuple[str, ...] = DEFAULTS["allow"]
     skeleton: bool = DEFAULTS["skeleton"]
@@ -308,7 +306,8 @@ def _begun(checked: Fitting, sharing: Sharing, program: Program, build: LlamaCpp
     load |= {"devices": None, "main_gpu": None}
     if checked.get("reranking"):
         load |= {"embedding": True, "pooling_type": "rank"}
-    more = {name: checked[name] for name in _OF_A_PROGRAM if checked.get(name) is not None}
+    words: Mapping[str, Any] = checked
+    more = {name: words[name] for name in _OF_A_PROGRAM if words.get(name) is not None}
     begun = params_of(None, **load).having(more)
     return replace(begun, load_mtp=sharing.mtp, n_rs_seq=sharing.n_rs_seq)
 

@@ -15,7 +15,6 @@ from fitter.parameters import DEFAULTS
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.pricing import Price
 from fitter.planning.request import MIB
-from fitter.programs.later import Later
 from fitter.planning.summary import (
     DeviceUse,
     FileStamp,
@@ -27,6 +26,7 @@ from fitter.planning.summary import (
     SharedUse,
     stamp_of,
 )
+from fitter.programs.later import Later
 from fitter.text import LONGEST_NAME, printable
 
 if TYPE_CHECKING:

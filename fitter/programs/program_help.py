@@ -60,7 +60,7 @@ DRAFTS = ("draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-ds
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The defaults in the help ``text``, by the names of ``OPTIONS``; none that is said otherwise."""
+    """The defaults in the help ``text``, by the names of ``OPTIONS``; what is said in another way is left out."""
     found: dict[str, Any] = {}
     for option, said in _entries(text).items():
         if option == "--kv-unified-per-slot":

@@ -49,6 +49,7 @@ def fit_kwargs(plan: Plan) -> dict[str, Any]:
         "host_margin": plan.host.margin,
         "allow": [lever for lever in plan.levers if lever == "paging"],
         "rpc": list(plan.rpc),
+        "program": plan.program,
         **_shared_kwargs(plan),
     }
     return {name: value for name, value in pins.items() if value != []}
@@ -62,8 +63,6 @@ def _shared_kwargs(plan: Plan) -> dict[str, Any]:
         each, value = beside.get(argument.option.name), argument.value
         if each is not None:
             found[each.name] = _shared_value(each.kind, value)
-        elif (argument.option.name, value) == ("--spec-type", "draft-mtp"):
-            found["mtp"] = True
     for use in plan.shared:
         if use.kind == "reserve":
             found["reserve"] = [f"{row.device or 'host'}={row.used}B" for row in use.rows]
