@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-_SECONDS = 10.0
+SECONDS = 10.0
+"""How long a program may take to say its help."""
 _MOST_BYTES = 1 << 20
 """More than any help has."""
 
@@ -126,7 +127,7 @@ def _defaults_of(executable: str, _stamped: tuple[tuple[str, int, int], ...]) ->
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=_SECONDS,
+            timeout=SECONDS,
             check=False,
         )
     except (OSError, subprocess.SubprocessError):

@@ -191,7 +191,7 @@ SILENT: dict[str, str] = {
 
 @pytest.mark.parametrize("text", SILENT.values(), ids=SILENT.keys())
 def test_a_program_that_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(program_help, "_SECONDS", 0.3)
+    monkeypatch.setattr(program_help, "SECONDS", 0.3)
     known = facts_of("llama-server")
     assert facts_of("llama-server", executable=script(tmp_path / "llama-server", text)) == known
 
