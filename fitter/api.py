@@ -154,7 +154,7 @@ def fit(
             on_progress or (lambda _: None),
             ask.is_described,
             choices(ask.sharing, worker, opened, drafts, machine, request, keeper.reserved(request)),
-            limits_beside(ask, machine, request, known),
+            limits_beside(ask, opened, machine, request, known),
             deadline,
         )
         plan = keeper.kept(plan)

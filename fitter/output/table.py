@@ -95,7 +95,10 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"
         parts.append(Text(need + (f", {human(plan.host.later)} of it later" if plan.host.later else "")))
     if plan.later:
-        lines = [f"later, in host memory: {', '.join(map(_later, plan.later))}", *_smaller(plan)]
+        lines = [
+            f"later, in host memory: {', '.join(_later(each) for each in plan.later if each.bytes != 0)}",
+            *_smaller(plan),
+        ]
         parts.append(Text("\n".join(lines), overflow="fold"))
     parts.append(Text("\n".join(_parameters(plan))))
     if plan.levers:
@@ -415,7 +418,9 @@ def _later(later: Later) -> str:
     most = "no limit" if later.bytes is None else f"up to {human(later.bytes)}"
     if later.kind == "prompt cache":
         return f"{most} of prompt cache" + (f" (a full slot is {human(later.each)})" if later.each else "")
-    return f"{most} of {later.kind} ({later.count} of {human(later.each)})"
+    if later.kind == "checkpoints":
+        return f"{most} of checkpoints ({later.per_slot} of {human(later.each)} for each slot)"
+    return f"{most} of {later.kind}"
 
 
 _OF_A_SERVER = ("cache_ram", "ctx_checkpoints")
