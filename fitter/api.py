@@ -398,7 +398,7 @@ def _verified_by(program: str | None, server: Path | None, prompts: int | None) 
     chosen = SERVER if program is None and server is not None else program or programs.chosen("llama-cpp-python")
     if chosen in ("llama-cli", "llama-bench"):
         raise UsageError(
-            f"fitter verify cannot start {chosen}: use --for {SERVER}, or --for any, which loads with llama.cpp's library"
+            f"fitter verify cannot start {chosen}: use --for {SERVER}, or --for any to load with llama.cpp's library"
         )
     for option, value in (("--server", server), ("--prompts", prompts)):
         if value is not None and chosen != SERVER:
