@@ -12,7 +12,7 @@ from fitter.planning.ask import Ask
 from fitter.planning.plan import Plan
 from fitter.planning.request import Request
 from fitter.planning.summary import SharedUse
-from fitter.programs import PROGRAMS, facts
+from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
 from fitter.programs.later import Keeps, fitted, keeps
 from fitter.programs.state import SequenceState, state_of
 from fitter.sharing import Drafts, drafting_params
@@ -23,15 +23,22 @@ LATER = "later"
 _FIXED = frozenset({"cache_ram", "ctx_checkpoints"})
 
 
+def facts_of_program(program: str, build: LlamaCpp, llama_cpp: str | None) -> Facts:
+    """What ``program`` of that ``build`` sets; a llama-server that ``llama_cpp`` names is asked for its own help."""
+    from fitter.programs.finding import named_server
+
+    return facts(program, build, named_server(llama_cpp) if program == LlamaServer.name else None)
+
+
 @dataclass(frozen=True)
 class Keeper:
-    """What the program of ``ask`` keeps of a ``model``, with ``drafts`` beside it, in the version of ``build``."""
+    """What the program of ``ask`` keeps of a ``model``, with ``drafts`` beside it, in the version that is ``known``."""
 
     ask: Ask
     worker: Worker
     model: Model
     drafts: Drafts | None
-    build: LlamaCpp
+    known: Facts
 
     def reserved(self, request: Request) -> tuple[SharedUse, ...]:
         """Host memory that a plan for ``request`` keeps for what the user sets; the rest takes what the plan leaves.
@@ -82,7 +89,7 @@ class Keeper:
         states = self._states(params) if not params.embeddings else ()
         is_rolled_back = any(state.needs_checkpoints for state in states[:1])
         return keeps(
-            facts(self.ask.program, self.build),
+            self.known,
             params.n_seq_max,
             sum(state.largest for state in states),
             sum(state.largest_checkpoint for state in states) if is_rolled_back else 0,
