@@ -171,7 +171,13 @@ def fit(
     by = answering(ask.virtual, ask.profile, worker.llama_cpp_for(ask.llama_cpp))
     notes = compared.notes(ask.virtual, by, llama_cpp.ggml, llama_cpp.commit)
     return replace(
-        plan, program=ask.program, rpc=rpc, llama_cpp=llama_cpp, notes=notes, fit_keywords=words, files=stamps
+        plan,
+        program=ask.program,
+        rpc=rpc,
+        llama_cpp=llama_cpp,
+        notes=(*notes, *plan.notes),
+        fit_keywords=words,
+        files=stamps,
     )
 
 

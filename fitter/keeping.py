@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fitter.errors import UsageError
+from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import LlamaCpp, Params, Row, Skeleton
 from fitter.model.header import Model
@@ -62,7 +62,13 @@ class Keeper:
             return plan
         reserved = sum(use.on(None) for use in plan.shared if use.kind == LATER)
         host = replace(plan.host, shared=plan.host.shared - reserved)
-        own = self._own(plan.params)
+        notes = plan.notes
+        try:
+            own = self._own(plan.params)
+        except LlamaCppError as error:
+            # all that is known is the limit of the prompt cache
+            own = self._limited(plan.params, ())
+            notes = (*notes, f"what {self.ask.program} keeps of each slot later is not in the plan: {error}")
         kept = own
         if host.left is not None:
             given = self.ask.given
@@ -79,14 +85,17 @@ class Keeper:
         return replace(
             plan,
             params=plan.params.having(lowered),
-            host=replace(host, later=kept.bytes or 0),
+            host=replace(host, later=kept.bytes),
             shared=tuple(use for use in plan.shared if use.kind != LATER),
             later=kept.lines(),
+            notes=notes,
         )
 
     def _own(self, params: Params) -> Keeps:
-        """What the program keeps with its own limits, or those that are set."""
-        states = self._states(params) if not params.embeddings else ()
+        """What the program keeps with its own limits, or those that are set. Raises ``LlamaCppError``."""
+        return self._limited(params, () if params.embeddings else self._states(params))
+
+    def _limited(self, params: Params, states: tuple[SequenceState, ...]) -> Keeps:
         is_rolled_back = any(state.needs_checkpoints for state in states[:1])
         return keeps(
             self.known,
