@@ -15,7 +15,7 @@ from fitter import beginning, programs
 from fitter.asking import answering, limited, one_load, questions_of, worker_for
 from fitter.door import door
 from fitter.errors import LibraryError, PlanError, UsageError
-from fitter.keeping import Keeper
+from fitter.keeping import Keeper, facts_of_program
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import RPC, Breakdown, DeviceInfo, Params, VirtualDevice
 from fitter.machine import calibrated
@@ -144,9 +144,11 @@ def fit(
             worker.devices, ask.virtual, ask.host_memory, is_described=ask.is_described, has_rpc=bool(ask.rpc)
         )
         known = () if ask.virtual else calibrated.read()
-        ask = ask.with_build(llama_cpp := worker.build())
+        llama_cpp = worker.build()
+        known_of_program = facts_of_program(ask.program, llama_cpp, worker.llama_cpp_for(ask.llama_cpp))
+        ask = ask.with_facts(known_of_program)
         request = request_of(ask, opened, machine, questions_of(ask, worker, machine), known)
-        keeper = Keeper(ask, worker, opened, drafts, llama_cpp)
+        keeper = Keeper(ask, worker, opened, drafts, known_of_program)
         plan = planning.fit(
             request,
             ModelSummary.of(opened),
@@ -169,7 +171,13 @@ def fit(
     by = answering(ask.virtual, ask.profile, worker.llama_cpp_for(ask.llama_cpp))
     notes = compared.notes(ask.virtual, by, llama_cpp.ggml, llama_cpp.commit)
     return replace(
-        plan, program=ask.program, rpc=rpc, llama_cpp=llama_cpp, notes=notes, fit_keywords=words, files=stamps
+        plan,
+        program=ask.program,
+        rpc=rpc,
+        llama_cpp=llama_cpp,
+        notes=(*notes, *plan.notes),
+        fit_keywords=words,
+        files=stamps,
     )
 
 
