@@ -410,7 +410,7 @@ def _verified_by(program: str | None, server: Path | None, prompts: int | None) 
         )
     for option, value in (("--server", server), ("--prompts", prompts)):
         if value is not None and chosen != SERVER:
-            raise UsageError(f"{option} is for --for {SERVER}, but the plan is for {chosen}: leave one of them out")
+            raise UsageError(f"{option} is for --for {SERVER}: give that, or leave {option} out")
     return chosen
 
 

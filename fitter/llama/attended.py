@@ -29,7 +29,7 @@ from fitter.llama.attended import main
 main(sys.argv[1:])
 """
 
-_PATIENCE = 5.0
+_PATIENCE = 2.0
 """Seconds that a program has to end by itself once it is asked to."""
 _PR_SET_PDEATHSIG = 1
 
