@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from fitter.planning.request import Progress
     from fitter.planning.summary import DeviceUse, FileStamp, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
     from fitter.planning.verified import MemoryUse, Verification, VerifiedDifference, VerifiedRow
+    from fitter.programs.later import Later
 
 __version__ = "0.1.0"
 
@@ -79,6 +80,7 @@ _HOMES = {
         "SharedUse",
     ),
     "fitter.planning.verified": ("MemoryUse", "Verification", "VerifiedDifference", "VerifiedRow"),
+    "fitter.programs.later": ("Later",),
 }
 """Where each name is, beside the errors."""
 
@@ -110,6 +112,7 @@ __all__ = [
     "FitterError",
     "HostUse",
     "Inspection",
+    "Later",
     "LayerSize",
     "LeftOut",
     "LibraryError",
