@@ -42,6 +42,8 @@ from fitter.planning.request import MIB, Progress
 from fitter.planning.requesting import limits_beside, pinned_by, request_of
 from fitter.planning.summary import ModelSummary, stamp_of
 from fitter.planning.work import facts_of
+from fitter.programs.finding import NAME as SERVER
+from fitter.programs.prompts import PROMPTS
 from fitter.sharing import check_mtp, choices, open_draft
 from fitter.values import path, size
 from fitter.worker_door import door_with_worker
@@ -57,7 +59,7 @@ Path = AnyPath
 
 _LOADED_PER_SECOND = 20 * 10**6
 """Bytes of a model: a slow disk, and a processor that computes a prompt with it."""
-_WITH_PLAN = ("timeout", "llama_cpp")
+_WITH_PLAN = ("timeout", "llama_cpp", "program")
 """What can be said beside a plan to verify."""
 
 
@@ -152,7 +154,7 @@ def fit(
             on_progress or (lambda _: None),
             ask.is_described,
             choices(ask.sharing, worker, opened, drafts, machine, request, keeper.reserved(request)),
-            limits_beside(ask, machine, request, known),
+            limits_beside(ask, opened, machine, request, known),
             deadline,
         )
         plan = keeper.kept(plan)
@@ -328,6 +330,8 @@ def verify(
     *,
     plan: Plan | Path | None = None,
     tolerance: int | str | None = None,
+    server: Path | None = None,
+    prompts: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[str], None] | None = None,
     **parameters: Unpack[Fitting],
@@ -340,19 +344,26 @@ def verify(
     The result's ``exceeding`` has the numbers that are more than ``tolerance`` (bytes, or ``1MiB``) beyond their
     prediction; ``holds`` says that there are none. A plan that does not fit, now or ever, is not loaded: ``problems``.
 
+    With the ``program`` ``llama-server``, the plan is loaded by that: the one at ``server`` (a file or directory), else
+    that of ``llama_cpp``, else the one on the PATH. It gets the plan's arguments and a free port of this machine, then
+    ``prompts`` (40) of random tokens, as many at once as it has slots, for at most 7.5 seconds each. The result's
+    ``server`` says what it kept of them, and its process took. It is ended in any case.
+
     ``timeout``: seconds for one dummy load; the real one has as much and a second more for each 20 MB.
 
     Raises what ``fit`` raises, ``LlamaCppError`` too where the real load fails, and ``PlanError`` where the plan is for
-    devices that are not here.
+    devices that are not here, or the llama-server is another build than it was made with.
     """
     from fitter.planning import verification
 
     timeout = parameters.get("timeout") or DEFAULT_TIMEOUT
     if parameters.get("gpus"):
         raise UsageError("virtual devices cannot run a model: verify a plan for those that are here")
+    program = _verified_by(parameters.get("program"), server, prompts)
     if plan is None:
         if model is None:
             raise UsageError("there is nothing to verify: give a model, a plan, or both")
+        parameters["program"] = program
         plan = fit(model, on_progress=on_progress, on_log=on_log, **parameters)
     elif others := [name for name in parameters if name not in _WITH_PLAN]:
         raise UsageError(f"the plan already sets every parameter: leave {', '.join(others)} out")
@@ -367,10 +378,32 @@ def verify(
         check_llama_cpp(plan, worker.build(), "verify it with the one that it was made with, or fit again")
         opened = open_model(plan.model.path if model is None else os.fsdecode(model), worker.header)
         verification.check_same_model(plan.model, ModelSummary.of(opened))
+        allowed = size("tolerance", tolerance or 0)
+        if program == SERVER:
+            from fitter import serving
+
+            where = None if server is None else os.fsdecode(server)
+            named = None if llama_cpp is None else os.fsdecode(llama_cpp)
+            report = on_progress or (lambda _: None)
+            number = PROMPTS if prompts is None else prompts
+            how = serving.Serving(where, named, number, patience, allowed, report, on_log)
+            return serving.verify(plan, opened, worker, how)
         if on_progress:
             on_progress(Progress(0, "loading for real"))
-        allowed = size("tolerance", tolerance or 0)
         return verification.verify(plan, opened.path, worker, lambda: host_memory().available, allowed)
+
+
+def _verified_by(program: str | None, server: Path | None, prompts: int | None) -> str:
+    """The program that is to load the plan. Raises ``UsageError`` for one that cannot be verified with."""
+    chosen = SERVER if program is None and server is not None else program or programs.chosen("llama-cpp-python")
+    if chosen in ("llama-cli", "llama-bench"):
+        raise UsageError(
+            f"fitter verify cannot start {chosen}: use --for {SERVER}, or --for any, which loads with llama.cpp's library"
+        )
+    for option, value in (("--server", server), ("--prompts", prompts)):
+        if value is not None and chosen != SERVER:
+            raise UsageError(f"{option} is for --for {SERVER}, but the plan is for {chosen}: leave one of them out")
+    return chosen
 
 
 @door()

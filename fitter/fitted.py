@@ -67,6 +67,7 @@ def _fitted(model_path: str | os.PathLike[str], keywords: Mapping[str, Any]) -> 
     """What ``Llama`` makes of its arguments."""
     from fitter import api, loading
     from fitter.llama.builds import PYTHON
+    from fitter.programs import LlamaCppPython
 
     asked, rest = _split(keywords)
     if rest.get("draft_model") is not None:
@@ -76,7 +77,7 @@ def _fitted(model_path: str | os.PathLike[str], keywords: Mapping[str, Any]) -> 
     # Llama's word for a default; fit has others
     asked = {name: value for name, value in asked.items() if value is not None}
     # It is llama-cpp-python that loads it, whatever the environment names.
-    plan = api.fit(model_path, **{"llama_cpp": PYTHON, **asked})
+    plan = api.fit(model_path, **{"llama_cpp": PYTHON, "program": LlamaCppPython.name, **asked})
     loaded: Llama = loading.load(plan, rest, api.fit)  # type: ignore[assignment]
     return loaded
 

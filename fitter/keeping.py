@@ -88,6 +88,7 @@ class Keeper:
             sum(state.largest_checkpoint for state in states) if is_rolled_back else 0,
             self.ask.words.get("cache_ram"),
             self.ask.words.get("ctx_checkpoints"),
+            self.ask.words.get("cache_idle_slots"),
         )
 
     def _states(self, params: Params) -> tuple[SequenceState, ...]:

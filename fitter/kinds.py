@@ -310,6 +310,24 @@ class Size(Kind):
         return read_size(where, value)
 
 
+AUTO = "auto"
+"""A margin of what was measured, however little that is."""
+
+
+@dataclass(frozen=True)
+class Margin(Size):
+    """Bytes that must stay free, one number for all devices or several; or ``auto``."""
+
+    def check(self, called: str, value: Any) -> Any:
+        return AUTO if value == AUTO else super().check(called, value)
+
+    def parse(self, word: str) -> Any:
+        return AUTO if word == AUTO else super().parse(word)
+
+    def read(self, where: str, value: Any) -> Any:
+        return AUTO if value == AUTO else super().read(where, value)
+
+
 @dataclass(frozen=True)
 class Shares(Kind):
     """A share for each device. An empty list is the same as not set."""

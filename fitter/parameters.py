@@ -307,12 +307,13 @@ class LimitsKeywords(TypedDict, total=False):
     margin: Annotated[
         AnySize | Sequence[AnySize] | None,
         Parameter(
-            Size("MiB[,MiB...]", is_list=True, in_mib=True),
+            kinds.Margin("MiB[,MiB...]", is_list=True, in_mib=True),
             options=("-fitt", "--fit-target"),
             env="LLAMA_ARG_FIT_TARGET",
             section=DEVICES,
-            help="Memory that must stay free on each device: one number, or one per device.",
-            unset="1024, or what fitter calibrate measured",
+            help="Memory that must stay free on each device: one number, or one per device; or auto, which is what was "
+            "measured of such devices, or of this one with fitter calibrate, and 512 for the rest.",
+            unset="1024, or auto where that is more",
         ),
     ]
     fit_ctx: Annotated[
@@ -1091,6 +1092,19 @@ class OtherKeywords(TypedDict, total=False):
     tolerance: Annotated[
         AnySize | None,
         Parameter(Size("SIZE"), 0, help="How much larger than predicted a byte count may be.", case=None),
+    ]
+    server: Annotated[
+        AnyPath | None,
+        Parameter(
+            kinds.Path(),
+            help="The llama-server to verify with, or a directory that has one.",
+            unset="that of llama_cpp, or the one on the PATH",
+            case=None,
+        ),
+    ]
+    prompts: Annotated[
+        int | None,
+        Parameter(Whole(most=10_000), 40, help="Prompts that a llama-server is sent to verify it.", case=None),
     ]
     twin: Annotated[
         str | None,

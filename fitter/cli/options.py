@@ -261,6 +261,22 @@ verification_options = stacked(
         metavar="SIZE",
         help="How much larger than predicted a byte count may be, such as 64KiB. [default: 0]",
     ),
+    _option(
+        OUTPUT,
+        "server",
+        "--server",
+        metavar="PATH",
+        help="With --for llama-server: the llama-server to start, or a directory that has one. [default: that of "
+        "--llama-cpp, or the one on the PATH]",
+    ),
+    _option(
+        OUTPUT,
+        "prompts",
+        "--prompts",
+        type=_KindType(parameters.PARAMETERS["prompts"].kind),
+        metavar="N",
+        help="With --for llama-server: prompts that it is sent. [default: 40]",
+    ),
 )
 
 catalogue_option = _flag(DEVICES, "catalogue", "--catalogue", help="List the GPUs that --gpu knows, with sources.")

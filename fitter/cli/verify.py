@@ -15,12 +15,13 @@ _EPILOG = """\
 Examples:
   fitter verify model.gguf -c 32768
   fitter model.gguf --json > plan.json && fitter verify --plan plan.json
+  fitter verify model.gguf --for llama-server    starts the llama-server on the PATH, and sends it prompts
 
 Exit status: 0 it takes the predicted bytes, or fewer, 1 it does not fit and was not loaded, 2 usage error, 3 the model
 cannot be read or llama.cpp failed, 4 it takes more than predicted, 5 the result cannot be written.
 """
 
-_WITH_PLAN = ("timeout", "llama_cpp")
+_WITH_PLAN = ("timeout", "llama_cpp", "program")
 
 
 @click.command(cls=llama_options.Command, epilog=_EPILOG)
@@ -30,13 +31,24 @@ _WITH_PLAN = ("timeout", "llama_cpp")
 @options.json_option
 @options.verbose_option
 def verify(
-    model: str | None, plan: str | None, tolerance: str | None, as_json: bool | None, verbose: int, **given: Any
+    model: str | None,
+    plan: str | None,
+    tolerance: str | None,
+    server: str | None,
+    prompts: int | None,
+    as_json: bool | None,
+    verbose: int,
+    **given: Any,
 ) -> int:
     """Fit MODEL, or read a plan with --plan, load it for real, and compare the real bytes with the predicted ones.
 
     The model is loaded in a separate process, without mmap, and computes a full micro batch of prompt tokens and a few
     single tokens. The table shows the bytes of each buffer type, and each device's free memory before and after. What
     llama.cpp does not count is shown as unaccounted: kernels, work spaces of libraries, other programs.
+
+    With --for llama-server, a llama-server loads it, with the plan's arguments and on a free port of this machine, and
+    is sent prompts. What its log says of buffers, context checkpoints and prompt cache is shown beside the plan, and
+    what its process has in memory.
     """
     words = options.given(given)
     llama_cpp_options = llama_options.used()
@@ -53,7 +65,14 @@ def verify(
         on_log = options.log_line if verbose > 1 else None
         try:
             found = api.verify(
-                model, plan=plan, tolerance=tolerance or 0, on_progress=on_progress, on_log=on_log, **words
+                model,
+                plan=plan,
+                tolerance=tolerance or 0,
+                server=server,
+                prompts=prompts,
+                on_progress=on_progress,
+                on_log=on_log,
+                **words,
             )
         except LlamaCppError as error:
             if verbose == 1:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fitter.machine.catalogue import CatalogueGpu
     from fitter.planning.calibration import Calibration
     from fitter.planning.inspection import Inspection
-    from fitter.planning.verified import MemoryUse, Verification
+    from fitter.planning.verified import MemoryUse, ServerUse, Verification
 
 SCHEMA = 1
 
@@ -174,7 +174,7 @@ def verification_to_dict(verification: Verification) -> dict[str, Any]:
                 "device": row.real.device,
                 "is_host": row.real.is_host,
                 "predicted": _bytes(row.predicted),
-                "real": _bytes(row.real),
+                "real": {kind: None if kind in row.unsaid else size for kind, size in _bytes(row.real).items()},
             }
             for row in verification.rows
         ],
@@ -182,6 +182,25 @@ def verification_to_dict(verification: Verification) -> dict[str, Any]:
         "host": None if host is None else _memory_use(host),
         "shared": [_shared(shared) for shared in verification.shared],
         "problems": [_problem(problem) for problem in verification.problems],
+        "server": None if verification.server is None else _server(verification.server),
+    }
+
+
+def _server(use: ServerUse) -> dict[str, Any]:
+    return {
+        "path": use.path,
+        "version": use.version,
+        "prompts": use.prompts,
+        "answered": use.answered,
+        "tokens": use.tokens,
+        "slots": use.slots,
+        "refused": use.refused,
+        "later": [asdict(each) for each in use.later],
+        "resident": use.resident,
+        "of_files": use.of_files,
+        "counted": use.counted,
+        "planned": use.planned,
+        "margin": use.margin,
     }
 
 

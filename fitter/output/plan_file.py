@@ -251,7 +251,7 @@ def _host(entry: _Entry) -> HostUse:
 
 def _later(entry: _Entry) -> Later:
     sizes = entry["bytes"].maybe(_Entry.size), entry["each"].size(), entry["count"].maybe(_Entry.whole)
-    return Later(entry["kind"].shown(), *sizes)
+    return Later(entry["kind"].shown(), *sizes, entry["per_slot"].maybe(_Entry.whole))
 
 
 def _used(entry: _Entry) -> dict[str, int]:

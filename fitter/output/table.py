@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import IO, TYPE_CHECKING
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fitter.machine.catalogue import CatalogueGpu
     from fitter.planning.calibration import Calibration, Comparison
     from fitter.planning.inspection import Inspection
-    from fitter.planning.verified import Verification
+    from fitter.planning.verified import Kind, ServerUse, Verification, VerifiedRow
 
 _FILE_WIDTH = 120
 _LONGEST_KEY = 80
@@ -95,7 +95,10 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"
         parts.append(Text(need + (f", {human(plan.host.later)} of it later" if plan.host.later else "")))
     if plan.later:
-        lines = [f"later, in host memory: {', '.join(map(_later, plan.later))}", *_smaller(plan)]
+        lines = [
+            f"later, in host memory: {', '.join(_later(each) for each in plan.later if each.bytes != 0)}",
+            *_smaller(plan),
+        ]
         parts.append(Text("\n".join(lines), overflow="fold"))
     parts.append(Text("\n".join(_parameters(plan))))
     if plan.levers:
@@ -243,7 +246,9 @@ def _differences(calibration: Calibration) -> Table:
 def verification_table(verification: Verification) -> RenderableType:
     """The result of ``fitter verify``: predicted and real bytes, the memory of each device, the verdict."""
     model = verification.model
-    title = Text.assemble((model.name, "bold"), f" ({model.architecture}, {human(model.bytes)} of weights), loaded")
+    by = "" if verification.server is None else f" by {verification.server.path} {verification.server.version}"
+    weights = f" ({model.architecture}, {human(model.bytes)} of weights), loaded{by}"
+    title = Text.assemble((model.name, "bold"), weights, overflow="fold")
     sizes = _table("buffer type", "bytes: predicted", "real", "difference", spare=("bytes: predicted",))
     exceeding = set(verification.exceeding)
     for row in verification.rows:
@@ -254,7 +259,8 @@ def verification_table(verification: Verification) -> RenderableType:
             style = "bold red" if found in exceeding else ""
             if predicted or real:
                 more = Text(f"{found.more:+,}" if found else "", style=style)
-                sizes.add_row(f"{row.real.buffer_type} {kind}", f"{predicted:,}", f"{real:,}", more)
+                said = _said(row, kind)
+                sizes.add_row(f"{row.real.buffer_type} {kind}", f"{predicted:,}", said, more)
     memory = _table("MiB", "free before", "after", "counted", "unaccounted", spare=("after", "free before"))
     for use in verification.memory:
         memory.add_row(use.name, mib(use.before), mib(use.after), mib(use.counted), mib(use.unaccounted))
@@ -265,15 +271,69 @@ def verification_table(verification: Verification) -> RenderableType:
             "counted memory is not in use yet; - if the device always reports the same free memory"
         )
     )
-    for shared in verification.shared:
+    if verification.server is not None:
+        parts += [Text(), *_served(verification.server)]
+    for shared in verification.shared if verification.server is None else ():
         parts.append(Text(f"not loaded here: {shared.kind} {printable(shared.name)}", overflow="fold"))
     return Group(*parts, Text(), _verdict(verification))
 
 
+def _said(row: VerifiedRow, kind: Kind) -> str:
+    """What was taken of a kind; a llama-server rounds it, does not say it, or maps a part of the file."""
+    real, rounding = getattr(row.real, kind), 0 if row.rounding is None else getattr(row.rounding, kind)
+    if kind not in row.unsaid:
+        return f"{real:,}" if not rounding else f"{real:,} ± {rounding:,}"
+    return f"{real:,} of the file" if real else "not said"
+
+
+_LATER = {
+    "checkpoint": "a context checkpoint",
+    "prompt": "a prompt in the prompt cache",
+    "prompt cache": "the prompt cache",
+}
+
+
+def _served(use: ServerUse) -> Iterator[RenderableType]:
+    """What a llama-server took after the load."""
+    yield Text(f"{use.answered} of {use.prompts} prompts answered, {use.tokens:,} tokens, {use.slots} at a time")
+    if use.refused:
+        yield Text(f"the first that was not: {use.refused}", overflow="fold")
+    later = _table("then", "bytes: predicted", "real", "at most", spare=("at most",))
+    for each in use.later:
+        tokens = "" if each.tokens is None else f" of {each.tokens:,} tokens"
+        name = f"{_LATER[each.kind]}{tokens}" + (f" ({each.count} prompts)" if each.kind == "prompt cache" else "")
+        nothing = "-" if each.kind != "checkpoint" or use.answered == 0 else "none said"
+        real = nothing if each.real is None else f"{each.real:,} ± {each.rounding:,}"
+        most = "no limit" if each.most is None else f"{each.most:,}"
+        style = "" if each.is_predicted and not each.more else "bold red"
+        later.add_row(name, "-" if each.predicted is None else f"{each.predicted:,}", Text(real, style=style), most)
+    if use.later:
+        yield later
+    if use.own is None or use.resident is None:
+        yield Text("its process: this system does not say what memory it has")
+        return
+    planned = "no limit" if use.planned is None else f"{human(use.planned)} planned at most"
+    yield Text(
+        f"its process: {human(use.resident)} in memory, {human(use.of_files)} of it pages of files; the other "
+        f"{human(use.own)} are {human(use.counted)} that are counted and {human(use.unaccounted or 0)} more ({planned}, "
+        f"and {human(use.margin)} kept free)",
+        style="" if use.is_within else "bold red",
+        overflow="fold",
+    )
+
+
 def _verdict(verification: Verification) -> Text:
     exceeding, differences = verification.exceeding, verification.differences
+    if verification.exceeding_later:
+        words = (f"{_LATER[use.kind]} {use.more:+,} bytes" for use in verification.exceeding_later)
+        return Text.assemble(("more than predicted", "bold red"), ": ", ", ".join(words), overflow="fold")
+    if verification.server is not None and not verification.server.is_within:
+        return Text("more than planned: the memory of its process", style="bold red")
     if not differences:
-        return Text("every byte as predicted", style="bold green")
+        said = "every byte as predicted"
+        if verification.server is not None:
+            said = "as predicted, as far as its log says it"
+        return Text(said, style="bold green")
     if exceeding:
         text, style = "more than predicted", "bold red"
     elif any(each.more > 0 for each in differences):
@@ -358,7 +418,9 @@ def _later(later: Later) -> str:
     most = "no limit" if later.bytes is None else f"up to {human(later.bytes)}"
     if later.kind == "prompt cache":
         return f"{most} of prompt cache" + (f" (a full slot is {human(later.each)})" if later.each else "")
-    return f"{most} of {later.kind} ({later.count} of {human(later.each)})"
+    if later.kind == "checkpoints":
+        return f"{most} of checkpoints ({later.per_slot} of {human(later.each)} for each slot)"
+    return f"{most} of {later.kind}"
 
 
 _OF_A_SERVER = ("cache_ram", "ctx_checkpoints")

@@ -148,7 +148,7 @@ class Ask:
     time_limit: float | None = DEFAULTS["time_limit"]
     host_memory: int | None = DEFAULTS["host_memory"]
     host_margin: int = DEFAULTS["host_margin"]
-    margin: int | tuple[int, ...] | None = DEFAULTS["margin"]
+    margin: int | str | tuple[int, ...] | None = DEFAULTS["margin"]
     fit_ctx: int = DEFAULTS["fit_ctx"]
     allow: tuple[str, ...] = DEFAULTS["allow"]
     skeleton: bool = DEFAULTS["skeleton"]

@@ -38,7 +38,12 @@ SLACK = 512 * MIB
 
 def default_margin(outside: int | None) -> int:
     """Upstream's margin; what was measured ``outside`` of llama.cpp's accounting and ``SLACK`` where that is more."""
-    return max(DEFAULT_MARGIN, 0 if outside is None else outside + SLACK)
+    return max(DEFAULT_MARGIN, auto_margin(outside))
+
+
+def auto_margin(outside: int | None) -> int:
+    """What was measured ``outside`` of llama.cpp's accounting and ``SLACK``; upstream's margin where nothing was."""
+    return DEFAULT_MARGIN if outside is None else outside + SLACK
 
 
 def params_of(devices: Sequence[str] | None, /, **given: Unpack[Measuring]) -> Params:

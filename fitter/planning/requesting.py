@@ -10,11 +10,13 @@ from fitter.llama.types import DeviceInfo, Params, SplitMode
 from fitter.machine.calibrated import Calibrated, outside_of
 from fitter.machine.devices import Machine, check_main_gpu, choose
 from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.machine.unaccounted import has_half_experts, unaccounted
 from fitter.model.header import Model
 from fitter.model.tensors import is_expert
 from fitter.parameters import MAX_TOKENS
 from fitter.planning.ask import Ask
 from fitter.planning.constraints import (
+    auto_margin,
     check_targets,
     context_of_a_sequence,
     default_margin,
@@ -61,7 +63,8 @@ def request_of(
         # those of rpc-servers alone
         named = tuple(device.name for device in machine.devices)
     chosen = _chosen(ask, machine, named)
-    devices = _limits(chosen, ask.margin, known)
+    outside = _outside(ask, model, known)
+    devices = _limits(chosen, ask.margin, outside)
     pinned = pinned_by(params, model, devices, machine.devices, questions.match)
     n_ctx_train = model.n_ctx_train or min(ask.fit_ctx, MAX_TOKENS)
     workload = _workload(ask, params, n_ctx_train)
@@ -89,14 +92,14 @@ def request_of(
 
 
 def limits_beside(
-    ask: Ask, machine: Machine, request: Request, known: Sequence[Calibrated] = ()
+    ask: Ask, model: Model, machine: Machine, request: Request, known: Sequence[Calibrated] = ()
 ) -> tuple[DeviceLimit, ...]:
     """The devices of ``ask`` that are for something else than the model alone. Raises ``UsageError`` as above."""
     of_the_model = {limit.name for limit in request.devices}
     others = [info for info in choose(machine.devices, ask.sharing.names) if info.name not in of_the_model]
     # a list has a margin for each device of the model's
     is_list = isinstance(ask.margin, tuple) and len(ask.margin) > 1
-    return _limits(others, None if is_list else ask.margin, known)
+    return _limits(others, None if is_list else ask.margin, _outside(ask, model, known))
 
 
 def pinned_by(
@@ -135,10 +138,23 @@ def with_main_gpu(devices: tuple[DeviceInfo, ...], split_mode: SplitMode, main_g
     return () if main_gpu < 0 else (devices[main_gpu],)
 
 
+def _outside(ask: Ask, model: Model, known: Sequence[Calibrated]) -> Callable[[DeviceInfo], int | None]:
+    """What a model takes of a device beyond llama.cpp's count: measured on this one, or on others of its kind."""
+    halves = has_half_experts(tensor for tensor in model.tensors if is_expert(tensor.name))
+
+    def of(device: DeviceInfo) -> int | None:
+        own = outside_of(device, known)
+        return unaccounted(device, ask.virtual, halves=halves) if own is None else own
+
+    return of
+
+
 def _limits(
-    devices: Sequence[DeviceInfo], margin: int | Sequence[int] | None, known: Sequence[Calibrated]
+    devices: Sequence[DeviceInfo], margin: int | str | Sequence[int] | None, outside: Callable[[DeviceInfo], int | None]
 ) -> tuple[DeviceLimit, ...]:
-    return device_limits(devices, margin, [default_margin(outside_of(device, known)) for device in devices])
+    if isinstance(margin, str):
+        return device_limits(devices, [auto_margin(outside(device)) for device in devices] or 0)
+    return device_limits(devices, margin, [default_margin(outside(device)) for device in devices])
 
 
 def _fixed(

@@ -40,15 +40,15 @@ def verify(plan: Plan, path: Path, loader: Process, host_free: Callable[[], int]
     uses = tuple(use for use in plan.devices if use.name in (params.devices or ()))
     # The process uses the devices from this question on: what it takes of them for itself is gone before and after.
     before = loader.memory()
-    _check_devices(uses, before)
-    host_before = host_free()
-    if problems := tuple(_problems_now(uses, plan.host, before, host_before)):
+    check_devices(uses, before)
+    host_before = hostfree_of()
+    if problems := tuple(problems_now(uses, plan.host, before, host_before)):
         return replace(answer, problems=problems)
     loaded = loader.load(path, params)
-    host_after = host_free()
+    host_after = hostfree_of()
     real = loaded.breakdown
     memory = [
-        MemoryUse(use.name, _free(before, use.name), _free(loaded.devices, use.name), real.on(use.name).used)
+        MemoryUse(use.name, free_of(before, use.name), free_of(loaded.devices, use.name), real.on(use.name).used)
         for use in uses
     ]
     memory.append(MemoryUse("host", host_before, host_after, real.host.used))
@@ -69,7 +69,8 @@ def _empty(row: Row) -> Row:
     return replace(row, model=0, context=0, compute=0)
 
 
-def _check_devices(uses: Sequence[DeviceUse], here: Sequence[DeviceInfo]) -> None:
+def check_devices(uses: Sequence[DeviceUse], here: Sequence[DeviceInfo]) -> None:
+    """Raise ``PlanError`` where a device of the plan is not here, or is another one."""
     known = {device.name: device.description for device in here}
     names = ", ".join(known) or "no device"
     for use in uses:
@@ -83,11 +84,11 @@ def _check_devices(uses: Sequence[DeviceUse], here: Sequence[DeviceInfo]) -> Non
             )
 
 
-def _problems_now(
+def problems_now(
     uses: Sequence[DeviceUse], host: HostUse, here: Sequence[DeviceInfo], host_free: int
 ) -> Iterator[Problem]:
     """What the plan needs and is not free at this moment: loading it would take others' memory, or fail."""
-    limits = [(use.name, use.used - use.shared, _free(here, use.name)) for use in uses]
+    limits = [(use.name, use.used - use.shared, free_of(here, use.name)) for use in uses]
     limits.append(("host", host.used - host.shared, host_free))
     for name, needed, free in limits:
         if needed > free:
@@ -95,5 +96,6 @@ def _problems_now(
             yield Problem(name, needed - free, message)
 
 
-def _free(devices: Sequence[DeviceInfo], name: str) -> int:
+def free_of(devices: Sequence[DeviceInfo], name: str) -> int:
+    """Free bytes of one of ``devices``."""
     return next(device.free for device in devices if device.name == name)

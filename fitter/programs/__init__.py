@@ -34,4 +34,4 @@ def chosen(default: str) -> str:
     return name
 
 
-__all__ = ["PROGRAMS", "Asked", "Facts", "Program", "Shape", "chosen", "facts", "unless_named"]
+__all__ = ["PROGRAMS", "Asked", "Facts", "LlamaCppPython", "Program", "Shape", "chosen", "facts", "unless_named"]

@@ -13,15 +13,16 @@ MIB = 1024 * 1024
 class Later:
     """Something that grows in host memory after the load, up to a limit.
 
-    ``kind``: ``prompt cache``, ``checkpoints`` or ``logits``. ``bytes``: the most that it takes; ``None`` where it has
-    no limit. ``count``: how many of ``each`` bytes there are at most, with a prompt cache how many states of full slots
-    it has room for.
+    ``kind``: ``prompt cache``, ``idle slots``, ``checkpoints`` or ``logits``. ``bytes``: the most that it takes;
+    ``None`` where it has no limit, 0 for what is a part of another one. ``count``: how many of ``each`` bytes there are
+    at most, with a prompt cache how many states of full slots it has room for; ``per_slot``: how many for each slot.
     """
 
     kind: str
     bytes: int | None
     each: int
     count: int | None
+    per_slot: int | None = None
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Keeps:
 
     ``state``: bytes of the whole state of one slot at most, ``checkpoint``: bytes of one context checkpoint, 0 where
     none are made. ``cache_ram`` (MiB) and ``ctx_checkpoints`` (for each slot) are as its options have them.
+    ``saves_idle``: idle slots are saved in the prompt cache.
     """
 
     n_slots: int
@@ -37,6 +39,7 @@ class Keeps:
     checkpoint: int
     cache_ram: int
     ctx_checkpoints: int
+    saves_idle: bool = False
 
     @property
     def prompt_cache(self) -> int | None:
@@ -60,14 +63,22 @@ class Keeps:
             cache = self.prompt_cache
             count = None if cache is None or not self.state else cache // self.state
             found.append(Later("prompt cache", cache, self.state, count))
+            if self.saves_idle and self.state:
+                found.append(Later("idle slots", 0, self.state, self.n_slots, 1))
         if self.checkpoint and self.ctx_checkpoints:
             count = self.n_slots * self.ctx_checkpoints
-            found.append(Later("checkpoints", self.checkpoints, self.checkpoint, count))
+            found.append(Later("checkpoints", self.checkpoints, self.checkpoint, count, self.ctx_checkpoints))
         return tuple(found)
 
 
 def keeps(
-    facts: Facts, n_slots: int, state: int, checkpoint: int, cache_ram: int | None, ctx_checkpoints: int | None
+    facts: Facts,
+    n_slots: int,
+    state: int,
+    checkpoint: int,
+    cache_ram: int | None = None,
+    ctx_checkpoints: int | None = None,
+    cache_idle_slots: bool | None = None,
 ) -> Keeps:
     """What a server of these ``facts`` keeps, with its own limits where none are given (``None``)."""
     return Keeps(
@@ -76,6 +87,7 @@ def keeps(
         checkpoint,
         facts.cache_ram_mib if cache_ram is None else cache_ram,
         facts.n_ctx_checkpoints if ctx_checkpoints is None else ctx_checkpoints,
+        facts.cache_idle_slots if cache_idle_slots is None else cache_idle_slots,
     )
 
 

@@ -1,0 +1,48 @@
+"""What a loaded model takes of a device beyond what llama.cpp counts, by the kind of device. Bytes.
+
+The figures and their sources are in ``unaccounted.toml``.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from fitter.llama.types import DeviceInfo, TensorInfo, VirtualDevice
+
+_MIB = 1024 * 1024
+
+_PROFILES = {"CUDA": "cuda", "ROCm": "rocm", "HIP": "rocm", "Vulkan": "vulkan", "MTL": "metal", "Metal": "metal"}
+"""The profile of each backend of ggml's."""
+
+_HALF = "bf16"
+
+
+def has_half_experts(experts: Iterable[TensorInfo]) -> bool:
+    """Whether ``experts`` have weights of 16 bits, for which a device that they are sent to needs work spaces."""
+    return any(tensor.type.lower() == _HALF for tensor in experts)
+
+
+def unaccounted(device: DeviceInfo, virtual: Iterable[VirtualDevice], *, halves: bool) -> int | None:
+    """The most that was measured on devices of the kind of ``device``, ``None`` where nobody has measured any.
+
+    ``virtual`` are the described devices, ``halves`` says that experts of 16 bits may be on the host.
+    """
+    profiles = {each.name: each.profile for each in virtual}
+    profile = profiles.get(device.name) if device.virtual else _PROFILES.get(device.backend)
+    return max(
+        (mib * _MIB for kind, is_wide, mib in _data() if kind == profile and (halves or not is_wide)), default=None
+    )
+
+
+@functools.cache
+def _data() -> tuple[tuple[str, bool, int], ...]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))["measured"]
+    return tuple((row["profile"], row["halves"], row["mib"]) for row in rows)

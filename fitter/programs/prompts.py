@@ -1,0 +1,134 @@
+"""Prompts that fill a llama-server's slots, prompt cache and checkpoints: bounded in number, tokens and time."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fitter.programs.serving import Gone, Running, ended
+from fitter.text import printable
+
+PROMPTS = 40
+"""Prompts that are sent, where nothing is said."""
+
+_TOKENS = 4096
+"""Tokens of a prompt, at most."""
+_SECONDS = 7.5
+"""Seconds for each prompt; all of them together are waited for."""
+_GENERATED = 4
+_FIRST = 64
+"""Tokens of the first prompts, which show how fast the server is."""
+_SHARE = 0.8
+"""Of the time that is left, for prompts of a length that is chosen now."""
+_SPARE = 8
+"""Tokens of a slot that stay free."""
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What was sent, and what came of it."""
+
+    prompts: int
+    """Prompts that were to be sent."""
+    answered: int
+    """Those that were answered."""
+    tokens: int
+    """Tokens of those."""
+    slots: int
+    """Slots that they filled, as many at once."""
+    refused: str = ""
+    """The first answer that was an error."""
+
+
+class Feeder:
+    """The prompts of one server, handed out to as many threads as it has slots."""
+
+    def __init__(self, server: Running, slots: int, room: int, n_vocab: int, number: int, *, is_read: bool) -> None:
+        self._server, self._slots, self._number, self._is_read = server, slots, number, is_read
+        self._most = max(1, min(_TOKENS, room - _GENERATED - _SPARE))
+        self._n_vocab = n_vocab
+        # the same prompts for the same server, to have the same figures again
+        self._random = random.Random(number)
+        self._firsts = self._random.sample(range(n_vocab), min(number, n_vocab))
+        self._lock = threading.Lock()
+        self._sent = self._answered = self._tokens = 0
+        self._refused = ""
+        self._started = time.monotonic()
+        self.deadline = self._started + _SECONDS * number
+
+    @property
+    def fed(self) -> Fed:
+        """What came of it so far."""
+        with self._lock:
+            return Fed(self._number, self._answered, self._tokens, self._slots, self._refused)
+
+    def send(self) -> None:
+        """Send one prompt after the other, until there is none left or the time is over."""
+        for prompt in self._prompts():
+            try:
+                status, answer = self._server.ask("POST", *self._request(prompt), self.deadline - time.monotonic())
+            except Gone:
+                return
+            with self._lock:
+                if status == 200:
+                    self._answered += 1
+                    self._tokens += len(prompt)
+                elif not self._refused:
+                    self._refused = printable(_message(status, answer), 200)
+
+    def _request(self, prompt: list[int]) -> tuple[str, dict[str, Any]]:
+        if self._is_read:
+            return "/v1/embeddings", {"input": prompt}
+        return "/completion", {"prompt": prompt, "n_predict": _GENERATED, "ignore_eos": True, "cache_prompt": True}
+
+    def _prompts(self) -> Iterator[list[int]]:
+        """Prompts of random tokens, no two of which begin with the same one while there are others."""
+        while time.monotonic() < self.deadline:
+            with self._lock:
+                if self._sent == self._number:
+                    return
+                first = self._firsts[self._sent % len(self._firsts)]
+                self._sent += 1
+                more = self._length() - 1
+                prompt = [first, *(self._random.randrange(self._n_vocab) for _ in range(more))]
+            yield prompt
+
+    def _length(self) -> int:
+        """Tokens of the next prompt: what the time allows, half of that at least."""
+        now = time.monotonic()
+        if not self._tokens:
+            return min(self._most, _FIRST)
+        left = self._number - self._sent + self._slots
+        speed = self._tokens / (now - self._started)
+        most = min(self._most, max(_FIRST, int(speed * (self.deadline - now) * _SHARE / left)))
+        return self._random.randint((most + 1) // 2, most)
+
+
+def feed(server: Running, *, slots: int, room: int, n_vocab: int, number: int = PROMPTS, is_read: bool = False) -> Fed:
+    """Send ``number`` prompts to ``server``, as many at once as it has ``slots``, each of at most ``room`` tokens.
+
+    ``is_read``: the server makes embeddings of them, and does not go on. Raises ``LlamaCppCrashError`` where it ends
+    meanwhile.
+    """
+    feeder = Feeder(server, slots, room, n_vocab, number, is_read=is_read)
+    threads = [threading.Thread(target=feeder.send, daemon=True) for _ in range(min(slots, number))]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < feeder.deadline:
+        if (status := server.tick()) is not None:
+            raise ended(server, status, f"while it answered prompts, {feeder.fed.answered} of {number}")
+    server.tick(0.2)
+    if (status := server.status) is not None:
+        raise ended(server, status, f"while it answered prompts, {feeder.fed.answered} of {number}")
+    return feeder.fed
+
+
+def _message(status: int, answer: Any) -> str:
+    try:
+        return str(answer["error"]["message"])
+    except (LookupError, TypeError):
+        return f"HTTP status {status}"
