@@ -15,7 +15,7 @@ from fitter import beginning, programs
 from fitter.asking import answering, limited, one_load, questions_of, worker_for
 from fitter.door import door
 from fitter.errors import LibraryError, PlanError, UsageError
-from fitter.keeping import Keeper
+from fitter.keeping import Keeper, facts_of_program
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import RPC, Breakdown, DeviceInfo, Params, VirtualDevice
 from fitter.machine import calibrated
@@ -144,9 +144,11 @@ def fit(
             worker.devices, ask.virtual, ask.host_memory, is_described=ask.is_described, has_rpc=bool(ask.rpc)
         )
         known = () if ask.virtual else calibrated.read()
-        ask = ask.with_build(llama_cpp := worker.build())
+        llama_cpp = worker.build()
+        known_of_program = facts_of_program(ask.program, llama_cpp, worker.llama_cpp_for(ask.llama_cpp))
+        ask = ask.with_facts(known_of_program)
         request = request_of(ask, opened, machine, questions_of(ask, worker, machine), known)
-        keeper = Keeper(ask, worker, opened, drafts, llama_cpp)
+        keeper = Keeper(ask, worker, opened, drafts, known_of_program)
         plan = planning.fit(
             request,
             ModelSummary.of(opened),
@@ -169,7 +171,13 @@ def fit(
     by = answering(ask.virtual, ask.profile, worker.llama_cpp_for(ask.llama_cpp))
     notes = compared.notes(ask.virtual, by, llama_cpp.ggml, llama_cpp.commit)
     return replace(
-        plan, program=ask.program, rpc=rpc, llama_cpp=llama_cpp, notes=notes, fit_keywords=words, files=stamps
+        plan,
+        program=ask.program,
+        rpc=rpc,
+        llama_cpp=llama_cpp,
+        notes=(*notes, *plan.notes),
+        fit_keywords=words,
+        files=stamps,
     )
 
 
@@ -398,7 +406,7 @@ def _verified_by(program: str | None, server: Path | None, prompts: int | None) 
     chosen = SERVER if program is None and server is not None else program or programs.chosen("llama-cpp-python")
     if chosen in ("llama-cli", "llama-bench"):
         raise UsageError(
-            f"fitter verify cannot start {chosen}: use --for {SERVER}, or --for any, which loads with llama.cpp's library"
+            f"fitter verify cannot start {chosen}: use --for {SERVER}, or --for any to load with llama.cpp's library"
         )
     for option, value in (("--server", server), ("--prompts", prompts)):
         if value is not None and chosen != SERVER:

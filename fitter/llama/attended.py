@@ -1,8 +1,8 @@
 """Running another program so that it always ends: with the call, with an exception, and with this process.
 
-Between the two stands a process of its own, the attendant. It is the program's parent, so the program's number stays its
-own until the attendant has waited for it. A pipe ends with this process, however that ends: then the attendant ends the
-program. Should the attendant be killed, Linux kills the program.
+Between the two stands a process of its own, the attendant. It is the program's parent, so the program's number stays
+its own until the attendant has waited for it. A pipe ends with this process, however that ends: then the attendant ends
+the program. Should the attendant be killed, Linux kills the program.
 """
 
 from __future__ import annotations

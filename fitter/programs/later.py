@@ -52,9 +52,9 @@ class Keeps:
         return self.n_slots * self.ctx_checkpoints * self.checkpoint
 
     @property
-    def bytes(self) -> int | None:
-        """All of it."""
-        return None if self.prompt_cache is None else self.prompt_cache + self.checkpoints
+    def bytes(self) -> int:
+        """All of it that has a limit."""
+        return (self.prompt_cache or 0) + self.checkpoints
 
     def lines(self) -> tuple[Later, ...]:
         """What there is to say, a line each; nothing of what is not kept."""
