@@ -62,6 +62,7 @@ RANGES = {
     "image_min_tokens": (1, 2**14),
     "image_max_tokens": (1, 2**14),
     "n_rs_seq": (0, 64),
+    "prompts": (0, 10_000),
     "n_outputs_max": (0, 2**22),
 }
 

@@ -18,8 +18,8 @@ OWN = Keeps(n_slots=4, state=100 * MIB, checkpoint=10 * MIB, cache_ram=8192, ctx
 
 def test_sizes() -> None:
     assert (OWN.prompt_cache, OWN.checkpoints, OWN.bytes) == (8 * GIB, 1280 * MIB, 8 * GIB + 1280 * MIB)
-    assert replace(OWN, cache_ram=-1).bytes is None
-    assert replace(OWN, cache_ram=-1).prompt_cache is None
+    endless = replace(OWN, cache_ram=-1)
+    assert (endless.prompt_cache, endless.checkpoints, endless.bytes) == (None, 1280 * MIB, 1280 * MIB)
 
 
 LINES: dict[str, tuple[Keeps, tuple[Later, ...]]] = {
@@ -34,6 +34,11 @@ LINES: dict[str, tuple[Keeps, tuple[Later, ...]]] = {
     "no checkpoints": (replace(OWN, ctx_checkpoints=0), (Later("prompt cache", 8 * GIB, 100 * MIB, 81),)),
     "no prompt cache": (replace(OWN, cache_ram=0), (Later("checkpoints", 1280 * MIB, 10 * MIB, 128, 32),)),
     "neither": (replace(OWN, cache_ram=0, ctx_checkpoints=0), ()),
+    "idle slots, a part of the cache": (
+        replace(OWN, checkpoint=0, saves_idle=True),
+        (Later("prompt cache", 8 * GIB, 100 * MIB, 81), Later("idle slots", 0, 100 * MIB, 4, 1)),
+    ),
+    "idle slots without a cache": (replace(OWN, cache_ram=0, checkpoint=0, saves_idle=True), ()),
     "no limit": (replace(OWN, cache_ram=-1, checkpoint=0), (Later("prompt cache", None, 100 * MIB, None),)),
     "slots that keep nothing": (replace(OWN, state=0, checkpoint=0), (Later("prompt cache", 8 * GIB, 0, None),)),
     "less than one state": (replace(OWN, cache_ram=99, checkpoint=0), (Later("prompt cache", 99 * MIB, 100 * MIB, 0),)),
@@ -57,7 +62,9 @@ LIMITS: dict[str, tuple[int | None, int | None, tuple[int, int]]] = {
 
 @pytest.mark.parametrize(("cache_ram", "ctx_checkpoints", "expected"), LIMITS.values(), ids=LIMITS)
 def test_the_servers_own_limits(cache_ram: int | None, ctx_checkpoints: int | None, expected: tuple[int, int]) -> None:
-    found = keeps(facts("llama-server"), 4, 100, 10, cache_ram, ctx_checkpoints)
+    found = keeps(facts("llama-server"), 4, 100, 10, cache_ram, ctx_checkpoints, cache_idle_slots=None)
+    assert found.saves_idle
+    assert not keeps(facts("llama-server"), 4, 100, 10, cache_idle_slots=False).saves_idle
     assert (found.n_slots, found.state, found.checkpoint) == (4, 100, 10)
     assert (found.cache_ram, found.ctx_checkpoints) == expected
 
@@ -123,7 +130,6 @@ def limit(cache_ram: int) -> int:
 @given(own=KEEPS, room=ROOM)
 def test_never_beyond_the_room_nor_the_programs_own(own: Keeps, room: int) -> None:
     found = fitted(own, room, is_cache_fixed=False, are_checkpoints_fixed=False)
-    assert found.bytes is not None
     assert found.bytes <= max(0, room)
     assert 0 <= found.cache_ram <= limit(own.cache_ram)
     assert 0 <= found.ctx_checkpoints <= own.ctx_checkpoints
@@ -143,7 +149,7 @@ def test_what_is_fixed_stays_and_the_rest_fits_beside_it(own: Keeps, room: int, 
 @given(own=KEEPS, room=ROOM)
 def test_nothing_is_left_that_one_more_would_fit_in(own: Keeps, room: int) -> None:
     found = fitted(own, room, is_cache_fixed=False, are_checkpoints_fixed=False)
-    left = max(0, room) - (found.bytes or 0)
+    left = max(0, room) - found.bytes
     if found.cache_ram < limit(own.cache_ram):
         assert left < MIB
     if own.checkpoint and found.ctx_checkpoints < own.ctx_checkpoints:
@@ -164,4 +170,4 @@ def test_all_of_it_where_all_has_room(own: Keeps) -> None:
     own = replace(own, cache_ram=max(0, own.cache_ram))
     if own.checkpoint == 0:
         own = replace(own, ctx_checkpoints=0)
-    assert fitted(own, own.bytes or 0, is_cache_fixed=False, are_checkpoints_fixed=False) == own
+    assert fitted(own, own.bytes, is_cache_fixed=False, are_checkpoints_fixed=False) == own
