@@ -40,6 +40,7 @@ from fitter.planning.plan import Plan, check_can_run, check_llama_cpp, register,
 from fitter.planning.pricing import Price, Speeds, price_params
 from fitter.planning.request import MIB, Progress
 from fitter.planning.requesting import limits_beside, pinned_by, request_of
+from fitter.planning.shared import HOST_NAME
 from fitter.planning.summary import ModelSummary, stamp_of
 from fitter.planning.work import facts_of
 from fitter.programs.finding import NAME as SERVER
@@ -487,9 +488,10 @@ def _with_every_output(plan: Plan) -> Plan:
     keywords = {**same_load(plan, plan.fit_keywords), "n_outputs_max": 0}
     breakdown = measure(plan.model.path, timeout=plan.fit_keywords.get("timeout"), **keywords)
     for name, lacking in missing_of(plan, breakdown, plan.shared).items():
+        where = "the host" if name == HOST_NAME else name
         raise PlanError(
             f"llama_cpp.Llama makes every token of a batch an output, which the plan does not count, and for which "
-            f"{name} lacks {-(-lacking // MIB)} MiB: use plan.load(), or fit with program='any'"
+            f"{where} lacks {-(-lacking // MIB)} MiB: use plan.load(), or fit with program='any'"
         )
     return replace(plan, params=replace(plan.params, n_outputs_max=0), breakdown=breakdown)
 
