@@ -1,5 +1,6 @@
-"""How large the state of a sequence is as llama.cpp writes it: a prompt in llama-server's cache, a saved slot, a context
-checkpoint. Bytes.
+"""How large the state of a sequence is as llama.cpp writes it. Bytes.
+
+That is a prompt in llama-server's cache, a saved slot, a context checkpoint.
 
 The rules are those of ``state_write`` in llama.cpp's ``src/llama-kv-cache*.cpp`` and ``src/llama-memory-*.cpp``. What a
 sequence without tokens takes is asked of every build itself, and has to be what the rules say.
