@@ -43,7 +43,14 @@ if TYPE_CHECKING:
     from fitter.planning.pricing import Price, SpeedSource
     from fitter.planning.request import Progress
     from fitter.planning.summary import DeviceUse, FileStamp, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
-    from fitter.planning.verified import MemoryUse, Verification, VerifiedDifference, VerifiedRow
+    from fitter.planning.verified import (
+        LaterUse,
+        MemoryUse,
+        ServerUse,
+        Verification,
+        VerifiedDifference,
+        VerifiedRow,
+    )
 
 __version__ = "0.1.0"
 
@@ -78,7 +85,14 @@ _HOMES = {
         "Search",
         "SharedUse",
     ),
-    "fitter.planning.verified": ("MemoryUse", "Verification", "VerifiedDifference", "VerifiedRow"),
+    "fitter.planning.verified": (
+        "LaterUse",
+        "MemoryUse",
+        "ServerUse",
+        "Verification",
+        "VerifiedDifference",
+        "VerifiedRow",
+    ),
 }
 """Where each name is, beside the errors."""
 
@@ -110,6 +124,7 @@ __all__ = [
     "FitterError",
     "HostUse",
     "Inspection",
+    "LaterUse",
     "LayerSize",
     "LeftOut",
     "LibraryError",
@@ -136,6 +151,7 @@ __all__ = [
     "RoleSize",
     "Row",
     "Search",
+    "ServerUse",
     "SharedUse",
     "SpeedSource",
     "TensorBuftOverride",

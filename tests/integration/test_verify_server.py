@@ -370,7 +370,7 @@ def test_a_server_that_fails(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prompts, "_SECONDS", 1.0)
+    monkeypatch.setattr(prompts, "SECONDS", 1.0)
     with pytest.raises(error, match=message) as caught:
         verify(plan_file, fake(code), **options)
     assert "\n" not in str(caught.value)
@@ -434,7 +434,7 @@ def test_what_makes_no_sense(models: Mapping[str, Path], plan_file: Path, server
 def test_a_port_that_is_taken_meanwhile(plan_file: Path, server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = [taken.getsockname()[1], free_port()]
-        monkeypatch.setattr(serving, "_free_port", lambda: ports.pop(0))
+        monkeypatch.setattr(serving, "free_port", lambda: ports.pop(0))
         found = verify(plan_file, server, prompts=2)
     assert found.holds and not ports
 

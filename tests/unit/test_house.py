@@ -29,6 +29,7 @@ ROOMS = (
     "fitter.loading",
     "fitter.keeping",
     "fitter.beginning",
+    "fitter.serving",
     "fitter.asking",
     "fitter.sharing",
     "fitter.worker_door",

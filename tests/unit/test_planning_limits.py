@@ -56,6 +56,7 @@ RANGES = {
     "image_max_tokens": (1, 2**14),
     "n_rs_seq": (0, 64),
     "n_outputs_max": (0, 2**22),
+    "prompts": (0, 10_000),
 }
 
 
