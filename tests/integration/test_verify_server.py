@@ -78,12 +78,16 @@ def plan_file(models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFacto
 
 def running_servers() -> list[psutil.Process]:
     """Every process that this one has started, and theirs, but for the workers of other tests."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with_words = " ".join(process.cmdline()) if process.status() != psutil.STATUS_ZOMBIE else ""
-        if "--alias" in with_words or "attended" in with_words:
-            found.append(process)
-    return found
+    children = psutil.Process().children(recursive=True)
+    return [each for each in children if "--alias" in words_of(each) or "fitter.llama.attended" in words_of(each)]
+
+
+def words_of(process: psutil.Process) -> str:
+    """Its command line, empty once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 @pytest.fixture(autouse=True)
@@ -452,7 +456,7 @@ def test_a_plan_that_fits_no_more_is_not_loaded(plan_file: Path, server: Path, t
 def test_a_server_that_is_killed_while_it_answers(plan_file: Path, server: Path) -> None:
     def kill(step: Progress) -> None:
         if step.text.startswith("sending"):
-            (found,) = (each for each in running_servers() if each.name() == SERVER)
+            (found,) = (each for each in running_servers() if "attended" not in words_of(each))
             found.kill()
 
     with pytest.raises(
@@ -485,7 +489,7 @@ def processes_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     while process.poll() is None and time.monotonic() < until:
         found = psutil.Process(process.pid).children(recursive=True)
         # not the one that is asked for its version
-        if any("--alias" in each.cmdline() and each.num_threads() > 2 for each in found if each.name() == SERVER):
+        if any(SERVER in words_of(each).split()[0] and "--alias" in words_of(each) for each in found if words_of(each)):
             return found
         time.sleep(0.01)
     raise AssertionError(f"it has no llama-server: {process.communicate()}")
@@ -514,7 +518,7 @@ def test_a_killed_command_leaves_no_server(plan_file: Path, server: Path, number
 
 def test_a_killed_attendant_leaves_no_server(plan_file: Path, server: Path) -> None:
     with at_work(plan_file, server) as (process, others):
-        (attendant,) = (each for each in others if "fitter.llama.attended" in " ".join(each.cmdline()))
+        (attendant,) = (each for each in others if "fitter.llama.attended" in words_of(each))
         attendant.kill()
         _, warned = process.communicate(timeout=30)
         assert process.returncode == 3 and "llama-server ended" in warned and len(warned.splitlines()) == 1
