@@ -43,14 +43,8 @@ if TYPE_CHECKING:
     from fitter.planning.pricing import Price, SpeedSource
     from fitter.planning.request import Progress
     from fitter.planning.summary import DeviceUse, FileStamp, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
-    from fitter.planning.verified import (
-        LaterUse,
-        MemoryUse,
-        ServerUse,
-        Verification,
-        VerifiedDifference,
-        VerifiedRow,
-    )
+    from fitter.planning.verified import LaterUse, MemoryUse, ServerUse, Verification, VerifiedDifference, VerifiedRow
+    from fitter.programs.later import Later
 
 __version__ = "0.1.0"
 
@@ -93,6 +87,7 @@ _HOMES = {
         "VerifiedDifference",
         "VerifiedRow",
     ),
+    "fitter.programs.later": ("Later",),
 }
 """Where each name is, beside the errors."""
 
@@ -124,6 +119,7 @@ __all__ = [
     "FitterError",
     "HostUse",
     "Inspection",
+    "Later",
     "LaterUse",
     "LayerSize",
     "LeftOut",

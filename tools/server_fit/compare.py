@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import fitter
 from fitter.asking import OneLoad, one_load
+from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.machine.gpu import parse_gpus
@@ -18,7 +20,7 @@ from fitter.planning.shared import Draft, Mtp
 from fitter.programs import PROGRAMS, Asked, facts
 from tools import shapes
 from tools.server_fit import server
-from tools.server_fit.pairs import DRAFT, Case, keywords_of
+from tools.server_fit.pairs import DRAFT, Case, keywords_of, of_a_load
 from tools.tiny_projector import TinyProjector, write_projector
 
 HOST = "host"
@@ -63,22 +65,36 @@ class Models:
 
 
 def one_load_differs(case: Case, models: Models, worker: Worker) -> list[Difference]:
-    """Where a load of the case's placement is not measured the same."""
+    """Where a load of the case's placement is not measured the same; llama.cpp may abort in both."""
+    words = (*case.pair.placement, *case.options)
+    try:
+        said = server.ask(
+            models.of(case.pair.shape), parse_gpus(case.pair.gpus), (*words, *models.beside(case), "-fit", "on")
+        )
+    except server.ServerEnded as error:
+        with contextlib.suppress(LlamaCppError):
+            _load_differs(case, words, None, models, worker)
+            return [Difference("the load", error, "a measurement")]
+        return []
+    return _load_differs(case, words, said, models, worker)
+
+
+def _load_differs(
+    case: Case, words: Sequence[str], said: server.ServerFit | None, models: Models, worker: Worker
+) -> list[Difference]:
     model, gpus = models.of(case.pair.shape), parse_gpus(case.pair.gpus)
-    words = (*case.pair.placement, *case.pair.options, *case.slots)
-    said = server.ask(model, gpus, (*words, *case.feature.options, *models.beside(case), "-fit", "on"))
-    keywords: dict[str, Any] = {**keywords_of(words), **case.feature.measured}
-    if case.feature.name == "embeddings":
-        keywords["embedding"] = True
+    given = keywords_of(words)
     asked = Asked(
-        *(keywords.get(name) for name in ("n_seq_max", "kv_unified", "n_batch", "n_ubatch")),
-        reads_texts="embedding" in keywords,
+        *(given.get(name) for name in ("n_seq_max", "kv_unified", "n_batch", "n_ubatch")),
+        reads_texts=bool(given.get("embedding") or given.get("reranking")),
         drafted=case.feature.drafted,
     )
-    keywords |= vars(_SERVER.shape(asked, facts("llama-server")))
+    keywords = {**of_a_load(given), **case.feature.measured, **vars(_SERVER.shape(asked, facts("llama-server")))}
     ask = Ask.of_a_load({**keywords, "gpus": case.pair.gpus, "devices": [gpu.name for gpu in gpus]})
     with one_load(ask, str(model), worker, None) as load:
         ours, _ = load.measured()
+        if said is None:
+            return []
         found = _of_context(said.measured[0], load.params)
         found += _of_rows("the model", said.measured[0], ours)
         beside = _beside(case, load, ours, models)
@@ -95,10 +111,7 @@ def one_load_differs(case: Case, models: Models, worker: Worker) -> list[Differe
 
 def planned(case: Case, models: Models, worker: Worker, **keywords: Any) -> Plan:
     """fitter's plan for llama-server, which places the model itself."""
-    more: dict[str, Any] = {**keywords_of((*case.pair.options, *case.slots)), **case.feature.keywords, **keywords}
-    more |= {"draft": {"model_draft": models.of(DRAFT)}, "projector": {"mmproj": models.projector()}}.get(
-        case.feature.beside, {}
-    )
+    more: dict[str, Any] = {**keywords_of((*case.options, *models.beside(case))), **keywords}
     model = models.of(case.pair.shape)
     return fitter.fit(model, gpus=case.pair.gpus, program="llama-server", worker=worker, **more)
 
@@ -143,20 +156,19 @@ class Fitted:
 def fitted(case: Case, models: Models, worker: Worker, plan: Plan) -> Fitted | None:
     """What llama-server decides itself where nothing of the placement is given; ``None`` where it gives up."""
     model, gpus = models.of(case.pair.shape), parse_gpus(case.pair.gpus)
-    words = (*case.pair.options, *case.slots, *case.feature.options, *models.beside(case))
-    said = server.ask(model, gpus, words)
+    said = server.ask(model, gpus, (*case.options, *models.beside(case)))
     decided = said.decided
     if decided is None or not decided.succeeded:
         return None
-    keywords = {
-        **keywords_of((*case.pair.options, *case.slots)),
-        "n_ctx": decided.params["n_ctx"],
+    names = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max", "n_rs_seq")
+    keywords: dict[str, Any] = {
+        **of_a_load(keywords_of(case.options)),
+        **case.feature.measured,
+        **{name: decided.params[name] for name in names},
+        "kv_unified": bool(decided.params["kv_unified"]),
         "n_gpu_layers": decided.n_gpu_layers,
         "tensor_split": decided.tensor_split,
         "override_tensor": decided.override_tensor,
-        "n_outputs_max": decided.params["n_outputs_max"],
-        "load_mtp": case.feature.beside == "mtp",
-        "n_rs_seq": decided.params["n_rs_seq"],
         "devices": [gpu.name for gpu in gpus],
     }
     measured = fitter.measure(model, gpus=case.pair.gpus, worker=worker, **keywords)
@@ -172,13 +184,15 @@ def fitted(case: Case, models: Models, worker: Worker, plan: Plan) -> Fitted | N
 
 
 def _beside(case: Case, load: OneLoad, main: Breakdown, models: Models) -> Breakdown | None:
-    params = replace(load.params, n_ctx=main.n_ctx)
+    params, given = replace(load.params, n_ctx=main.n_ctx), keywords_of(case.feature.options)
+    type_k, type_v = given.get("type_k_draft", Params.type_k), given.get("type_v_draft", Params.type_v)
     if case.feature.beside == "draft":
         path = str(models.of(DRAFT))
-        draft = Draft(path, None, -1, Params.type_k, Params.type_v, load.worker.measure)
+        where, layers = given.get("devices_draft"), given.get("n_gpu_layers_draft", -1)
+        draft = Draft(path, where, layers, type_k, type_v, load.worker.measure)
         return load.worker.measure(path, draft.params(params))
     if case.feature.beside == "mtp":
-        return load.worker.measure(str(load.model.path), Mtp(load.model.name).params(params))
+        return load.worker.measure(str(load.model.path), Mtp("", type_k, type_v).params(params))
     return None
 
 

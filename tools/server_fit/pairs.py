@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fitter.kinds import Flag
-from fitter.parameters import LoadKeywords, taken_by
+from fitter.parameters import BesideKeywords, LoadKeywords, ServerKeywords, taken_by
 from fitter.programs import facts
 
 DRAFT = "llama-3.1-8b"
@@ -15,20 +15,32 @@ DRAFT = "llama-3.1-8b"
 _DRAFTS = facts("llama-server").draft_tokens
 
 
+_UNKNOWN = frozenset({"-bs"})
+"""What takes nothing that a fit measures, llama-server's own included."""
+_KNOWN = tuple(each for group in (LoadKeywords, ServerKeywords, BesideKeywords) for each in taken_by(group))
+
+
 def keywords_of(words: Sequence[str]) -> dict[str, Any]:
-    """What ``words`` of a command line say, as keywords of ``fitter.measure`` and ``fitter.fit``."""
+    """What ``words`` of a command line say, as keywords of ``fitter.fit``."""
     found: dict[str, Any] = {}
-    waiting = list(words)
+    waiting = [word for word in words if word not in _UNKNOWN]
     while waiting:
         word = waiting.pop(0)
-        each = next(each for each in taken_by(LoadKeywords) if word in (*each.positive, *each.negative))
+        each = next(each for each in _KNOWN if word in (*each.positive, *each.negative))
         if isinstance(each.kind, Flag):
             found[each.name] = word in each.positive
         elif each.kind.is_repeated:
-            found[each.name] = (*found.get(each.name, ()), waiting.pop(0))
+            value = waiting.pop(0)
+            found[each.name] = (*found.get(each.name, ()), *(value.split(",") if each.kind.has_commas else (value,)))
         else:
             found[each.name] = each.kind.parse(waiting.pop(0))
     return found
+
+
+def of_a_load(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``keywords`` that ``fitter.measure`` has."""
+    names = {each.name for each in taken_by(LoadKeywords)}
+    return {name: value for name, value in keywords.items() if name in names}
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Feature:
-    """Something that llama-server is asked for by ``options``, and ``fitter.fit`` by ``keywords``.
+    """Something that llama-server is asked for by ``options``.
 
     ``drafted``: the most tokens that are drafted at a time. ``measured``: what that sets of a load, as keywords of
     ``fitter.measure``. ``beside``: what is loaded beside the model: ``draft``, ``mtp``, ``projector`` or nothing.
@@ -61,7 +73,6 @@ class Feature:
 
     name: str
     options: tuple[str, ...] = ()
-    keywords: Mapping[str, Any] = field(default_factory=dict, hash=False)
     drafted: int = 0
     measured: Mapping[str, Any] = field(default_factory=dict, hash=False)
     beside: str = ""
@@ -74,23 +85,21 @@ class Feature:
 
 @dataclass(frozen=True)
 class Case:
-    """A pair with a feature; ``n_parallel`` slots, and ``kv_unified``, ``None`` where it is not said."""
+    """A pair with a feature, and the options for the ``slots`` of llama-server."""
 
     pair: Pair
     feature: Feature
-    n_parallel: int
-    kv_unified: bool | None
+    slots: tuple[str, ...]
 
     @property
     def name(self) -> str:
         """How it is called in reports."""
-        return "/".join((self.pair.name, self.feature.name, "".join(self.slots).lstrip("-")))
+        return "/".join((self.pair.name, self.feature.name, "".join(self.slots).lstrip("-") or "auto"))
 
     @property
-    def slots(self) -> tuple[str, ...]:
-        """The options for them."""
-        cache = {True: ("-kvu",), False: ("-no-kvu",), None: ()}
-        return ("-np", str(self.n_parallel), *cache[self.kv_unified])
+    def options(self) -> tuple[str, ...]:
+        """All options but those of the placement and of files."""
+        return (*self.pair.options, *self.slots, *self.feature.options)
 
 
 def _pair(shape: str, gpus: str, placement: str, options: str = "") -> Pair:
@@ -132,49 +141,50 @@ PAIRS: tuple[Pair, ...] = (
     _pair("glm45-air", "h100-pcie", "-c 32768 -ngl 99", "-ub 2048"),
 )
 
-_SIMPLE = _DRAFTS["draft-simple"]
 _MTP = _DRAFTS["draft-mtp"]
 
+
+def _feature(name: str, options: str = "", drafted: str | int = 0, **more: Any) -> Feature:
+    return Feature(name, tuple(options.split()), _DRAFTS[drafted] if isinstance(drafted, str) else drafted, **more)
+
+
+def _mtp(name: str, options: str, n_max: int, drafted: int) -> Feature:
+    measured = {"load_mtp": True, "n_rs_seq": n_max}
+    return _feature(name, options, drafted, measured=measured, beside="mtp", shapes=("glm45-air",))
+
+
 FEATURES: tuple[Feature, ...] = (
-    Feature("nothing"),
-    Feature("draft", ("--spec-type", "draft-simple"), {}, _SIMPLE, beside="draft"),
-    Feature(
-        "draft of 7", ("--spec-type", "draft-simple", "--spec-draft-n-max", "7"), {"draft_max": 7}, 7, beside="draft"
-    ),
-    Feature(
-        "mtp",
-        ("--spec-type", "draft-mtp"),
-        {"mtp": True},
-        _MTP,
-        {"load_mtp": True, "n_rs_seq": _MTP},
-        "mtp",
-        ("glm45-air",),
-    ),
-    Feature("n-grams", ("--spec-type", "ngram-mod"), {"spec_type": ("ngram-mod",)}, _DRAFTS["ngram-mod"]),
-    Feature(
-        "n-grams of a map", ("--spec-type", "ngram-map-k"), {"spec_type": ("ngram-map-k",)}, _DRAFTS["ngram-map-k"]
-    ),
-    Feature(
-        "draft and n-grams",
-        ("--spec-type", "draft-simple,ngram-cache"),
-        {"spec_type": ("draft-simple", "ngram-cache")},
-        _DRAFTS["ngram-cache"],
+    _feature("nothing"),
+    _feature("draft", "--spec-type draft-simple", "draft-simple", beside="draft"),
+    _feature("draft of 7", "--spec-type draft-simple --spec-draft-n-max 7", 7, beside="draft"),
+    _feature(
+        *("draft on the host", "--spec-type draft-simple -devd none -ngld 0 -ctkd q8_0 -ctvd q8_0", "draft-simple"),
         beside="draft",
     ),
-    Feature("embeddings", ("--embedding",), {"embedding": True}),
-    Feature("reranking", ("--reranking",), {"reranking": True}, measured={"embedding": True, "pooling_type": "rank"}),
-    Feature("projector", beside="projector", shapes=("llama-3.1-8b", "gemma3-12b")),
-    Feature("sampling on the device", ("-bs",)),
+    _feature(
+        *("a part of the draft", "--spec-type draft-simple -ngld 20 -ctkd q4_0", "draft-simple"),
+        beside="draft",
+    ),
+    _feature("draft and n-grams", "--spec-type draft-simple,ngram-cache", "ngram-cache", beside="draft"),
+    _mtp("mtp", "--spec-type draft-mtp", _MTP, _MTP),
+    _mtp("mtp of 5", "--spec-type draft-mtp --spec-draft-n-max 5 -ctkd q8_0 -ctvd q8_0", 5, 5),
+    _mtp("mtp and n-grams", "--spec-type draft-mtp,ngram-simple", _MTP, _DRAFTS["ngram-simple"]),
+    _feature("n-grams", "--spec-type ngram-mod", "ngram-mod"),
+    _feature("n-grams of a map", "--spec-type ngram-map-k", "ngram-map-k"),
+    _feature("n-grams of 9", "--spec-type ngram-simple --spec-ngram-simple-size-m 9", 9),
+    _feature("embeddings", "--embedding"),
+    _feature("mean of embeddings", "--embedding --pooling mean"),
+    _feature("reranking", "--reranking", measured={"embedding": True, "pooling_type": "rank"}),
+    _feature("projector", beside="projector", shapes=("llama-3.1-8b", "gemma3-12b")),
+    _feature("sampling on the device", "-bs"),
+)
+SLOTS = tuple(
+    tuple(words.split()) for words in ("-np 1 -no-kvu", "-np 1 -kvu", "-np 4 -no-kvu", "-np 4 -kvu", "", "-np 3")
 )
 
 
 def cases() -> list[Case]:
-    """Every pair with every feature that it has, for one and four slots, with one cache and with one each."""
+    """Every pair with every feature that it has, for all ``SLOTS``."""
     return [
-        Case(pair, feature, n_parallel, kv_unified)
-        for pair in PAIRS
-        for feature in FEATURES
-        if feature.fits(pair)
-        for n_parallel in (1, 4)
-        for kv_unified in (False, True)
+        Case(pair, feature, slots) for pair in PAIRS for feature in FEATURES if feature.fits(pair) for slots in SLOTS
     ]

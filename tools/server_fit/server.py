@@ -52,6 +52,10 @@ class ServerFit:
     log: str
 
 
+class ServerEnded(Exception):
+    """It ended before its fit had decided; what it said."""
+
+
 @functools.cache
 def spy() -> Path:
     """The compiled spy, in a directory of its own; fails with what the compiler says."""
@@ -67,9 +71,22 @@ def spy() -> Path:
 
 
 def ask(model: Path, devices: Sequence[VirtualDevice], arguments: Sequence[str] = ()) -> ServerFit:
-    """What llama-server does with ``model`` on ``devices`` when it is started with ``arguments``, up to the load."""
+    """What llama-server does with ``model`` on ``devices`` when it is started with ``arguments``, up to the load.
+
+    Raises ``ServerEnded``.
+    """
     names = ",".join(device.name for device in devices)
-    command = [str(upstream.tool("llama-server")), "-m", str(model), "-dev", names, "--offline", *arguments]
+    command = [
+        str(upstream.tool("llama-server")),
+        "-m",
+        str(model),
+        "-dev",
+        names,
+        "--offline",
+        "--port",
+        "0",
+        *arguments,
+    ]
     with tempfile.NamedTemporaryFile("r", encoding="utf-8", prefix="fitter-spy-") as file:
         environment = {**_clean(upstream.environment(devices)), "LD_PRELOAD": str(spy()), "FITTER_SPY": file.name}
         done = subprocess.run(
@@ -83,7 +100,8 @@ def ask(model: Path, devices: Sequence[VirtualDevice], arguments: Sequence[str] 
         )
         said = file.read()
     log = done.stdout + done.stderr
-    assert done.returncode == 0, f"llama-server ended with {done.returncode}: {log[-2000:]}\n{said}"
+    if done.returncode:
+        raise ServerEnded(f"llama-server ended with {done.returncode}: {log[-2000:]}")
     return _parsed(said, log)
 
 
