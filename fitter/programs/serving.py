@@ -182,12 +182,10 @@ def _is_up(server: Running, patience: float, *, is_last: bool) -> bool:
     deadline = time.monotonic() + patience
     while (status := server.tick()) is None:
         if server.is_ready():
-            # what answers may be another program, and ours is about to end
             if server.is_itself():
                 return True
-            if server.tick(1.0) is None and not is_last:
-                return False
-            _refuse_port(server)
+            # another program answers there, and ours cannot
+            break
         if time.monotonic() > deadline:
             server.end()
             raise LlamaCppError(
@@ -195,7 +193,7 @@ def _is_up(server: Running, patience: float, *, is_last: bool) -> bool:
                 server.log,
             )
     server.tick()
-    if server.said.can_bind:
+    if status is not None and server.said.can_bind:
         raise ended(server, status, "before it had loaded the model")
     if is_last:
         _refuse_port(server)

@@ -9,10 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -435,12 +437,41 @@ def test_what_makes_no_sense(models: Mapping[str, Path], plan_file: Path, server
         assert len(done.stderr.splitlines()) == 1 and message in done.stderr, (name, done.stderr)
 
 
-def test_a_port_that_is_taken_meanwhile(plan_file: Path, server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = [taken.getsockname()[1], free_port()]
+class OtherServer(BaseHTTPRequestHandler):
+    """A server that is ready, and no llama-server."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "another"}]}')
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def taken(is_answered: bool) -> Iterator[int]:
+    """A port that another program listens on, which answers or does not."""
+    if not is_answered:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            yield listener.getsockname()[1]
+        return
+    with ThreadingHTTPServer(("127.0.0.1", 0), OtherServer) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        yield other.server_port
+        other.shutdown()
+
+
+@pytest.mark.parametrize("is_answered", [False, True], ids=["silent", "answers"])
+def test_a_port_that_is_taken_meanwhile(
+    plan_file: Path, server: Path, monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    with taken(is_answered) as port:
+        ports = [port, free_port()]
         monkeypatch.setattr(serving, "free_port", lambda: ports.pop(0))
         found = verify(plan_file, server, prompts=2)
     assert found.holds and not ports
+    assert found.server is not None and found.server.answered == 2
 
 
 def test_a_plan_that_fits_no_more_is_not_loaded(plan_file: Path, server: Path, tmp_path: Path) -> None:
