@@ -64,7 +64,6 @@ RANGES = {
     "n_rs_seq": (0, 64),
     "prompts": (0, 10_000),
     "n_outputs_max": (0, 2**22),
-    "prompts": (0, 10_000),
 }
 
 
