@@ -58,6 +58,13 @@ def find_server(server: str | None = None, llama_cpp: str | None = None) -> str:
     raise LibraryError(f"there is no {NAME} on the PATH: install llama.cpp, or name one with --server")
 
 
+def named_server(llama_cpp: str | None) -> str | None:
+    """The path of the llama-server that ``llama_cpp``, or the environment, names; ``None`` where that is none."""
+    where = named(llama_cpp)
+    path = None if where == PYTHON else _at(where, ())
+    return path if path and os.path.basename(path) == NAME else None
+
+
 def _missing(where: str) -> str:
     if not os.path.exists(os.path.expanduser(where)):
         raise UsageError(f"there is no {NAME} at {where}: name the file with --server")
