@@ -1,8 +1,9 @@
 """Small changes to the code, one after another, that a unit test should notice: `make test-mutations`.
 
-mutmut makes the changes; what it may change and which tests there are is in pyproject.toml. The tests are collected once,
-and run in a new process for each change. `run 'fitter.planning.packing.*'` tries what was not tried and what no test has
-noticed yet, `table` counts what was found in each file; mutmut's own commands are taken as they are (`results`, `show NAME`).
+mutmut makes the changes; what it may change and which tests there are is in pyproject.toml. The tests are collected
+once, and run in a new process for each change. `run 'fitter.planning.packing.*'` tries what was not tried and what no
+test has noticed yet, `table` counts what was found in each file; mutmut's own commands are taken as they are
+(`results`, `show NAME`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import os
 import resource
 import shutil
 import sys
+import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import FrameType, FunctionType
 from typing import Any
 
 import pytest
@@ -96,6 +100,43 @@ def seen_by_types() -> frozenset[str]:
     return frozenset(found)
 
 
+class Changes:
+    """The functions that may be changed. They are as they were until one is: mutmut has each call look which is."""
+
+    def __init__(self) -> None:
+        from mutmut.mutation import trampoline
+
+        self.functions: list[tuple[FunctionType, Mapping[str, Any]]] = []
+        trampoline.wrap_in_trampoline = self._keep  # type: ignore[assignment]
+
+    def _keep(self, mutants: Mapping[str, Any], is_classmethod: bool = False) -> Callable[[FunctionType], FunctionType]:
+        def as_it_is(function: FunctionType) -> FunctionType:
+            self.functions.append((function, mutants))
+            return function
+
+        return as_it_is
+
+    def named(self) -> dict[str, FunctionType]:
+        """What the functions are called without the number of a mutant."""
+        return {
+            f"{function.__module__}.{mutants['_mutmut_orig'].__name__.rpartition('__mutmut_')[0]}": function
+            for function, mutants in self.functions
+        }
+
+    def make(self, name: str) -> None:
+        """Change a function into the mutant of this name."""
+        module, _, mutant = name.rpartition(".")
+        ((function, changed),) = (
+            (function, mutants[mutant])
+            for function, mutants in self.functions
+            if function.__module__ == module and mutant in mutants
+        )
+        # that of a class method is bound
+        changed = getattr(changed, "__func__", changed)
+        function.__code__, function.__defaults__ = changed.__code__, changed.__defaults__
+        function.__kwdefaults__ = changed.__kwdefaults__
+
+
 class Results:
     """What came of each mutant, in the file that mutmut has beside each mutated one."""
 
@@ -107,14 +148,19 @@ class Results:
         found: dict[str, int | None] = self.stored[path]["exit_code_by_key"]
         return found
 
-    def unnoticed(self, patterns: Collection[str]) -> dict[str, int | None]:
-        """The mutants of ``patterns`` (all, if there are none) that no test has noticed so far."""
-        return {
+    def unnoticed(self, patterns: Sequence[str]) -> dict[str, int | None]:
+        """The mutants of ``patterns`` (all, if there are none) that no test has noticed so far, in that order."""
+        left = {
             name: status
             for path in self.stored
-            for name, status in self.of(path).items()
+            for name, status in sorted(self.of(path).items())
             if UNNOTICED.get(status) in ("survived", "no test", "not run")
-            and (not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+        }
+        return {
+            name: status
+            for pattern in patterns or ["*"]
+            for name, status in left.items()
+            if fnmatch.fnmatchcase(name, pattern)
         }
 
     def add(self, found: Mapping[str, int]) -> None:
@@ -133,10 +179,10 @@ class Reached:
 
 
 class Session:
-    """The plugin that runs what pytest has collected as often as there are mutants, each time in a process of its own."""
+    """The plugin that runs what pytest has collected once for each mutant, each time in a process of its own."""
 
-    def __init__(self, names: Iterable[str], results: Results, children: int) -> None:
-        self.names, self.results, self.children = sorted(names), results, children
+    def __init__(self, names: Iterable[str], results: Results, changes: Changes, children: int) -> None:
+        self.names, self.results, self.changes, self.children = list(names), results, changes, children
         self.running: dict[int, str] = {}
 
     def pytest_collection(self) -> None:
@@ -150,7 +196,7 @@ class Session:
         # Made once, or each process would look for a folder of its own.
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         gc.freeze()
-        tests = reached(items)
+        tests = reached(items, self.changes)
         by_function: defaultdict[str, list[str]] = defaultdict(list)
         for name in sorted(tests, key=lambda name: tests[name].seconds):
             for function in tests[name].functions:
@@ -164,30 +210,39 @@ class Session:
             while len(self.running) >= self.children:
                 self._one_ended()
             seconds = sum(tests[name].seconds for name in chosen)
-            process = _forked(partial(_tried, mutant, [items[name] for name in chosen], seconds))
+            process = _forked(partial(self._tried, mutant, [items[name] for name in chosen], seconds))
             self.running[process] = mutant
         while self.running:
             self._one_ended()
+        _progress("All tests with nothing changed, once more")
+        if _status(_forked(partial(_all_pass, list(items.values())))) != SURVIVED:
+            sys.exit("a test fails with nothing changed by now: what was found may be wrong, try those mutants again")
         return True
 
     def _one_ended(self) -> None:
         process, status = os.wait()
         self.results.add({self.running.pop(process): os.waitstatus_to_exitcode(status)})
 
+    def _tried(self, mutant: str, items: Sequence[pytest.Item], seconds: float) -> int:
+        """What comes of ``mutant``, by as many of ``items`` as ``SECONDS`` are enough for; all take ``seconds``."""
+        self.changes.make(mutant)
+        most = math.ceil(2 * min(seconds, SECONDS)) + 5
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most + 1))
+        return _all_pass(items, SECONDS)
 
-def reached(items: Mapping[str, pytest.Item]) -> dict[str, Reached]:
+
+def reached(items: Mapping[str, pytest.Item], changes: Changes) -> dict[str, Reached]:
     """What each of ``items`` calls: kept for each file of tests, until that or any file that is no test changes."""
     kept = MUTANTS / "reached.json"
     stored = json.loads(kept.read_text()) if kept.exists() else {}
     tests = {item.path for item in items.values()}
-    common = [path for path in sorted(MUTANTS.rglob("*.py")) if path not in tests]
-    digests = {str(path): _digest([*common, path]) for path in sorted(tests)}
-    known = {path: stored[path] for path in digests if stored.get(path, {}).get("digest") == digests[path]}
-    missing = [item for item in items.values() if str(item.path) not in known]
+    common = [path for path in sorted(MUTANTS.rglob("*.py")) if path not in tests and path.name != Path(__file__).name]
+    digests = {path.name: _digest([*common, path]) for path in sorted(tests)}
+    known = {name: stored[name] for name in digests if stored.get(name, {}).get("digest") == digests[name]}
+    missing = [item for item in items.values() if item.path.name not in known]
     if missing:
         _progress(f"What {len(missing)} tests call")
-        _, status = os.waitpid(_forked(partial(_write_reached, missing, digests, kept)), 0)
-        if status:
+        if _status(_forked(partial(_write_reached, missing, changes, digests, kept))) != SURVIVED:
             sys.exit("a test fails with nothing changed: see 'make test-unit'")
         known |= json.loads(kept.read_text())
         kept.write_text(json.dumps(known))
@@ -206,42 +261,44 @@ def _digest(paths: Iterable[Path]) -> str:
     return content.hexdigest()
 
 
-def _write_reached(items: Sequence[pytest.Item], digests: Mapping[str, str], kept: Path) -> int:
+def _write_reached(items: Sequence[pytest.Item], changes: Changes, digests: Mapping[str, str], kept: Path) -> int:
     """Run ``items`` with nothing changed, and write to ``kept`` what each of them calls."""
-    from mutmut.mutation.trampoline import set_mutant_under_test
-    from mutmut.state import state
-
-    set_mutant_under_test("stats")
     found: dict[str, dict[str, Any]] = {
-        str(path): {"digest": digests[str(path)], "tests": {}} for path in {item.path for item in items}
+        name: {"digest": digests[name], "tests": {}} for name in {item.path.name for item in items}
     }
+    name_of = {id(function.__code__): name for name, function in changes.named().items()}
+    called: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if id(frame.f_code) in name_of:
+            called.add(name_of[id(frame.f_code)])
+
     # What one test has had computed would hide the calls of the next.
     modules = [module for name, module in list(sys.modules.items()) if name.startswith("fitter.")]
     caches = [each for module in modules for each in vars(module).values() if hasattr(each, "cache_clear")]
+    threading.settrace(note)
     for item in items:
         for cache in caches:
             cache.cache_clear()
-        state()._stats.clear()
+        called.clear()
         begun = time.process_time()
-        if not _passes(item, None):
+        sys.settrace(note)
+        passes = _passes(item, None)
+        sys.settrace(None)
+        if not passes:
             return KILLED
-        found[str(item.path)]["tests"][item.nodeid] = (time.process_time() - begun, sorted(state()._stats))
+        found[item.path.name]["tests"][item.nodeid] = (time.process_time() - begun, sorted(called))
     kept.write_text(json.dumps(found))
-    return 0
+    return SURVIVED
 
 
-def _tried(mutant: str, items: Sequence[pytest.Item], seconds: float) -> int:
-    """What comes of ``mutant``, by as many of ``items`` as are over in ``SECONDS``; all of them take ``seconds``."""
-    from mutmut.mutation.trampoline import set_mutant_under_test
-
-    set_mutant_under_test(mutant)
-    most = math.ceil(5 * (min(seconds, SECONDS) + 4))
-    resource.setrlimit(resource.RLIMIT_CPU, (most, most + 1))
+def _all_pass(items: Sequence[pytest.Item], seconds: float = math.inf) -> int:
+    """Run ``items`` until one fails, or until they have computed for so many seconds."""
     begun = time.process_time()
     for item, following in zip(items, (*items[1:], None), strict=True):
         if not _passes(item, following):
             return KILLED
-        if time.process_time() - begun > SECONDS:
+        if time.process_time() - begun > seconds:
             break
     return SURVIVED
 
@@ -266,6 +323,10 @@ def _forked(answer: Callable[[], int]) -> int:
         os._exit(status)
 
 
+def _status(process: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
 def _progress(line: str) -> None:
     print(f"\r\033[K{line}" if sys.stderr.isatty() else line, file=sys.stderr, end="" if sys.stderr.isatty() else "\n")
 
@@ -275,16 +336,23 @@ def run(patterns: Sequence[str], children: int) -> None:
     from mutmut.configuration import config
     from mutmut.utils.file_utils import change_cwd
 
+    changes = Changes()
     make_mutants(children)
     results = Results()
     if None in results.unnoticed(patterns).values():
         results.add(dict.fromkeys(seen_by_types() & results.place.keys(), TYPES))
-    session = Session(results.unnoticed(patterns), results, children)
+    session = Session(results.unnoticed(patterns), results, changes, children)
     if not session.names:
         sys.exit("no mutant of that name is left that no test has noticed")
-    # The files of a test that has passed are gone at once, and what waits forever is a change that was noticed.
-    options = ["-qs", "--rootdir=.", "-otmp_path_retention_policy=none", "-otimeout=60"]
-    with change_cwd(MUTANTS):
+    with change_cwd(MUTANTS), tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        # The files of a test that has passed are gone at once, and what waits forever is a change that was noticed.
+        options = [
+            "-qs",
+            "--rootdir=.",
+            f"--basetemp={folder}/tests",
+            "-otmp_path_retention_policy=failed",
+            "-otimeout=60",
+        ]
         pytest.main(
             [*options, *config().pytest_add_cli_args, *config().pytest_add_cli_args_test_selection], plugins=[session]
         )

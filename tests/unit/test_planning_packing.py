@@ -348,7 +348,7 @@ def test_layers_on_the_host_stay_there_where_all_devices_are_far(bring: Literal[
 
 
 def test_what_leaves_a_device_leaves_room_for_others_tensors() -> None:
-    """The first device is 25 bytes short: the tensor of 30 leaves it, and one of the second device's takes its place."""
+    """The first device is 25 bytes short: the tensor of 30 leaves it, and one of the second takes its place."""
     units = [layer(0), layer(1, items=(5, 50)), Unit(2, 15, 0)]
     placement = pack(units, [85 - 25, 70 + 15 - 5], spread=True, counts=(1, 2))
     assert placement is not None
