@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fitter import beginning, programs
 from fitter.asking import answering, limited, one_load, questions_of, worker_for
 from fitter.door import door
-from fitter.errors import LibraryError, PlanError, UsageError
+from fitter.errors import LibraryError, UsageError
 from fitter.keeping import Keeper, facts_of_program
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import RPC, Breakdown, DeviceInfo, Params, VirtualDevice
@@ -38,9 +38,8 @@ from fitter.planning.inspection import Inspection, inspection_of
 from fitter.planning.limits import check_context
 from fitter.planning.plan import Plan, check_can_run, check_llama_cpp, register, renamed
 from fitter.planning.pricing import Price, Speeds, price_params
-from fitter.planning.request import MIB, Progress
+from fitter.planning.request import Progress
 from fitter.planning.requesting import limits_beside, pinned_by, request_of
-from fitter.planning.shared import HOST_NAME
 from fitter.planning.summary import ModelSummary, stamp_of
 from fitter.planning.work import facts_of
 from fitter.programs.finding import NAME as SERVER
@@ -463,8 +462,9 @@ class _Methods:
 
     def llama_kwargs(self, plan: Plan) -> dict[str, Any]:
         from fitter.output.keywords import llama_kwargs
+        from fitter.same_load import with_every_output
 
-        return llama_kwargs(_with_every_output(plan))
+        return llama_kwargs(with_every_output(plan, measure))
 
     def load(self, plan: Plan, kwargs: Mapping[str, Any]) -> Llama:
         from fitter.loading import load
@@ -474,26 +474,6 @@ class _Methods:
 
     def verify(self, plan: Plan, tolerance: int | str, timeout: float) -> Verification:
         return verify(plan=plan, tolerance=tolerance, timeout=timeout)
-
-
-def _with_every_output(plan: Plan) -> Plan:
-    """``plan`` with an output for every token, as a ``llama_cpp.Llama`` of one's own has, where it has room for that.
-
-    Raises ``PlanError`` where it has not.
-    """
-    if plan.program != "llama-cpp-python" or not plan.params.n_outputs_max or not plan.fit_keywords:
-        return plan
-    from fitter.same_load import missing_of, same_load
-
-    keywords = {**same_load(plan, plan.fit_keywords), "n_outputs_max": 0}
-    breakdown = measure(plan.model.path, timeout=plan.fit_keywords.get("timeout"), **keywords)
-    for name, lacking in missing_of(plan, breakdown, plan.shared).items():
-        where = "the host" if name == HOST_NAME else name
-        raise PlanError(
-            f"llama_cpp.Llama makes every token of a batch an output, which the plan does not count, and for which "
-            f"{where} lacks {-(-lacking // MIB)} MiB: use plan.load(), or fit with program='any'"
-        )
-    return replace(plan, params=replace(plan.params, n_outputs_max=0), breakdown=breakdown)
 
 
 def _restored(values: dict[str, Any]) -> Plan:

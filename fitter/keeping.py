@@ -11,14 +11,12 @@ from fitter.model.header import Model
 from fitter.planning.ask import Ask
 from fitter.planning.plan import Plan
 from fitter.planning.request import Request
+from fitter.planning.shared import LATER, later_of
 from fitter.planning.summary import SharedUse
 from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
 from fitter.programs.later import Keeps, fitted, keeps
 from fitter.programs.state import SequenceState, state_of
 from fitter.sharing import Drafts, drafting_params
-
-LATER = "later"
-"""The kind of what host memory is kept free for, where the user sets how much."""
 
 _FIXED = frozenset({"cache_ram", "ctx_checkpoints"})
 
@@ -60,7 +58,7 @@ class Keeper:
         """``plan`` with what is kept, which takes no more than its host has left: by smaller limits where need be."""
         if not PROGRAMS[self.ask.program].is_server:
             return plan
-        reserved = sum(use.on(None) for use in plan.shared if use.kind == LATER)
+        reserved = later_of(plan.shared)
         host = replace(plan.host, shared=plan.host.shared - reserved)
         notes = plan.notes
         try:
