@@ -51,7 +51,7 @@ def test_how_a_program_ends(monkeypatch: pytest.MonkeyPatch, script: str, status
 
 
 def test_what_a_program_started_ends_with_it() -> None:
-    with Attended([SH, "-c", "sleep 60 & echo $!; wait"], os.environ) as program:
+    with Attended([SH, "-c", "(trap '' TERM; exec sleep 60) & echo $!; wait"], os.environ) as program:
         other = int(program.output.readline())
         assert is_there(other)
     until = time.monotonic() + 5
