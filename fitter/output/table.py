@@ -246,7 +246,7 @@ def _differences(calibration: Calibration) -> Table:
 def verification_table(verification: Verification) -> RenderableType:
     """The result of ``fitter verify``: predicted and real bytes, the memory of each device, the verdict."""
     model = verification.model
-    by = "" if verification.server is None else f" by {verification.server.path} {verification.server.version}"
+    by = "" if verification.server is None else f" by\n{verification.server.path} {verification.server.version}"
     weights = f" ({model.architecture}, {human(model.bytes)} of weights), loaded{by}"
     title = Text.assemble((model.name, "bold"), weights, overflow="fold")
     sizes = _table("buffer type", "bytes: predicted", "real", "difference", spare=("bytes: predicted",))
@@ -319,8 +319,8 @@ def _served(use: ServerUse) -> Iterator[RenderableType]:
     yield Text()
     yield process
     yield Text(
-        "counted: what the plan counts without mapped files, and what was kept of the prompts; more: code, vocabulary\n"
-        "and threads; planned: with all that may be kept of prompts"
+        "counted: what the plan counts without mapped files, and what was kept of the prompts; more: code,\n"
+        "vocabulary and threads; planned: with all that may be kept of prompts"
     )
 
 

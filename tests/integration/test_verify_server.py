@@ -243,7 +243,7 @@ def test_the_table_of_the_server_on_the_path(models: Mapping[str, Path], server:
     done = command(models["hybrid"], "--for", SERVER, "-c", 2048, "-np", 2, "-dev", "none", "--prompts", 6, PATH=path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert f"loaded by {server}" in lines[0]
+    assert lines[0].endswith(", loaded by") and lines[1].startswith(f"{server} ")
     assert any(re.match(r"CPU context +2,[\d,]+ +2,[\d,]+ ± 10,486$", line) for line in lines)
     assert any(line.startswith("6 of 6 prompts answered, ") and line.endswith(" tokens, 2 at a time") for line in lines)
     assert any(re.match(r"a context checkpoint of \d+ tokens +12,412 +12,583 ± 525 +12,412$", line) for line in lines)
