@@ -48,7 +48,7 @@ class Attended:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(environment),
-            # a Ctrl-C in the terminal is for this process alone
+            # what is sent to the group of this process, as by Ctrl-C in a terminal, is for this process alone
             start_new_session=True,
         )
         assert self._attendant.stdin and self._attendant.stdout and self._attendant.stderr
