@@ -17,7 +17,7 @@ PROMPTS = 40
 
 _TOKENS = 4096
 """Tokens of a prompt, at most."""
-_SECONDS = 7.5
+SECONDS = 7.5
 """Seconds for each prompt; all of them together are waited for."""
 _GENERATED = 4
 _FIRST = 64
@@ -58,7 +58,7 @@ class Feeder:
         self._sent = self._answered = self._tokens = 0
         self._refused = ""
         self._started = time.monotonic()
-        self.deadline = self._started + _SECONDS * number
+        self.deadline = self._started + SECONDS * number
 
     @property
     def fed(self) -> Fed:

@@ -16,7 +16,7 @@ import fitter
 from fitter.cli import main
 from fitter.comparing import OnBuild
 from fitter.output.json import verification_to_dict
-from fitter.planning.verified import MemoryUse
+from fitter.planning.verified import LaterUse, MemoryUse, ServerUse
 from fitter.regression import build_report
 from fitter.regression.builds import Compared, Subject
 from tests.unit.plans import make_plan
@@ -103,7 +103,12 @@ def test_verifications(plan: Callable[[str], fitter.Plan], folder: Path) -> None
         done, memory=(MemoryUse("CUDA0", 5, 2, 2), *done.memory), shared=everything.shared, params=everything.params
     )
     overrides = replace(done, params=plan("tensors are placed").params)
-    check("verify", *map(verification_to_dict, (done, refused, with_card, overrides)))
+    # the real llama-server is in test_verify_server.py
+    later = (LaterUse("checkpoint", 2, 60, 5, 5, 1, 6), LaterUse("prompt cache", 0, None, None, None, 0, None))
+    use = ServerUse("/llama-server", "1 (abcdef0)", 40, 39, 1000, 4, "too long", later, 9, 4, 5, 7, 2)
+    with_server = replace(done, server=use, rows=(replace(done.rows[0], unsaid=("model",)), *done.rows[1:]))
+    unknown = replace(done, server=replace(use, resident=None, planned=None))
+    check("verify", *map(verification_to_dict, (done, refused, with_card, overrides, with_server, unknown)))
 
 
 def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -61,6 +61,7 @@ def known(
         pytest.param(known(3500, 3000, model=MOE), None, 13312, False, id="more-of-it-for-a-tensor-on-the-host"),
         pytest.param(known(900), None, 4096, False, id="the-smallest-and-weights-on-the-host"),
         pytest.param(known(900), 8192, 8192, False, id="from-a-floor-on"),
+        pytest.param(known(740, 740, host_mib=300), 32768, 4096, False, id="a-floor-that-no-memory-is-left-for"),
         pytest.param(known(900, n_ctx=5120), None, 5120, False, id="the-users"),
         pytest.param(known(1500, objective="context"), None, 32768, False, id="the-most"),
         # at 32768 tokens even the output alone is 27 MiB too much for its buffer
@@ -74,6 +75,12 @@ def test_best_on(found: Known, floor: int | None, n_ctx: int, is_whole: bool) ->
     trial = best_on(found, floor)
     assert trial.fits and trial.params.n_ctx == n_ctx
     assert (trial.placement.first == 0 and not trial.placement.moved) is is_whole
+
+
+def test_what_llama_cpp_does_by_itself_is_enough_where_nothing_can_be_priced() -> None:
+    devices = limits(8000, 4000)
+    found = known_of(request(DENSE, devices, params=Params(n_ctx=4096), fixed=("n_ctx",)), DENSE)
+    assert best_on(found).placement == found.default == Placement(0, (6, 3))
 
 
 def test_where_nothing_fits_it_is_what_lacks_least() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -332,12 +333,34 @@ def test_layers_on_the_host_bring_their_tensors_to_devices_with_room() -> None:
         (0, "down"), (1, "down"), (0, "gate"),
     }  # fmt: skip
     together = brought(units, budgets, base, "layers")
-    assert {item.layer for item, _ in together.moved} == {1}
+    assert {item.layer for item, _ in together.moved} == {1} and len(together.moved) == 3
     whole = brought(units, budgets, base, "all")
     assert {item.layer for item, _ in whole.moved} == {1} and len(whole.moved) == 4
     for placement in (items, together, whole):
         assert weights_on(units, placement)[0] + caches_on(units, placement)[0] <= budgets[0]
         assert all(target == 0 for _, target in placement.moved), "what stays with its layer is not moved"
+
+
+@pytest.mark.parametrize("bring", ["items", "layers", "all"])
+def test_layers_on_the_host_stay_there_where_all_devices_are_far(bring: Literal["items", "layers", "all"]) -> None:
+    nowhere = Placement(5, (0,))
+    assert brought(with_rest(model(4)), [1000], nowhere, bring, far=(0,)) == nowhere
+
+
+def test_what_leaves_a_device_leaves_room_for_others_tensors() -> None:
+    """The first device is 25 bytes short: the tensor of 30 leaves it, and one of the second takes its place."""
+    units = [layer(0), layer(1, items=(5, 50)), Unit(2, 15, 0)]
+    placement = pack(units, [85 - 25, 70 + 15 - 5], spread=True, counts=(1, 2))
+    assert placement is not None
+    moved = [(item.stem, target) for item, target in placement.moved]
+    assert moved == [("blk.0.ffn_down", HOST), ("blk.1.ffn_gate", 0)]
+
+
+def test_a_tensor_goes_where_the_least_room_is_left() -> None:
+    """A tensor of 20 leaves the first device; the others have room for 30 and for 22 bytes more."""
+    units = [*map(layer, range(3)), Unit(3, 15, 0)]
+    placement = pack(units, [85 - 20, 85 + 30, 85 + 15 + 22], spread=True, counts=(1, 1, 2))
+    assert placement is not None and [target for _, target in placement.moved] == [2]
 
 
 def test_only_the_caches_of_bare_layers_are_on_devices() -> None:

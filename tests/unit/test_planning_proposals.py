@@ -33,6 +33,7 @@ MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))
 CACHES = SyntheticModel(cache=65536)
 N_CTX = 4096
 SPLIT = ("tensor_split",)
+ON_A_FAST_NETWORK, ON_A_SLOW_NETWORK = (replace(REMOTE_CARD, round_trip=each, pcie=1e12) for each in (0.0, 5e-2))
 
 
 def situation(
@@ -80,6 +81,8 @@ def test_whole(at: Situation, counts: tuple[int, ...] | None) -> None:
     [
         pytest.param((SLOW_CARD, CARD), (3000, 3000), (0, 9), id="nothing-on-the-slow-one"),
         pytest.param((CARD, REMOTE_CARD), (3000, 3000), (9, 0), id="nothing-over-a-network"),
+        pytest.param((SLOW_CARD, ON_A_FAST_NETWORK), (3000, 3000), (0, 9), id="over-a-network-that-takes-no-time"),
+        pytest.param((SLOW_CARD, ON_A_SLOW_NETWORK), (3000, 3000), (9, 0), id="over-a-network-that-takes-long"),
         pytest.param((SLOW_CARD, CARD), (3000, 500), (6, 3), id="what-the-fast-one-holds"),
         pytest.param((SLOW_CARD, CARD), (300, 500), None, id="no-room"),
     ],
@@ -161,8 +164,7 @@ def test_tensors_come_nearer_than_a_slow_remote_device(round_trip: float, host_m
 
 
 def test_what_the_host_has_of_layers_and_tensors_is_all_counted() -> None:
-    remote = replace(REMOTE_CARD, round_trip=5e-2, pcie=1e12)
-    at = situation(600, 8000, model=replace(MOE, cache=CACHES.cache), speeds=(CARD, remote))
+    at = situation(600, 8000, model=replace(MOE, cache=CACHES.cache), speeds=(CARD, ON_A_SLOW_NETWORK))
     far = pack(at.units, at.room.with_caches, spread=True, counts=(2, 5))
     assert far is not None and far.first == 2 and {place for _, place in far.moved} == {1}
     on_host = sum(unit.weights + unit.cache for unit in at.units[:2]) + sum(item.bytes for item, _ in far.moved)
@@ -178,6 +180,69 @@ def test_a_split_of_the_users_may_leave_a_single_layer() -> None:
     assert found is not None and found.counts == (2, 0)
     found = partial(replace(at, room=Room((100 * MIB, 0), (100 * MIB, 0))), False)
     assert found is not None and found.counts == (1, 0), "the output alone"
+
+
+UNEQUAL = replace(DENSE, n_layer=4, ffn=(30 * MIB, 30 * MIB + 65536, 128))
+"""A device with room for two layers' larger tensors can have those, or all tensors of one layer, 64 KiB less."""
+
+FOR_TWO_LARGER = 2 * (20 + 16) * MIB + 2 * UNEQUAL.ffn[1] + 2 * UNEQUAL.ffn[2]
+
+
+def test_fewer_layers_lose_tensors_where_the_user_splits() -> None:
+    params = Params(tensor_split=(1.0,), n_gpu_layers=3)
+    at = situation(1000, model=UNEQUAL, fixed=(*SPLIT, "n_gpu_layers"), params=params)
+    at = replace(at, room=Room((100 * MIB + FOR_TWO_LARGER,), (0,)))
+    for each, layers in ((at, {3}), (replace(at, prices=None), {2, 3})):
+        found = partial(each, True)
+        assert found is not None and {item.layer for item, _ in found.moved} == layers
+
+
+def test_fewer_layers_lose_tensors_to_the_host_than_to_a_slow_remote_device() -> None:
+    at = situation(1000, 8000, model=UNEQUAL, speeds=(CARD, ON_A_SLOW_NETWORK))
+    at = replace(at, room=Room((FOR_TWO_LARGER, 8000 * MIB), (0, 0)))
+    far = pack(at.units, at.room.with_caches, spread=True, counts=(2, 3))
+    assert far is not None and {item.layer for item, _ in far.moved} == {0, 1}
+    assert {(item.layer, target) for item, target in nearer(at, far).moved} == {(1, HOST)}
+
+
+TWO_LAYERS = replace(CACHES, n_layer=2)
+"""Each with 20 MiB of attention, 100 of tensors and 256 of cache, and an output of 100 MiB."""
+
+
+@pytest.mark.parametrize(
+    ("mib", "tensors_on_host", "first"),
+    [
+        pytest.param(500, False, 2, id="a layer is on the host"),
+        pytest.param(652, True, 1, id="tensors are on the host"),
+    ],
+)
+def test_large_caches_give_way_to_what_is_on_the_host(mib: int, tensors_on_host: bool, first: int) -> None:
+    at = situation(mib, model=TWO_LAYERS)
+    items = [item for unit in at.units for item in unit.items]
+    found = Placement(0, (3,), tuple((item, HOST) for item in items)) if tensors_on_host else Placement(1, (2,))
+    assert at.prices is not None and is_within(at, found)
+    better = without_caches(at, found)
+    assert better.first == first and is_within(at, better)
+    assert at.prices.seconds(better) < at.prices.seconds(found)
+
+
+def test_a_device_without_a_cache_has_more_room() -> None:
+    at = situation(700, model=CACHES)
+    at = replace(at, room=Room((90 * MIB,), (700 * MIB,)))
+    found = without_caches(at, Placement(9, (0,)))
+    assert found.first == 8 and weights_on(at.units, found) == [(100 + 6 * 100) * MIB]
+
+
+def test_weights_that_caches_give_way_to_go_to_the_faster_device() -> None:
+    for speeds, counts in (((CARD, SLOW_CARD), (6, 3)), ((SLOW_CARD, CARD), (2, 7))):
+        at = situation(1240, 1240, model=replace(CACHES, cache=16384), speeds=speeds)
+        assert without_caches(at, Placement(9, (0, 0))).counts == counts
+
+
+def test_no_single_tensor_goes_to_a_remote_device_without_a_layer() -> None:
+    at = situation(242, 661, model=replace(CACHES, cache=16384), speeds=(replace(REMOTE_CARD, round_trip=5e-3), CARD))
+    found = without_caches(at, Placement(9, (0, 0)))
+    assert found.counts[0] == 0 and {target for _, target in found.moved} == {1}
 
 
 def long_prompts(mib: int, gives: Workload) -> Situation:

@@ -168,7 +168,7 @@ def test_the_environment_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = {"LLAMA_ARG_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
     for name, value in {**ours, **theirs}.items():
         monkeypatch.setenv(name, value)
-    found = serving._environment()
+    found = serving.environment()
     assert not ours.keys() & found.keys() and theirs.items() <= found.items()
 
 
@@ -245,7 +245,7 @@ def test_embeddings_are_only_read() -> None:
 
 
 def test_a_slow_server_gets_short_prompts_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "_SECONDS", 0.02)
+    monkeypatch.setattr(prompts, "SECONDS", 0.02)
     server = Server(0.1)
     started = time.monotonic()
     fed = sent(server, room=4096, slots=2)
