@@ -47,6 +47,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"program": "llama-server", "spec_type": "ngram-best"},
         "no plan can be made for drafting with 'ngram-best' (--spec-type): choose from draft-simple, draft-mtp, ",
     ),
+    "a draft model that is not named": (
+        {"program": "llama-server", "spec_type": ["draft-simple", "ngram-mod"]},
+        "--spec-type draft-simple drafts with a model: name it with -md, or leave it out",
+    ),
     "tokens of ngrams that do not draft": (
         {"program": "llama-server", "spec_type": "ngram-mod", "spec_ngram_simple_size_m": 8},
         "--spec-ngram-simple-size-m is about ngram-simple: add --spec-type ngram-simple, or leave it out",
