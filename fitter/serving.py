@@ -23,6 +23,7 @@ from fitter.programs.finding import asked, check_same_build, find_server
 from fitter.programs.prompts import Fed, feed
 from fitter.programs.serving import Gone, Running, running
 from fitter.programs.state import state_of
+from fitter.text import printable
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verificati
     check_devices(uses, before)
     if problems := tuple(problems_now(uses, plan.host, before, host_before)):
         return replace(answer, problems=problems)
-    how.on_progress(Progress(0, f"loading with {program.path}"))
+    how.on_progress(Progress(0, f"loading with {printable(program.path)}"))
     with running([program.path, "-m", str(model.path), *arguments(plan)], how.patience, how.on_log) as server:
         how.on_progress(Progress(0, f"sending {how.prompts} prompts"))
         fed = _feed(server, params, model, how.prompts)

@@ -41,7 +41,9 @@ class Attended:
     """
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        boot = _BOOT.format(path=ascii([os.path.abspath(entry) for entry in sys.path if entry]))
+        # where the package is, and without the empty entry, which is the working directory
+        package = os.path.abspath(os.path.join(os.path.realpath(__file__), *[os.pardir] * 3))
+        boot = _BOOT.format(path=ascii([*(os.path.abspath(entry) for entry in sys.path if entry), package]))
         self._attendant = subprocess.Popen(
             [sys.executable, "-I", "-c", boot, *words],
             stdin=subprocess.PIPE,

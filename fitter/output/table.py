@@ -243,7 +243,7 @@ def _differences(calibration: Calibration) -> Table:
 def verification_table(verification: Verification) -> RenderableType:
     """The result of ``fitter verify``: predicted and real bytes, the memory of each device, the verdict."""
     model = verification.model
-    by = "" if verification.server is None else f" by\n{verification.server.path} {verification.server.version}"
+    by = "" if verification.server is None else f" by\n{_program(verification.server)}"
     weights = f" ({model.architecture}, {human(model.bytes)} of weights), loaded{by}"
     title = Text.assemble((model.name, "bold"), weights, overflow="fold")
     sizes = _table("buffer type", "bytes: predicted", "real", "difference", spare=("bytes: predicted",))
@@ -288,6 +288,10 @@ _LATER = {
     "prompt": "a prompt in the prompt cache",
     "prompt cache": "the prompt cache",
 }
+
+
+def _program(use: ServerUse) -> str:
+    return f"{printable(use.path)} {use.version}".rstrip()
 
 
 def _served(use: ServerUse) -> Iterator[RenderableType]:
