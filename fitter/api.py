@@ -472,8 +472,8 @@ class _Methods:
         loaded: Llama = load(plan, kwargs, fit)  # type: ignore[assignment]
         return loaded
 
-    def verify(self, plan: Plan, tolerance: int | str, timeout: float) -> Verification:
-        return verify(plan=plan, tolerance=tolerance, timeout=timeout)
+    def verify(self, plan: Plan, keywords: Mapping[str, Any]) -> Verification:
+        return verify(plan=plan, **keywords)
 
 
 def _restored(values: dict[str, Any]) -> Plan:

@@ -203,7 +203,8 @@ class Session:
                 by_function[function].append(name)
         for number, mutant in enumerate(self.names):
             _progress(f"{number + 1} of {len(self.names)}: {mutant}")
-            chosen = by_function[mutant.rpartition("__mutmut_")[0]]
+            own = f"_{mutant.split('.')[-2]}.py"
+            chosen = sorted(by_function[mutant.rpartition("__mutmut_")[0]], key=lambda name: own not in name)
             if not chosen:
                 self.results.add({mutant: NO_TEST})
                 continue

@@ -32,6 +32,8 @@ from fitter.planning.shared import (
 )
 from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
 from fitter.planning.trial import Trial
+from fitter.planning.work_space import lacking as lacking_space
+from fitter.planning.work_space import work_spaces
 
 _T = TypeVar("_T")
 
@@ -181,7 +183,7 @@ class _Fit:
         while room := self._room_for(found):
             # twice as much as last time, so that few searches are enough where each finds one that takes a little more
             self.room = {name: max(size, 2 * self.room.get(name, 0)) for name, size in room.items()}
-            self._say(f"searching again: loaded for real, it would take {_mib_up(max(room.values()))} MiB more")
+            self._say(f"searching again: in use, it would take {_mib_up(max(room.values()))} MiB more")
             found = self._found()
         return found
 
@@ -190,8 +192,9 @@ class _Fit:
         candidate, choice, breakdown, uses = found
         if not candidate.trial.fits:
             return {}
-        asked = lowered(self._request, choice.known, self._others)
-        return room_for(asked, _joined(choice, breakdown, uses))
+        asked, joined = lowered(self._request, choice.known, self._others), _joined(choice, breakdown, uses)
+        short = lacking_space(work_spaces(asked, candidate.trial.params, breakdown), asked, joined)
+        return room_for(asked, joined) | short
 
     def _found(self) -> _Found:
         skeleton = self._skeleton
@@ -478,7 +481,7 @@ def _problems(
         needed = f"{_mib_up(used)} MiB are needed" + (f" ({named})" if named else "")
         extra = f"a margin of {margin // MIB} MiB"
         if room.get(name, 0) > margin:
-            extra = f"up to {_mib_up(room[name])} MiB more when it is loaded for real"
+            extra = f"up to {_mib_up(room[name])} MiB more in use"
         problems.append(
             Problem(
                 name,

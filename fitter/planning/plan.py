@@ -75,7 +75,7 @@ class Methods(Protocol):
     def load(self, plan: Plan, kwargs: Mapping[str, Any]) -> Llama:
         """The model, loaded as planned."""
 
-    def verify(self, plan: Plan, tolerance: int | str, timeout: float) -> Verification:
+    def verify(self, plan: Plan, keywords: Mapping[str, Any]) -> Verification:
         """The plan, loaded for real and compared."""
 
 
@@ -232,9 +232,24 @@ class Plan:
         """
         return _registered().load(self, kwargs)
 
-    def verify(self, *, tolerance: int | str = 0, timeout: float = DEFAULTS["timeout"]) -> Verification:
-        """Load the plan for real in a worker process, and compare: ``fitter.verify``."""
-        return _registered().verify(self, tolerance, timeout)
+    def verify(
+        self,
+        *,
+        tolerance: int | str = 0,
+        timeout: float = DEFAULTS["timeout"],
+        program: str | None = None,
+        server: str | os.PathLike[str] | None = None,
+        prompts: int | None = None,
+    ) -> Verification:
+        """Load the plan for real in a worker process, or by a ``llama-server``, and compare: ``fitter.verify``."""
+        keywords = {
+            "tolerance": tolerance,
+            "timeout": timeout,
+            "program": program,
+            "server": server,
+            "prompts": prompts,
+        }
+        return _registered().verify(self, {name: value for name, value in keywords.items() if value is not None})
 
 
 def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,9 @@ def known(
         pytest.param(known(3500, 3000, model=MOE), None, 13312, False, id="more-of-it-for-a-tensor-on-the-host"),
         pytest.param(known(900), None, 4096, False, id="the-smallest-and-weights-on-the-host"),
         pytest.param(known(900), 8192, 8192, False, id="from-a-floor-on"),
+        pytest.param(known(1215, host_mib=600), None, 4096, False, id="next-to-no-room-beside-it"),
+        pytest.param(known(512, 423, 543, host_mib=300), 8192, 8192, False, id="from-a-floor-on-where-more-would-fit"),
+        pytest.param(known(640, 1019, host_mib=600, objective="context"), None, 27392, False, id="what-the-host-holds"),
         pytest.param(known(740, 740, host_mib=300), 32768, 4096, False, id="a-floor-that-no-memory-is-left-for"),
         pytest.param(known(900, n_ctx=5120), None, 5120, False, id="the-users"),
         pytest.param(known(1500, objective="context"), None, 32768, False, id="the-most"),
@@ -81,6 +84,21 @@ def test_what_llama_cpp_does_by_itself_is_enough_where_nothing_can_be_priced() -
     devices = limits(8000, 4000)
     found = known_of(request(DENSE, devices, params=Params(n_ctx=4096), fixed=("n_ctx",)), DENSE)
     assert best_on(found).placement == found.default == Placement(0, (6, 3))
+
+
+def test_no_plan_has_more_context_than_the_largest() -> None:
+    assert not best_on(known(640, 1019, host_mib=600, n_ctx=27392 + 256)).fits
+
+
+def test_what_lacks_least_is_looked_for_at_the_smallest_context() -> None:
+    trial = best_on(known(3332, model=MOE, host_mib=300, objective="context"))
+    assert not trial.fits and trial.params.n_ctx == 4096
+
+
+@pytest.mark.parametrize("mib", range(1300, 2100, 90))
+def test_the_next_larger_context_leaves_no_room_for_the_whole_model(mib: int) -> None:
+    n_ctx = best_on(known(mib)).params.n_ctx
+    assert settle_whole(known(mib), n_ctx) is not None and settle_whole(known(mib), n_ctx + 256) is None
 
 
 def test_where_nothing_fits_it_is_what_lacks_least() -> None:

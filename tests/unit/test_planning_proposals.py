@@ -66,6 +66,9 @@ def is_within(at: Situation, placement: Placement) -> bool:
         pytest.param(situation(800, 800), (4, 5), id="left-even"),
         pytest.param(situation(800, 800, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), (3, 6), id="split"),
         pytest.param(situation(800, 300, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), None, id="too-much"),
+        # the first has 3 layers of 136 MiB with their caches, the second 5 and the output
+        pytest.param(situation(408, 780, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), (3, 6), id="just-fits"),
+        pytest.param(situation(407, 780, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), None, id="by-a-cache"),
         pytest.param(
             situation(500, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=3)), (3,), id="as-many-as-the-user-says"
         ),
@@ -109,6 +112,15 @@ def test_partial(at: Situation, spread: bool, first: int, layers_apart: int) -> 
     found = partial(at, spread)
     assert found is not None and is_within(at, found)
     assert (found.first, len({item.layer for item, _ in found.moved})) == (first, layers_apart)
+
+
+@pytest.mark.parametrize("spread", [True, False], ids=["experts", "dense"])
+@pytest.mark.parametrize(("speeds", "counts"), [((CARD, SLOW_CARD), (7, 2)), ((SLOW_CARD, CARD), (2, 7))])
+def test_the_faster_device_has_what_it_holds(
+    speeds: tuple[DeviceSpeed, ...], counts: tuple[int, ...], spread: bool
+) -> None:
+    found = partial(situation(1000, 1000, speeds=speeds), spread, is_plain=True)
+    assert found == Placement(0, counts)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +200,13 @@ UNEQUAL = replace(DENSE, n_layer=4, ffn=(30 * MIB, 30 * MIB + 65536, 128))
 FOR_TWO_LARGER = 2 * (20 + 16) * MIB + 2 * UNEQUAL.ffn[1] + 2 * UNEQUAL.ffn[2]
 
 
+def test_fewer_layers_lose_tensors() -> None:
+    at = situation(1000, model=replace(UNEQUAL, n_layer=2))
+    at = replace(at, room=Room((100 * MIB + FOR_TWO_LARGER,), (0,)))
+    found = partial(at, True, is_plain=True)
+    assert found is not None and found.first == 0 and {item.layer for item, _ in found.moved} == {1}
+
+
 def test_fewer_layers_lose_tensors_where_the_user_splits() -> None:
     params = Params(tensor_split=(1.0,), n_gpu_layers=3)
     at = situation(1000, model=UNEQUAL, fixed=(*SPLIT, "n_gpu_layers"), params=params)
@@ -226,6 +245,13 @@ def test_large_caches_give_way_to_what_is_on_the_host(mib: int, tensors_on_host:
     assert at.prices.seconds(better) < at.prices.seconds(found)
 
 
+@pytest.mark.parametrize(("n_seq_max", "first"), [(1, 2), (4, 1)], ids=["one request", "four at once"])
+def test_caches_give_way_where_all_requests_gain_together(n_seq_max: int, first: int) -> None:
+    """A seventh of the time is gained by one request, a fifth is lost where four read a cache each at once."""
+    at = situation(500, model=TWO_LAYERS, params=Params(n_seq_max=n_seq_max))
+    assert without_caches(at, Placement(1, (2,))).first == first
+
+
 def test_a_device_without_a_cache_has_more_room() -> None:
     at = situation(700, model=CACHES)
     at = replace(at, room=Room((90 * MIB,), (700 * MIB,)))
@@ -245,8 +271,8 @@ def test_no_single_tensor_goes_to_a_remote_device_without_a_layer() -> None:
     assert found.counts[0] == 0 and {target for _, target in found.moved} == {1}
 
 
-def long_prompts(mib: int, gives: Workload) -> Situation:
-    at = situation(mib, model=replace(DENSE, cache=8192))
+def long_prompts(mib: int, gives: Workload, n_layer: int = 8) -> Situation:
+    at = situation(mib, model=replace(DENSE, cache=8192, n_layer=n_layer))
     asked = replace(at.request, workload=gives)
     return replace(at, request=asked, prices=PriceList(asked, at.devices, {N_CTX: at.units}))
 
@@ -271,6 +297,28 @@ def test_caches_come_to_the_device_for_long_prompts(mib: int, gives: Workload, f
     # nothing of a state can be there without its weights
     states = replace(at, units=tuple(replace(unit, state=unit.cache) for unit in at.units))
     assert with_caches(states, plain) is plain
+
+
+@pytest.mark.parametrize(
+    ("mib", "first", "count"),
+    [pytest.param(360, 1, 6, id="six"), pytest.param(280, 3, 4, id="four"), pytest.param(300, 3, 3, id="three")],
+)
+def test_no_more_layers_are_bare_than_there_is_no_room_for(mib: int, first: int, count: int) -> None:
+    at = long_prompts(mib, Workload(30000, 512))
+    plain = partial(at, True, is_plain=True)
+    assert plain is not None
+    found = with_caches(at, plain)
+    bare = {item.layer for item, target in found.moved if "attn" in item.stem and target == HOST}
+    assert found.first == first and bare == set(range(first, first + count))
+    assert pack(at.units, at.room.with_caches, spread=True, first=first, bare=count - 1) is None
+
+
+def test_many_caches_gain_what_one_of_them_does_not() -> None:
+    at = long_prompts(3000, Workload(6000, 512), n_layer=60)
+    plain = partial(at, True, is_plain=True)
+    assert plain is not None and at.prices is not None
+    assert at.prices.all.bare_gain(0) < 0.02 * at.prices.seconds(plain)
+    assert with_caches(at, plain).first < plain.first
 
 
 def test_room_without_caches_is_for_devices_that_have_none() -> None:

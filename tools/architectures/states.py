@@ -1,8 +1,8 @@
-"""Compute with a model of every architecture, and compare the state of a sequence that llama.cpp writes with what is planned.
+"""Compute with a model of every architecture, and compare what llama.cpp writes of a sequence with what is planned.
 
-The models are the tiny ones that upstream's test-llama-archs writes, ``--llama-cpp`` names the build. The whole state and
-the part of it that a context checkpoint has must be the planned bytes after every number of tokens, and none may be more
-than the largest.
+The models are the tiny ones that upstream's test-llama-archs writes; ``--llama-cpp`` names the build. The whole state,
+and the part of it that a context checkpoint has, must be the planned bytes after every number of tokens, and never more
+than the largest. A build that also writes what a window no longer sees may write less than is planned.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ CONFIGURATIONS: dict[str, Params] = {
     "4 sequences, one cache": replace(_FOUR, kv_unified=True),
     "4 sequences, one cache, no flash attention": replace(_FOUR, kv_unified=True, flash_attn="off"),
     "4 sequences, one cache, SWA in full": replace(_FOUR, kv_unified=True, swa_full=True),
-    "for multi-token prediction": replace(_FOUR, ctx_type="mtp", load_mtp=True),
 }
 
 COUNTS = (0, 1, 2, 3, 4, 5, 31, 33, 64, 127, 128, 129, 200, 255, 256, 257, 300, 383, 385, 448, 511)
@@ -91,7 +90,7 @@ def _wrong(state: SequenceState, real: Sequence[Sequence[int]]) -> Iterator[str]
             ("state", full, state.full(n_tokens), state.largest),
             ("checkpoint", partial, state.checkpoint(n_tokens), state.largest_checkpoint),
         ):
-            if found != own:
+            if found > own or (found < own and state.caches.leaves_out_masked):
                 yield f"{n_tokens} tokens: {what} of {found} bytes, not {own}"
             if found > largest:
                 yield f"{n_tokens} tokens: {what} of {found} bytes, and {largest} was said to be the largest"
@@ -105,7 +104,15 @@ def _ask_child(path: Path, longest: int, configurations: dict[str, Params], llam
     waiting = list(configurations)
     while waiting:
         done = subprocess.run(
-            [sys.executable, "-m", __spec__.name if __spec__ else "tools.architectures.states", "--real", str(path), str(longest), *waiting],
+            [
+                sys.executable,
+                "-m",
+                __spec__.name if __spec__ else "tools.architectures.states",
+                "--real",
+                str(path),
+                str(longest),
+                *waiting,
+            ],
             capture_output=True,
             text=True,
             timeout=_SECONDS,
@@ -212,9 +219,11 @@ def main(arguments: Sequence[str]) -> int:
             found = list(compare(worker, file, CONFIGURATIONS))
             count = sum(each.count for each in found)
             compared, skipped = compared + count, skipped + sum(bool(each.skipped) for each in found)
-            print(f"{file.stem:24} {count:4} states, {sum(not each.skipped for each in found)} configurations", flush=True)
+            print(
+                f"{file.stem:24} {count:4} states, {sum(not each.skipped for each in found)} configurations", flush=True
+            )
             for each in found:
-                if each.skipped and each.configuration != "for multi-token prediction":
+                if each.skipped:
                     print(f"    skipped: {each.configuration}: {each.skipped}")
                 for line in each.wrong:
                     print(f"    WRONG {each.configuration}: {line}")
