@@ -191,7 +191,7 @@ REAL = tuple(
 
 MARGINS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "what was measured": ({}, [1412, 1024]),
-    "that alone, here and of others like it": ({"margin": "auto"}, [1412, 153 + 512]),
+    "that alone, here and of others like it": ({"margin": "auto"}, [1412, 245 + 512]),
     "one for all": ({"margin": "100MiB"}, [100, 100]),
     "one for each": ({"margin": ["100MiB", "200MiB"]}, [100, 200]),
     "one for each, in the order that is said": (
