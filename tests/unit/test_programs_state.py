@@ -104,19 +104,21 @@ def test_the_largest_state_is_that_of_a_full_context(caches: Caches, full: int, 
 
 
 @pytest.mark.parametrize(
-    ("caches", "swa_full", "needed"),
+    ("caches", "swa_full", "removal", "needed"),
     [
-        pytest.param(of(), False, False, id="no cache"),
-        pytest.param(of(PLAIN), False, False, id="dense"),
-        pytest.param(of(PLAIN, WINDOW, n_swa=32), False, True, id="window"),
-        pytest.param(of(PLAIN, WINDOW, n_swa=32), True, False, id="window in full"),
-        pytest.param(of(PLAIN, STATES), True, True, id="hybrid"),
-        pytest.param(of(WINDOW, COMPRESSED, COMPRESSOR, n_swa=32), True, True, id="compressed"),
-        pytest.param(of(n_swa=32), False, False, id="window without a cache"),
+        pytest.param(of(), False, "none", False, id="no cache"),
+        pytest.param(of(PLAIN), False, "any", False, id="dense"),
+        pytest.param(of(PLAIN, WINDOW, n_swa=32), False, "any", True, id="window"),
+        pytest.param(of(PLAIN, WINDOW, n_swa=32), True, "any", False, id="window in full"),
+        pytest.param(of(PLAIN, STATES), True, "whole", True, id="hybrid"),
+        pytest.param(replace(of(PLAIN, STATES), n_rs_seq=3), True, "bounded", True, id="hybrid with snapshots"),
+        pytest.param(of(WINDOW, COMPRESSED, COMPRESSOR, n_swa=32), True, "whole", True, id="compressed"),
+        pytest.param(of(n_swa=32), False, "none", False, id="window without a cache"),
     ],
 )
-def test_who_needs_checkpoints(caches: Caches, swa_full: bool, needed: bool) -> None:
-    assert SequenceState(caches, swa_full).needs_checkpoints is needed
+def test_who_needs_checkpoints(caches: Caches, swa_full: bool, removal: str, needed: bool) -> None:
+    state = SequenceState(caches, swa_full)
+    assert (state.removal, state.needs_checkpoints) == (removal, needed)
 
 
 def test_an_empty_state_of_another_size_is_one_of_an_unknown_build() -> None:
@@ -125,8 +127,8 @@ def test_an_empty_state_of_another_size_is_one_of_an_unknown_build() -> None:
     with pytest.raises(LlamaCppError) as error:
         state_of(replace(known, empty=12))
     assert str(error.value) == (
-        "this build of llama.cpp writes the state of a sequence in a way that fitter does not know (an empty state has 12 "
-        "bytes, not 16): plan with another build of llama.cpp"
+        "this build of llama.cpp writes the state of a sequence in a way that fitter does not know (an empty state has "
+        "12 bytes, not 16): plan with another build of llama.cpp"
     )
 
 
