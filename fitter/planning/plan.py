@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, LlamaCpp, Params
-from fitter.parameters import DEFAULTS
+from fitter.parameters import DEFAULTS, AnyPath
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.pricing import Price
 from fitter.planning.request import MIB
@@ -238,7 +238,7 @@ class Plan:
         tolerance: int | str = 0,
         timeout: float = DEFAULTS["timeout"],
         program: str | None = None,
-        server: str | os.PathLike[str] | None = None,
+        server: AnyPath | None = None,
         prompts: int | None = None,
     ) -> Verification:
         """Load the plan for real in a worker process, or by a ``llama-server``, and compare: ``fitter.verify``."""
