@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -165,6 +166,29 @@ def test_patterns_find_their_tensors_and_no_others() -> None:
     found = {name for name in names if re.search(pattern, name)}
     assert found == {"blk.1.ffn_up.weight", "blk.11.ffn_up.weight", "blk.11.ffn_down.weight", "blk.11.ffn_down.bias"}
     assert not set(pattern) & set("\\ '\",*?[]=")
+
+
+GATE, UP, DOWN, ALL = "ffn_gate", "ffn_up", "ffn_down", range(4)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "pattern"),
+    [
+        pytest.param({GATE: [0], UP: [1]}, "^blk.(0.ffn_gate|1.ffn_up).weight$", id="nothing-in-common"),
+        pytest.param({UP: [3], f"{UP}_exps": [3]}, "^blk.3.ffn_up(|_exps).weight$", id="a-name-that-goes-on"),
+        pytest.param({GATE: ALL, UP: ALL}, "^blk.(0|1|2|3).ffn_(gate|up).weight$", id="every-layer-has-all"),
+        pytest.param(
+            {GATE: [1], UP: [1, 2], DOWN: [2]}, "^blk.(2.ffn_(down|up)|1.ffn_(gate|up)).weight$", id="by-layer"
+        ),
+        pytest.param({GATE: [1, 2], UP: [1, 2, 3]}, "^blk.((1|2).ffn_(gate|up)|3.ffn_up).weight$", id="some-have-all"),
+    ],
+)
+def test_patterns_are_short(tensors: dict[str, Sequence[int]], pattern: str) -> None:
+    items = [Item(n, f"blk.{n}.{name}", ("weight",), 1) for name, layers in tensors.items() for n in layers]
+    found = pattern_for(items)
+    assert found == pattern
+    names = [f"blk.{n}.{name}.weight" for n in range(14) for name in (GATE, UP, DOWN, f"{UP}_exps")]
+    assert {name for name in names if re.search(found, name)} == {f"{item.stem}.weight" for item in items}
 
 
 def test_one_override_per_target() -> None:
