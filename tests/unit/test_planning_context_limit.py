@@ -214,6 +214,16 @@ def test_only_layers_on_devices_count() -> None:
             assert limited(asked, record) == (asked, None)
 
 
+def test_the_first_layer_counts_where_all_are_on_devices() -> None:
+    def record(params: Params) -> Layout:
+        return Layout((LayoutEntry("Recorder", "cache_k_l0", "context", 900 * MIB),), 128, params.n_ctx)
+
+    params = Params(n_ctx=4096, n_gpu_layers=99)
+    asked = request(MODEL, taking(limits(100_000), 100), params=params, fixed=("n_ctx", "n_gpu_layers"))
+    with pytest.raises(LlamaCppError, match="cache_k_l0"):
+        limited(asked, record)
+
+
 GROWTH: dict[str, Callable[[int], int]] = {
     "in proportion": lambda n: 4096 * n,
     "with a part that stays": lambda n: 500 * MIB + 1024 * n,
