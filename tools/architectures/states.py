@@ -120,7 +120,7 @@ def _ask_child(path: Path, longest: int, configurations: dict[str, Params], llam
             text=True,
             timeout=_SECONDS,
             check=False,
-            env={**os.environ, **surroundings.of_llama_cpp(llama_cpp)},
+            env={**os.environ, "GGML_NO_BACKTRACE": "1", **surroundings.of_llama_cpp(llama_cpp)},
         )
         said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         found.update({each["name"]: each for each in said})
@@ -168,6 +168,8 @@ def tell_real(path: str, longest: int, names: Sequence[str]) -> None:
 
 def _states(llama: Any, model: Any, context: Any, params: Params, longest: int) -> Iterator[tuple[int, int, int]]:
     """Tokens of a sequence, and the bytes of its state and of a checkpoint, while more and more are computed."""
+    if not llama.llama_get_memory(context):
+        return
     dice = random.Random(0)
     sequence = params.n_seq_max - 1
     length = min(int(llama.llama_n_ctx_seq(context)), longest)
