@@ -82,7 +82,7 @@ class SequenceState:
         """How the last tokens of a sequence can be taken back, which llama-server tries out when it starts.
 
         ``whole``: only all of them; then each slot that drafts has one more checkpoint of its own. ``bounded``: some of
-        them, from snapshots (``n_rs_seq``). ``none``: there is no cache. The rule is that of ``common_context_can_seq_rm``.
+        them, from snapshots (``n_rs_seq``). ``none``: there is no cache. It is ``common_context_can_seq_rm``.
         """
         kinds = {each.kind for each in self.caches.caches}
         if not kinds:
