@@ -5,13 +5,14 @@ What says a plan as text, loads it or verifies it is above this room: it is hand
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, LlamaCpp, Params
-from fitter.parameters import DEFAULTS
+from fitter.parameters import DEFAULTS, AnyPath
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.pricing import Price
 from fitter.planning.request import MIB
@@ -30,7 +31,6 @@ from fitter.programs.later import Later
 from fitter.text import LONGEST_NAME, printable
 
 if TYPE_CHECKING:
-    import os
     from typing import final
 
     import llama_cpp
@@ -238,7 +238,7 @@ class Plan:
         tolerance: int | str = 0,
         timeout: float = DEFAULTS["timeout"],
         program: str | None = None,
-        server: str | os.PathLike[str] | None = None,
+        server: AnyPath | None = None,
         prompts: int | None = None,
     ) -> Verification:
         """Load the plan for real in a worker process, or by a ``llama-server``, and compare: ``fitter.verify``."""

@@ -141,15 +141,20 @@ def test_what_is_too_large_by_itself(mib: int, too_large: bool, tight: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("mib", "expected"),
+    ("model", "mib", "expected"),
     [
-        pytest.param((1400,), 4096, id="one-device"),
-        pytest.param((4000, 4000), 32768, id="all-of-it"),
-        pytest.param((700, 700), 4096, id="none-of-it"),
+        pytest.param(DENSE, (1400,), 4096, id="one-device"),
+        pytest.param(DENSE, (4000, 4000), 32768, id="all-of-it"),
+        pytest.param(DENSE, (700, 700), 4096, id="none-of-it"),
+        # 1429 MiB at 4096 tokens, 2437 at 32768, and 3 times 66 of 1800 are wasted
+        pytest.param(DENSE, (900, 900), 8960, id="a-part-of-it"),
+        pytest.param(DENSE, (30, 900, 900), 8960, id="a-device-that-adds-nothing"),
+        # 5829 MiB, 6837, and 3 times 114 of 6400
+        pytest.param(MOE, (3200, 3200), 10496, id="experts-waste-less"),
     ],
 )
-def test_context_in_total(mib: tuple[int, ...], expected: int) -> None:
-    found = known(*mib)
+def test_context_in_total(model: SyntheticModel, mib: tuple[int, ...], expected: int) -> None:
+    found = known(*mib, model=model)
     top, bottom = (found.trial(found.default, n_ctx) for n_ctx in (32768, 4096))
     assert context_in_total(found, top, bottom) == expected
 

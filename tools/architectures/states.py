@@ -81,7 +81,10 @@ def compare(worker: Worker, path: Path, configurations: dict[str, Params]) -> It
         except FitterError as error:
             yield Compared(name, 0, (str(error),))
             continue
-        yield Compared(name, len(said["states"]), tuple(_wrong(state, said["states"])))
+        wrong = [*_wrong(state, said["states"])]
+        if said["removable"] is not None and said["removable"] != (state.removal in ("any", "bounded")):
+            wrong.append(f"that its last token can be taken back is {said['removable']}, not {state.removal}")
+        yield Compared(name, len(said["states"]), tuple(wrong))
 
 
 def _wrong(state: SequenceState, real: Sequence[Sequence[int]]) -> Iterator[str]:
@@ -117,7 +120,7 @@ def _ask_child(path: Path, longest: int, configurations: dict[str, Params], llam
             text=True,
             timeout=_SECONDS,
             check=False,
-            env={**os.environ, **surroundings.of_llama_cpp(llama_cpp)},
+            env={**os.environ, "GGML_NO_BACKTRACE": "1", **surroundings.of_llama_cpp(llama_cpp)},
         )
         said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         found.update({each["name"]: each for each in said})
@@ -152,7 +155,8 @@ def tell_real(path: str, longest: int, names: Sequence[str]) -> None:
         model = llama.llama_model_load_from_file(os.fsencode(path), model_params)
         context = llama.llama_init_from_model(model, context_params) if model else None
         if context:
-            answer = {"states": [*_states(llama, model, context, params, longest)]}
+            states = [*_states(llama, model, context, params, longest)]
+            answer = {"states": states, "removable": _removable(llama, context, params, states)}
             llama.llama_free(context)
         else:
             answer = {"error": "no context"}
@@ -164,6 +168,8 @@ def tell_real(path: str, longest: int, names: Sequence[str]) -> None:
 
 def _states(llama: Any, model: Any, context: Any, params: Params, longest: int) -> Iterator[tuple[int, int, int]]:
     """Tokens of a sequence, and the bytes of its state and of a checkpoint, while more and more are computed."""
+    if not llama.llama_get_memory(context):
+        return
     dice = random.Random(0)
     sequence = params.n_seq_max - 1
     length = min(int(llama.llama_n_ctx_seq(context)), longest)
@@ -181,6 +187,16 @@ def _states(llama: Any, model: Any, context: Any, params: Params, longest: int) 
         llama.llama_synchronize(context)
         size = llama.llama_state_seq_get_size_ext
         yield count, size(context, sequence, _FULL), size(context, sequence, _PARTIAL)
+
+
+def _removable(llama: Any, context: Any, params: Params, states: Sequence[tuple[int, int, int]]) -> bool | None:
+    """Whether the last of several tokens can be taken back; ``None`` where there are none."""
+    memory, n_tokens = llama.llama_get_memory(context), states[-1][0] if states else 0
+    if not memory or n_tokens < 2:
+        return None
+    remove = llama.library.llama_memory_seq_rm
+    remove.restype, remove.argtypes = ctypes.c_bool, [ctypes.c_void_p, *[ctypes.c_int32] * 3]
+    return bool(remove(memory, params.n_seq_max - 1, n_tokens - 1, -1))
 
 
 def _decode(llama: Any, model: Any, context: Any, tokens: Sequence[int], sequence: int) -> bool:
