@@ -191,7 +191,7 @@ class _Fit:
         if not candidate.trial.fits:
             return {}
         asked = lowered(self._request, choice.known, self._others)
-        return room_for(asked, _joined(choice, breakdown, uses))
+        return room_for(asked, _joined(choice, breakdown, uses), candidate.trial.params)
 
     def _found(self) -> _Found:
         skeleton = self._skeleton
