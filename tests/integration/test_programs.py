@@ -23,6 +23,7 @@ import fitter
 from fitter.errors import PlanError, UsageError
 from fitter.parameters import PROGRAMS
 from fitter.programs import facts
+from fitter.programs.later import Later
 from fitter.regression import check
 from tests.unit.plans import GIB, MIB
 from tools import shapes
@@ -117,7 +118,11 @@ def test_a_plan_for_python_is_for_llama_cpp_python(folder: Path) -> None:
 def test_python_is_for_llama_cpp_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FITTER_PROGRAM")
     plan = fitter.fit(folder / "llama-3.1-8b.gguf", gpus="24GiB", n_ctx=4096)
-    assert (plan.program, plan.params.n_outputs_max, plan.later) == (PYTHON, 1, ())
+    assert (plan.program, plan.params.n_outputs_max, plan.later) == (
+        PYTHON,
+        1,
+        (Later("logits", 4 * 128256, 4 * 128256, 1),),
+    )
 
 
 BAD: dict[str, tuple[tuple[str, ...], str | None, str]] = {
@@ -223,7 +228,9 @@ def test_outputs_of_each_program(folder: Path, words: dict[str, Any], expected: 
     plan = fitter.fit(folder / "tiny.gguf", gpus="24GiB", n_ctx=1024, **words)
     assert (plan.params.n_seq_max, plan.params.n_outputs_max, plan.params.n_batch) == expected
     assert plan.program == words["program"]
-    assert bool(plan.later) == (words["program"] in (SERVER, CLI)), "only they have a prompt cache"
+    kinds = [later.kind for later in plan.later]
+    assert ("prompt cache" in kinds) == (words["program"] in (SERVER, CLI))
+    assert ("logits" in kinds) == (words["program"] not in (BENCH, ANY)), "of those it is not known"
 
 
 def test_a_small_card_has_room_for_more(folder: Path) -> None:
@@ -238,19 +245,19 @@ def test_a_small_card_has_room_for_more(folder: Path) -> None:
 LIMITS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
     "a host without a limit": ("llama-3.1-8b", {}, "", True),
     "room for all": ("llama-3.1-8b", {"host_memory": "12GiB"}, "", True),
-    "room for less": ("llama-3.1-8b", {"host_memory": "4GiB"}, "-cram 2766", True),
-    "room for nothing": ("llama-3.1-8b", {"host_memory": "1330MiB"}, "-cram 0", True),
+    "room for less": ("llama-3.1-8b", {"host_memory": "4GiB"}, "-cram 2764", True),
+    "room for nothing": ("llama-3.1-8b", {"host_memory": "1332MiB"}, "-cram 0", True),
     "a cache that is set": ("llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 512}, "-cram 512", True),
-    "a cache that has no room": ("llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 2767}, "-cram 2767", False),
+    "a cache that has no room": ("llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 2765}, "-cram 2765", False),
     "no cache": ("llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 0}, "-cram 0", True),
     "no limit": ("llama-3.1-8b", {"cache_ram": -1}, "-cram -1", True),
     "checkpoints": ("gemma3-12b", {}, "", True),
-    "room for some": ("gemma3-12b", {"host_memory": "8GiB"}, "-cram 3792 -ctxcp 2", True),
+    "room for some": ("gemma3-12b", {"host_memory": "8GiB"}, "-cram 3788 -ctxcp 2", True),
     "a cache, and room for some": ("gemma3-12b", {"host_memory": "8GiB", "cache_ram": 512}, "-cram 512 -ctxcp 4", True),
     "checkpoints that are set": (
         "gemma3-12b",
         {"host_memory": "8GiB", "ctx_checkpoints": 1},
-        "-cram 5072 -ctxcp 1",
+        "-cram 5068 -ctxcp 1",
         True,
     ),
     "more than there is room for": (
@@ -259,7 +266,7 @@ LIMITS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
         "-cram 0 -ctxcp 8",
         False,
     ),
-    "one slot has room for more": ("gemma3-12b", {"host_memory": "8GiB", "n_seq_max": 1}, "-cram 3475 -ctxcp 9", True),
+    "one slot has room for more": ("gemma3-12b", {"host_memory": "8GiB", "n_seq_max": 1}, "-cram 3474 -ctxcp 9", True),
     "none of either": (
         "gemma3-12b",
         {"host_memory": "8GiB", "cache_ram": 0, "ctx_checkpoints": 0},
@@ -291,7 +298,7 @@ def test_host_memory_is_planned_with_what_comes_later(
 
 def test_what_is_kept_has_the_size_that_llama_cpp_gives_it(folder: Path) -> None:
     plan = fitter.fit(folder / "llama-3.1-8b.gguf", gpus="24GiB", n_ctx=8192, program=SERVER)
-    cache, idle = plan.later
+    cache, idle, logits = plan.later
     a_cell = 2 * 32 * 8 * 128 * 2
     assert (cache.kind, cache.bytes) == ("prompt cache", 8 * GIB)
     assert 8192 * a_cell < cache.each < 8192 * (a_cell + 32), "the rows of every token, and a little beside them"
@@ -300,8 +307,10 @@ def test_what_is_kept_has_the_size_that_llama_cpp_gives_it(folder: Path) -> None
     other = fitter.fit(
         folder / "llama-3.1-8b.gguf", gpus="24GiB", n_ctx=8192, program=SERVER, cache_idle_slots=False, type_k="q8_0"
     )
-    [cache_only] = other.later
-    assert cache_only.each < cache.each
+    assert [later.kind for later in other.later] == ["prompt cache", "logits"]
+    assert other.later[0].each < cache.each
+    row = 4 * 128256
+    assert logits == Later("logits", 4 * row, row, 4)
 
 
 @pytest.mark.parametrize(("name", "is_made"), [("tiny", False), ("swa", True), ("hybrid", True)])
@@ -327,9 +336,9 @@ def test_a_draft_model_has_a_state_too(folder: Path) -> None:
 def test_the_table_says_what_is_smaller_and_why(folder: Path) -> None:
     words = (folder / "gemma3-12b.gguf", "--gpu", "24GiB", "-c", "8192", "--host-memory", "8GiB")
     said = command(*words)
-    assert said.arguments.endswith("-np 4 -kvu -cram 3792 -ctxcp 2 -fit off")
-    assert "the host has no room for more of it: -cram 3792 -ctxcp 2\n" in said.err
-    given = command(*words, "-cram", "3792", "-ctxcp", "2")
+    assert said.arguments.endswith("-np 4 -kvu -cram 3788 -ctxcp 2 -fit off")
+    assert "the host has no room for more of it: -cram 3788 -ctxcp 2\n" in said.err
+    given = command(*words, "-cram", "3788", "-ctxcp", "2")
     assert given.arguments == said.arguments
     assert "no room" not in given.err
 
@@ -338,7 +347,10 @@ def test_what_is_set_and_has_no_room_is_said(folder: Path) -> None:
     words = ("--gpu", "24GiB", "-c", "8192", "--host-memory", "4GiB", "-cram", "8192")
     said = command(folder / "llama-3.1-8b.gguf", *words)
     assert (said.status, said.out) == (1, "")
-    assert "fitter: does not fit: the host lacks 5426 MiB: " in said.err
+    [line] = (line for line in said.err.splitlines() if line.startswith("fitter: "))
+    assert line.startswith("fitter: does not fit: the host lacks 5428 MiB: ")
+    assert "MiB of them for what the program keeps later) plus a margin of 1024 MiB" in line
+    assert "; use a smaller -cram, use a smaller -c, free host memory" in line
 
 
 # --- Llama
