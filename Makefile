@@ -205,6 +205,10 @@ test-architectures: architectures ## a plan with the skeleton and one without it
 test-real: architectures tools ## dummy and real loads of a model of every architecture, on the CPU and an rpc-server: ten minutes on two cores
 	@$(PY) -m tools.architectures.real --models $(ARCHITECTURES)/models $(CHECK_ARGS)
 
+.PHONY: test-states
+test-states: architectures ## what llama.cpp writes of a sequence, with a model of every architecture: five minutes on two cores
+	@$(PY) -m tools.architectures.states --models $(ARCHITECTURES)/models $(CHECK_ARGS)
+
 # CHECK_ARGS="--machines 100 --first 5000" draws others.
 .PHONY: test-search
 test-search: install tools ## the search on 1,000 random machines: no card added, no byte freed makes a plan worse; two hours on two cores

@@ -194,7 +194,7 @@ class Session:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
         # Made once, or each process would look for a folder of its own.
-        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        vars(session.config)["_tmp_path_factory"].getbasetemp()
         gc.freeze()
         tests = reached(items, self.changes)
         by_function: defaultdict[str, list[str]] = defaultdict(list)

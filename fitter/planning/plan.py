@@ -5,6 +5,7 @@ What says a plan as text, loads it or verifies it is above this room: it is hand
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,7 +31,6 @@ from fitter.programs.later import Later
 from fitter.text import LONGEST_NAME, printable
 
 if TYPE_CHECKING:
-    import os
     from typing import final
 
     import llama_cpp

@@ -39,6 +39,10 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "projector": ("gemma3-12b.gguf", {"gpus": "vulkan:24GiB", "mmproj": "mmproj.gguf"}),
     "drafts of its own": ("glm45-air.gguf", {"gpus": "2x 48GiB", "mtp": True, "n_ctx": 8192}),
+    "a server, with less to keep": (
+        "gemma3-12b.gguf",
+        {"gpus": "24GiB", "n_ctx": 8192, "program": "llama-server", "host_memory": "8GiB", "spec_type": "ngram-mod"},
+    ),
     "as upstream places": ("qwen3-30b-a3b.gguf", {"gpus": "rocm:gfx1100:16GiB", "strategy": "llama.cpp"}),
 }
 

@@ -530,9 +530,9 @@ def test_nothing_changed(locked: Path) -> None:
 def set_fact(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
     """Have every version of llama-server set ``value`` by itself."""
     module = importlib.import_module("fitter.programs.facts")
-    data = copy.deepcopy(module._data())
+    data = copy.deepcopy(module.data())
     data[SERVER][name] = [{"since": "0.13.1", "value": value, "source": "a test"}]
-    monkeypatch.setattr(module, "_data", lambda: data)
+    monkeypatch.setattr(module, "data", lambda: data)
     assert getattr(facts(SERVER), name) == value
 
 
