@@ -32,8 +32,6 @@ from fitter.planning.shared import (
 )
 from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
 from fitter.planning.trial import Trial
-from fitter.planning.work_space import lacking as lacking_space
-from fitter.planning.work_space import work_spaces
 
 _T = TypeVar("_T")
 
@@ -192,9 +190,8 @@ class _Fit:
         candidate, choice, breakdown, uses = found
         if not candidate.trial.fits:
             return {}
-        asked, joined = lowered(self._request, choice.known, self._others), _joined(choice, breakdown, uses)
-        short = lacking_space(work_spaces(asked, candidate.trial.params, breakdown), asked, joined)
-        return room_for(asked, joined) | short
+        asked = lowered(self._request, choice.known, self._others)
+        return room_for(asked, _joined(choice, breakdown, uses), candidate.trial.params)
 
     def _found(self) -> _Found:
         skeleton = self._skeleton

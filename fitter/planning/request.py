@@ -30,9 +30,7 @@ STRATEGIES = ("fastest", "llama.cpp")
 class DeviceLimit:
     """A device and how much of it must stay free. ``buffer_type`` is the name of its default buffer type.
 
-    ``largest_tensor`` is the most that it computes with in one tensor, ``None`` where it names no limit. ``outside`` is
-    what was measured beyond llama.cpp's count on such a device, ``has_work_space`` whether it needs more of that for
-    attention without flash attention.
+    ``largest_tensor`` is the most that it computes with in one tensor, ``None`` where it names no limit.
     """
 
     name: str
@@ -42,8 +40,6 @@ class DeviceLimit:
     margin: int
     buffer_type: str
     largest_tensor: int | None = None
-    outside: int = 0
-    has_work_space: bool = False
 
     @property
     def target(self) -> int:

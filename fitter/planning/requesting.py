@@ -10,7 +10,7 @@ from fitter.llama.types import DeviceInfo, Params, SplitMode
 from fitter.machine.calibrated import Calibrated, outside_of
 from fitter.machine.devices import Machine, check_main_gpu, choose
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.machine.unaccounted import has_half_experts, kind_of, unaccounted
+from fitter.machine.unaccounted import has_half_experts, unaccounted
 from fitter.model.header import Model
 from fitter.model.tensors import is_expert
 from fitter.parameters import MAX_TOKENS
@@ -32,9 +32,6 @@ from fitter.planning.request import DeviceLimit, HostLimit, Request
 from fitter.planning.work import facts_of
 
 _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
-
-_WITH_WORK_SPACE = ("cuda", "rocm")
-"""Kinds of devices whose backend is ggml-cuda."""
 
 _KEPT = frozenset({"n_ctx", "n_gpu_layers", "n_ubatch", "type_k", "type_v", "op_offload", "flash_attn"})
 """Keywords that fitting keeps where they are set."""
@@ -67,10 +64,7 @@ def request_of(
         named = tuple(device.name for device in machine.devices)
     chosen = _chosen(ask, machine, named)
     outside = _outside(ask, model, known)
-    devices = tuple(
-        replace(limit, outside=outside(info) or 0, has_work_space=kind_of(info, ask.virtual) in _WITH_WORK_SPACE)
-        for limit, info in zip(_limits(chosen, ask.margin, outside), chosen, strict=True)
-    )
+    devices = _limits(chosen, ask.margin, outside)
     pinned = pinned_by(params, model, devices, machine.devices, questions.match)
     n_ctx_train = model.n_ctx_train or min(ask.fit_ctx, MAX_TOKENS)
     workload = _workload(ask, params, n_ctx_train)

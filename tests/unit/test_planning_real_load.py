@@ -127,7 +127,7 @@ ROOMS: dict[str, tuple[tuple[int, int | None], tuple[int, int | None], dict[str,
 def test_room(first: tuple[int, int | None], second: tuple[int, int | None], expected: dict[str, int]) -> None:
     asked = request(MODEL, (bytes_of("CUDA0", 100), bytes_of("CUDA1", 100)))
     found = Breakdown((row("CUDA0", *first), row("CUDA1", *second), row("CPU", 1, 1)), ("CUDA0", "CUDA1"), 256)
-    room = room_for(asked, found)
+    room = room_for(asked, found, Params())
     assert room == expected
     assert [device.target for device in with_room(asked, room).devices] == [100 - room.get("CUDA0", 0)] * 2
 
