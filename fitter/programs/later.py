@@ -31,8 +31,8 @@ class Keeps:
 
     ``state``: bytes of the whole state of one slot at most, ``checkpoint``: bytes of one context checkpoint, 0 where
     none are made. ``cache_ram`` (MiB) and ``ctx_checkpoints`` (for each slot) are as its options have them.
-    ``saves_idle``: idle slots are saved in the prompt cache. ``drafting``: checkpoints that a slot has beyond those, for
-    tokens that are drafted and taken back.
+    ``saves_idle``: idle slots are saved in the prompt cache. ``drafting``: checkpoints that a slot has beyond those,
+    for tokens that are drafted and taken back.
     """
 
     n_slots: int
