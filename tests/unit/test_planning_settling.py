@@ -10,16 +10,18 @@ import pytest
 from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
+from fitter.planning.explain import Choice
 from fitter.planning.known import Callbacks, Known
 from fitter.planning.memory import HOST, Item
 from fitter.planning.placement import Placement
 from fitter.planning.proposals import Situation
 from fitter.planning.room import Room
-from fitter.planning.settling import fill, settle
+from fitter.planning.settling import fill, settle, settle_fastest
 from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
 N_CTX = 4096
+ON_ALL = Placement(0, (9,))
 ON_BOTH, ON_THE_FIRST, ON_THE_SECOND = Placement(0, (5, 4)), Placement(0, (9, 0)), Placement(0, (0, 9))
 
 
@@ -76,6 +78,59 @@ def test_what_does_not_fit_refines_nothing() -> None:
     found, llama = known(1000, 3000)
     trial = settle(found, N_CTX, True, proposing(ON_BOTH, None, ON_THE_FIRST))
     assert trial is not None and (trial.placement, len(llama.asked)) == (ON_BOTH, 2)
+
+
+def test_what_is_measured_slower_than_expected_refines_nothing() -> None:
+    found, llama = known(3000, 3000)
+
+    def measure(params: Params) -> Breakdown:
+        # the second load is of the placement without a hop
+        return replace(llama.measure(params), n_splits=(2, 2) if len(llama.asked) == 1 else (9000, 9000))
+
+    callbacks = replace(found.callbacks, measure=measure)
+    found = Known(found.original_request, found.devices, callbacks, found)
+    trial = settle(found, N_CTX, True, proposing(ON_BOTH, None, ON_THE_FIRST))
+    assert trial is not None and (trial.placement, len(llama.asked)) == (ON_BOTH, 2)
+
+
+@pytest.mark.parametrize(
+    ("is_whole", "expected"),
+    [
+        pytest.param(False, ["load", "told", "load"], id="what-a-first-load-corrected"),
+        pytest.param(True, ["load", "load"], id="not-of-the-whole-model"),
+    ],
+)
+def test_a_correction_is_told_of_before_it_is_measured(is_whole: bool, expected: list[str]) -> None:
+    found, llama = known(600)
+    events: list[str] = []
+
+    def measure(params: Params) -> Breakdown:
+        events.append("load")
+        return llama.measure(params)
+
+    callbacks = Callbacks(measure, llama.record, lambda params: events.append("told"))
+    found = Known(found.original_request, found.devices, callbacks, found)
+    placements = (ON_ALL, Placement(1, (8,))) if is_whole else (Placement(2, (7,)), Placement(1, (8,)))
+    assert settle(found, N_CTX, is_whole, proposing(*placements)) is None, "none of them fits"
+    assert events == expected
+
+
+def test_which_devices_have_the_layers_is_said() -> None:
+    said: list[Choice] = []
+    found, _ = known(3000, 3000, speeds=(SLOW_CARD, CARD))
+    found = Known(found.original_request, found.devices, replace(found.callbacks, on_choice=said.append), found)
+    trial = settle_fastest(found, N_CTX)
+    assert trial is not None and trial.placement == ON_THE_SECOND
+    assert [(choice.subject, choice.chosen) for choice in said] == [("which devices have the layers", "9 on CUDA1")]
+
+
+def test_buffers_of_a_part_of_the_model_are_not_those_of_all_of_it() -> None:
+    """All of it takes 1267 MiB; where a tensor of 40 is on the host the buffer is so much larger."""
+    found, _ = known(1270)
+    large = items_of(found)[1]
+    assert found.trial(Placement(0, (9,), ((large, HOST),)), N_CTX).fits
+    trial = settle_fastest(found, N_CTX)
+    assert trial is not None and trial.fits and trial.placement == ON_ALL
 
 
 @dataclass
