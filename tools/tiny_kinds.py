@@ -1,4 +1,4 @@
-"""Small real models whose memory is of another kind than an ordinary cache: windows, states. All tensors are present."""
+"""Small real models whose memory is of another kind than an ordinary cache: windows and states."""
 
 from __future__ import annotations
 
