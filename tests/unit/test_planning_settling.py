@@ -16,7 +16,7 @@ from fitter.planning.memory import HOST, Item
 from fitter.planning.placement import Placement
 from fitter.planning.proposals import Situation
 from fitter.planning.room import Room
-from fitter.planning.settling import fill, settle, settle_fastest
+from fitter.planning.settling import fill, settle, settle_fastest, settle_partial
 from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
@@ -212,3 +212,36 @@ def test_what_comes_back_and_is_slower_stays_on_the_host() -> None:
     small, large = items_of(found)
     before = found.trial(Placement(0, (9,), ((large, HOST), (small, HOST))), N_CTX)
     assert fill(found, before) is before and len(llama.asked) == 2
+
+
+class Losing(SyntheticLlama):
+    """A llama.cpp that turns flash attention off where weights are on a device without their cache, for 600 MiB."""
+
+    def measure(self, params: Params) -> Breakdown:
+        found = super().measure(params)
+        is_on = not any(override.buffer_type == "CUDA0" for override in params.tensor_buft_overrides)
+        more = 0 if is_on else 600 * MIB
+        rows = (replace(row, compute=row.compute + more) if row.device and row.used else row for row in found.rows)
+        return replace(found, rows=tuple(rows), flash_attn=is_on)
+
+
+def test_layers_are_in_one_place_where_flash_attention_is_lost_otherwise() -> None:
+    model, devices = replace(MODEL, cache=65536), limits(700)
+    llama = Losing(model, devices)
+    found = Known(priced(request(model, devices), model, CARD), devices, Callbacks(llama.measure, llama.record))
+    found.units(N_CTX)
+    trial = settle_partial(found, N_CTX)
+    assert trial is not None and trial.fits and trial.breakdown.flash_attn
+    assert found.has_lost_flash and not found.is_plain, "what was known stays as it was"
+
+
+def test_where_the_weights_go_is_said_with_the_other_way() -> None:
+    said: list[Choice] = []
+    found, _ = known(900)
+    found = Known(found.original_request, found.devices, replace(found.callbacks, on_choice=said.append), found)
+    trial = settle_partial(found, N_CTX)
+    (choice,) = said
+    assert trial is not None and (choice.subject, choice.seconds) == ("where the weights go", trial.seconds)
+    assert choice.chosen.startswith("single feed-forward tensors on the host")
+    assert choice.runner_up is not None and choice.runner_up.startswith("the weights of some layers on the host")
+    assert choice.runner_up_seconds is not None and choice.runner_up_seconds > choice.seconds
