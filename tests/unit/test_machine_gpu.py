@@ -399,9 +399,7 @@ def test_every_figure_of_the_catalogue_has_a_source(key: str) -> None:
     )
     for source in filter(None, cited):
         is_known = re.search(r"https://[a-z0-9.-]+/\S+", source) or source.startswith(("public log", "measured 20"))
-        assert is_known, (
-            "a page that can be opened, a log that once had one, or a measurement of this project"
-        )
+        assert is_known, "a page that can be opened, a log that once had one, or a measurement of this project"
     maker = {"cuda": "NVIDIA, ", "rocm": "AMD, "}.get(card.profile)
     assert (sources.compute_capability or "").startswith(maker or "")
     assert (card.compute_capability == 0) == (sources.compute_capability is None) == (maker is None)
