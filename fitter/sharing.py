@@ -134,7 +134,7 @@ def _draft(sharing: Sharing, drafts: Drafts, at: tuple[str, ...] | None, type_k:
         layers = 0 if at == () else -1
     layers = layers_on_devices(layers, drafts.model.n_layer)
     n_max = sharing.draft_max or DRAFT_MAX
-    return Draft(str(drafts.model.path), at, layers, type_k, type_v, drafts.measure, n_max)
+    return Draft(drafts.model.called, at, layers, type_k, type_v, drafts.measure, n_max)
 
 
 def _projector(sharing: Sharing, worker: Worker, flash_attn: FlashAttn) -> Callable[[str | None], Projector]:

@@ -17,7 +17,8 @@ from fitter.errors import FitterError, UsageError
 from fitter.llama import wire
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.machine.gpu import parse_gpus
-from fitter.model.source import model_files, show
+from fitter.model.location import model_files, name_of
+from fitter.model.source import show
 from fitter.output import table
 from fitter.parameters import of_a_case
 from fitter.planning.limits import MOST_SPEED
