@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from fitter.planning.pricing import Price, SpeedSource
     from fitter.planning.request import Progress
     from fitter.planning.summary import DeviceUse, FileStamp, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
-    from fitter.planning.verified import MemoryUse, Verification, VerifiedDifference, VerifiedRow
+    from fitter.planning.verified import LaterUse, MemoryUse, ServerUse, Verification, VerifiedDifference, VerifiedRow
+    from fitter.programs.later import Later
 
 __version__ = "0.1.0"
 
@@ -78,7 +79,15 @@ _HOMES = {
         "Search",
         "SharedUse",
     ),
-    "fitter.planning.verified": ("MemoryUse", "Verification", "VerifiedDifference", "VerifiedRow"),
+    "fitter.planning.verified": (
+        "LaterUse",
+        "MemoryUse",
+        "ServerUse",
+        "Verification",
+        "VerifiedDifference",
+        "VerifiedRow",
+    ),
+    "fitter.programs.later": ("Later",),
 }
 """Where each name is, beside the errors."""
 
@@ -110,6 +119,8 @@ __all__ = [
     "FitterError",
     "HostUse",
     "Inspection",
+    "Later",
+    "LaterUse",
     "LayerSize",
     "LeftOut",
     "LibraryError",
@@ -136,6 +147,7 @@ __all__ = [
     "RoleSize",
     "Row",
     "Search",
+    "ServerUse",
     "SharedUse",
     "SpeedSource",
     "TensorBuftOverride",

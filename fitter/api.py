@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from fitter import beginning, programs
 from fitter.asking import answering, fetch, limited, one_load, questions_of, worker_for
 from fitter.door import door
-from fitter.errors import LibraryError, PlanError, UsageError
-from fitter.keeping import Keeper
+from fitter.errors import LibraryError, UsageError
+from fitter.keeping import Keeper, facts_of_program
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import RPC, Breakdown, DeviceInfo, Params, VirtualDevice
 from fitter.machine import calibrated
@@ -40,7 +40,7 @@ from fitter.planning.inspection import Inspection, inspection_of
 from fitter.planning.limits import check_context
 from fitter.planning.plan import Plan, check_can_run, check_llama_cpp, register, renamed
 from fitter.planning.pricing import Price, Speeds, price_params
-from fitter.planning.request import MIB, Progress
+from fitter.planning.request import Progress
 from fitter.planning.requesting import limits_beside, pinned_by, request_of
 from fitter.planning.summary import ModelSummary, stamp_of
 from fitter.planning.work import facts_of
@@ -147,9 +147,11 @@ def fit(
             worker.devices, ask.virtual, ask.host_memory, is_described=ask.is_described, has_rpc=bool(ask.rpc)
         )
         known = () if ask.virtual else calibrated.read()
-        ask = ask.with_build(llama_cpp := worker.build())
+        llama_cpp = worker.build()
+        known_of_program = facts_of_program(ask.program, llama_cpp, worker.llama_cpp_for(ask.llama_cpp))
+        ask = ask.with_facts(known_of_program)
         request = request_of(ask, opened, machine, questions_of(ask, worker, machine), known)
-        keeper = Keeper(ask, worker, opened, drafts, llama_cpp)
+        keeper = Keeper(ask, worker, opened, drafts, known_of_program)
         plan = planning.fit(
             request,
             ModelSummary.of(opened),
@@ -172,7 +174,13 @@ def fit(
     by = answering(ask.virtual, ask.profile, worker.llama_cpp_for(ask.llama_cpp))
     notes = compared.notes(ask.virtual, by, llama_cpp.ggml, llama_cpp.commit)
     return replace(
-        plan, program=ask.program, rpc=rpc, llama_cpp=llama_cpp, notes=notes, fit_keywords=words, files=stamps
+        plan,
+        program=ask.program,
+        rpc=rpc,
+        llama_cpp=llama_cpp,
+        notes=(*notes, *plan.notes),
+        fit_keywords=words,
+        files=stamps,
     )
 
 
@@ -405,11 +413,11 @@ def _verified_by(program: str | None, server: Path | None, prompts: int | None) 
     chosen = SERVER if program is None and server is not None else program or programs.chosen("llama-cpp-python")
     if chosen in ("llama-cli", "llama-bench"):
         raise UsageError(
-            f"fitter verify cannot start {chosen}: use --for {SERVER}, or --for any, which loads with llama.cpp's library"
+            f"fitter verify cannot start {chosen}: use --for {SERVER}, or --for any to load with llama.cpp's library"
         )
     for option, value in (("--server", server), ("--prompts", prompts)):
         if value is not None and chosen != SERVER:
-            raise UsageError(f"{option} is for --for {SERVER}, but the plan is for {chosen}: leave one of them out")
+            raise UsageError(f"{option} is for --for {SERVER}: give that, or leave {option} out")
     return chosen
 
 
@@ -468,8 +476,9 @@ class _Methods:
 
     def llama_kwargs(self, plan: Plan) -> dict[str, Any]:
         from fitter.output.keywords import llama_kwargs
+        from fitter.same_load import with_every_output
 
-        return llama_kwargs(_with_every_output(plan))
+        return llama_kwargs(with_every_output(plan, measure))
 
     def load(self, plan: Plan, kwargs: Mapping[str, Any]) -> Llama:
         from fitter.loading import load
@@ -479,25 +488,6 @@ class _Methods:
 
     def verify(self, plan: Plan, tolerance: int | str, timeout: float) -> Verification:
         return verify(plan=plan, tolerance=tolerance, timeout=timeout)
-
-
-def _with_every_output(plan: Plan) -> Plan:
-    """``plan`` with an output for every token, as a ``llama_cpp.Llama`` of one's own has, where it has room for that.
-
-    Raises ``PlanError`` where it has not.
-    """
-    if plan.program != "llama-cpp-python" or not plan.params.n_outputs_max or not plan.fit_keywords:
-        return plan
-    from fitter.same_load import missing_of, same_load
-
-    keywords = {**same_load(plan, plan.fit_keywords), "n_outputs_max": 0}
-    breakdown = measure(plan.model.path, timeout=plan.fit_keywords.get("timeout"), **keywords)
-    for name, lacking in missing_of(plan, breakdown, plan.shared).items():
-        raise PlanError(
-            f"llama_cpp.Llama makes every token of a batch an output, which the plan does not count, and for which "
-            f"{name} lacks {-(-lacking // MIB)} MiB: use plan.load(), or fit with program='any'"
-        )
-    return replace(plan, params=replace(plan.params, n_outputs_max=0), breakdown=breakdown)
 
 
 def _restored(values: dict[str, Any]) -> Plan:

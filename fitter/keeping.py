@@ -4,34 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fitter.errors import UsageError
+from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import LlamaCpp, Params, Row, Skeleton
 from fitter.model.header import Model
 from fitter.planning.ask import Ask
 from fitter.planning.plan import Plan
 from fitter.planning.request import Request
+from fitter.planning.shared import LATER, later_of
 from fitter.planning.summary import SharedUse
-from fitter.programs import PROGRAMS, facts
+from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
 from fitter.programs.later import Keeps, fitted, keeps
 from fitter.programs.state import SequenceState, state_of
 from fitter.sharing import Drafts, drafting_params
 
-LATER = "later"
-"""The kind of what host memory is kept free for, where the user sets how much."""
-
 _FIXED = frozenset({"cache_ram", "ctx_checkpoints"})
+
+
+def facts_of_program(program: str, build: LlamaCpp, llama_cpp: str | None) -> Facts:
+    """What ``program`` of that ``build`` sets; a llama-server that ``llama_cpp`` names is asked for its own help."""
+    from fitter.programs.finding import named_server
+
+    return facts(program, build, named_server(llama_cpp) if program == LlamaServer.name else None)
 
 
 @dataclass(frozen=True)
 class Keeper:
-    """What the program of ``ask`` keeps of a ``model``, with ``drafts`` beside it, in the version of ``build``."""
+    """What the program of ``ask`` keeps of a ``model``, with ``drafts`` beside it, in the version that is ``known``."""
 
     ask: Ask
     worker: Worker
     model: Model
     drafts: Drafts | None
-    build: LlamaCpp
+    known: Facts
 
     def reserved(self, request: Request) -> tuple[SharedUse, ...]:
         """Host memory that a plan for ``request`` keeps for what the user sets; the rest takes what the plan leaves.
@@ -53,9 +58,15 @@ class Keeper:
         """``plan`` with what is kept, which takes no more than its host has left: by smaller limits where need be."""
         if not PROGRAMS[self.ask.program].is_server:
             return plan
-        reserved = sum(use.on(None) for use in plan.shared if use.kind == LATER)
+        reserved = later_of(plan.shared)
         host = replace(plan.host, shared=plan.host.shared - reserved)
-        own = self._own(plan.params)
+        notes = plan.notes
+        try:
+            own = self._own(plan.params)
+        except LlamaCppError as error:
+            # all that is known is the limit of the prompt cache
+            own = self._limited(plan.params, ())
+            notes = (*notes, f"what {self.ask.program} keeps of each slot later is not in the plan: {error}")
         kept = own
         if host.left is not None:
             given = self.ask.given
@@ -72,17 +83,20 @@ class Keeper:
         return replace(
             plan,
             params=plan.params.having(lowered),
-            host=replace(host, later=kept.bytes or 0),
+            host=replace(host, later=kept.bytes),
             shared=tuple(use for use in plan.shared if use.kind != LATER),
             later=kept.lines(),
+            notes=notes,
         )
 
     def _own(self, params: Params) -> Keeps:
-        """What the program keeps with its own limits, or those that are set."""
-        states = self._states(params) if not params.embeddings else ()
+        """What the program keeps with its own limits, or those that are set. Raises ``LlamaCppError``."""
+        return self._limited(params, () if params.embeddings else self._states(params))
+
+    def _limited(self, params: Params, states: tuple[SequenceState, ...]) -> Keeps:
         is_rolled_back = any(state.needs_checkpoints for state in states[:1])
         return keeps(
-            facts(self.ask.program, self.build),
+            self.known,
             params.n_seq_max,
             sum(state.largest for state in states),
             sum(state.largest_checkpoint for state in states) if is_rolled_back else 0,

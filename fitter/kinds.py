@@ -319,7 +319,7 @@ class Margin(Size):
     """Bytes that must stay free, one number for all devices or several; or ``auto``."""
 
     def check(self, called: str, value: Any) -> Any:
-        return AUTO if value == AUTO else super().check(called, value)
+        return AUTO if isinstance(value, str) and value == AUTO else super().check(called, value)
 
     def parse(self, word: str) -> Any:
         return AUTO if word == AUTO else super().parse(word)

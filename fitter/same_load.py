@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from fitter.errors import PlanError
 from fitter.llama.types import Breakdown
 from fitter.output.formats.python import fit_kwargs
 from fitter.parameters import MachineKeywords, Measuring, RawKeywords, taken_by
 from fitter.planning.plan import Plan
+from fitter.planning.request import MIB
 from fitter.planning.shared import HOST_NAME, taken
 from fitter.planning.summary import SharedUse
+from fitter.programs import LlamaCppPython
 
 
 def same_load(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,6 +29,23 @@ def same_load(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
 def without_timeout(told: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords without those that are the worker's own."""
     return {name: value for name, value in told.items() if name != "timeout"}
+
+
+def with_every_output(plan: Plan, measure: Callable[..., Breakdown]) -> Plan:
+    """``plan`` with an output for every token, as a ``llama_cpp.Llama`` of one's own has, where it has room for that.
+
+    ``measure`` is ``fitter.measure``. Raises ``PlanError`` where it has not.
+    """
+    if plan.program != LlamaCppPython.name or not plan.params.n_outputs_max or not plan.fit_keywords:
+        return plan
+    keywords = {**same_load(plan, plan.fit_keywords), "n_outputs_max": 0}
+    breakdown = measure(plan.model.path, timeout=plan.fit_keywords.get("timeout"), **keywords)
+    for name, lacking in missing_of(plan, breakdown, plan.shared).items():
+        raise PlanError(
+            f"llama_cpp.Llama makes every token of a batch an output, which the plan does not count, and for which "
+            f"{name} lacks {-(-lacking // MIB)} MiB: use plan.load(), or fit with program='any'"
+        )
+    return replace(plan, params=replace(plan.params, n_outputs_max=0), breakdown=breakdown)
 
 
 def missing_of(plan: Plan, breakdown: Breakdown, shared: Sequence[SharedUse] = ()) -> dict[str, int]:

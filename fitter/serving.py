@@ -118,7 +118,7 @@ def _n_vocab(models: dict[str, Any]) -> int:
 
 
 def _n_tokens(model: Model) -> int:
-    tokens = model.header.metadata.get("tokenizer.ggml.tokens")
+    tokens = model.metadata.get("tokenizer.ggml.tokens")
     return tokens.length if isinstance(tokens, Array) else 1
 
 

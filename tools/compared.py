@@ -21,9 +21,9 @@ from typing import Any
 from fitter.errors import FitterError
 from fitter.llama import compared
 from fitter.llama.cuda_library import find_cuda_library
-from fitter.llama.epochs import numbers_of
 from fitter.llama.looking import look
 from fitter.llama.surroundings import LLAMA_CPP
+from fitter.llama.versions import numbers_of
 from tools import llama_builds, shapes
 from tools.oracle.draw import draw
 from tools.oracle.measure import Row, fill

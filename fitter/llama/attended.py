@@ -1,8 +1,8 @@
 """Running another program so that it always ends: with the call, with an exception, and with this process.
 
-Between the two stands a process of its own, the attendant. It is the program's parent, so the program's number stays its
-own until the attendant has waited for it. A pipe ends with this process, however that ends: then the attendant ends the
-program. Should the attendant be killed, Linux kills the program.
+Between the two stands a process of its own, the attendant. It is the program's parent, so the program's number stays
+its own until the attendant has waited for it. A pipe ends with this process, however that ends: then the attendant ends
+the program. Should the attendant be killed, Linux kills the program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fitter.llama.attended import main
 main(sys.argv[1:])
 """
 
-_PATIENCE = 5.0
+_PATIENCE = 2.0
 """Seconds that a program has to end by itself once it is asked to."""
 _PR_SET_PDEATHSIG = 1
 

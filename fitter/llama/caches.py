@@ -79,7 +79,7 @@ def caches_of(library: native.Library, context: Any, log: Sequence[str], tensors
         found = (replace(found[0], kind="swa"),)
     return Caches(
         found,
-        n_swa=model_info_of(library, model).n_swa,
+        n_swa=_window(library, model, architecture),
         is_chunked=architecture in _CHUNKED,
         leaves_out_masked=leaves_out_what_is_masked(ggml),
         n_seq_max=int(llama.llama_n_seq_max(context)),
@@ -87,6 +87,12 @@ def caches_of(library: native.Library, context: Any, log: Sequence[str], tensors
         empty=int(llama.llama_state_seq_get_size_ext(context, 0, _FULL)),
         empty_partial=int(llama.llama_state_seq_get_size_ext(context, 0, _PARTIAL)),
     )
+
+
+def _window(library: native.Library, model: Any, architecture: str) -> int:
+    """The window of sliding-window attention; llama.cpp tells programs of none where it is no help to roll back."""
+    written = _metadata(library, model, f"{architecture}.attention.sliding_window")
+    return model_info_of(library, model).n_swa or (int(written) if written.isdecimal() else 0)
 
 
 def _metadata(library: native.Library, model: Any, key: str) -> str:

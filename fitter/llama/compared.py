@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fitter.llama.cuda_library import Answering
-from fitter.llama.epochs import numbers_of
 from fitter.llama.functions import same_commit
+from fitter.llama.versions import numbers_of
 from fitter.llama.virtual import VirtualDevice
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fitter.errors import LibraryError
 from fitter.llama.layouts import data
+from fitter.llama.versions import numbers_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,9 +86,3 @@ def position_bytes(ggml: str) -> int:
 def leaves_out_what_is_masked(ggml: str) -> bool:
     """Whether the state of a sequence has only those cells that sliding-window attention still sees."""
     return numbers_of(ggml) >= numbers_of(data()["states"]["leaves_out_what_is_masked"])
-
-
-def numbers_of(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with, for comparing it with others."""
-    match = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, match[0].split("."))) if match else ()

@@ -302,23 +302,25 @@ def _served(use: ServerUse) -> Iterator[RenderableType]:
     for each in use.later:
         tokens = "" if each.tokens is None else f" of {each.tokens:,} tokens"
         name = f"{_LATER[each.kind]}{tokens}" + (f" ({each.count} prompts)" if each.kind == "prompt cache" else "")
-        nothing = "-" if each.kind != "checkpoint" or use.answered == 0 else "none said"
-        real = nothing if each.real is None else f"{each.real:,} ± {each.rounding:,}"
+        real = "none said" if each.real is None else f"{each.real:,} ± {each.rounding:,}"
         most = "no limit" if each.most is None else f"{each.most:,}"
-        style = "" if each.is_predicted and not each.more else "bold red"
+        style = "bold red" if each.more else ""
         later.add_row(name, "-" if each.predicted is None else f"{each.predicted:,}", Text(real, style=style), most)
     if use.later:
         yield later
     if use.own is None or use.resident is None:
-        yield Text("its process: this system does not say what memory it has")
+        yield Text("memory of its process: this system does not say it")
         return
-    planned = "no limit" if use.planned is None else f"{human(use.planned)} planned at most"
+    process = _table("MiB of its process", "resident", "of files", "its own", "counted", "more", "planned", "margin")
+    style = "" if use.is_within else "bold red"
+    sizes = (use.resident, use.of_files, use.own, use.counted, use.unaccounted)
+    planned = "no limit" if use.planned is None else mib(use.planned)
+    process.add_row("at most", *(Text(mib(each), style=style) for each in sizes), planned, mib(use.margin))
+    yield Text()
+    yield process
     yield Text(
-        f"its process: {human(use.resident)} in memory, {human(use.of_files)} of it pages of files; the other "
-        f"{human(use.own)} are {human(use.counted)} that are counted and {human(use.unaccounted or 0)} more ({planned}, "
-        f"and {human(use.margin)} kept free)",
-        style="" if use.is_within else "bold red",
-        overflow="fold",
+        "counted: what the plan counts without mapped files, and what was kept of the prompts; more: code, vocabulary\n"
+        "and threads; planned: with all that may be kept of prompts"
     )
 
 

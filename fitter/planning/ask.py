@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from fitter.errors import UsageError
-from fitter.llama.types import LlamaCpp, Params, VirtualDevice
+from fitter.llama.types import Params, VirtualDevice
 from fitter.machine.devices import speed_of_host
 from fitter.machine.gpu import virtual_devices
 from fitter.parameters import DEFAULTS, SPECULATION, Fitting, LoadKeywords, Measuring, ServerKeywords, taken_by
@@ -176,14 +176,14 @@ class Ask:
         if "draft-mtp" in sharing.spec_type:
             sharing = replace(sharing, mtp=True)
         program = PROGRAMS[checked.get("program") or "any"]
-        load = _begun(checked, sharing, program, None)
+        load = _begun(checked, sharing, program, facts(program.name))
         ask = cls(load=load, given=_given(checked), sharing=sharing, words=checked, **_set(cls, checked))
         ask.check()
         return ask
 
-    def with_build(self, build: LlamaCpp) -> Ask:
-        """The same, as the program of that ``build`` would load: a fit's, which knows its program's defaults then."""
-        return replace(self, load=_begun(self.words, self.sharing, PROGRAMS[self.program], build))
+    def with_facts(self, known: Facts) -> Ask:
+        """The same, as the program in the version of ``known`` would load: what a fit is asked, which has a build."""
+        return replace(self, load=_begun(self.words, self.sharing, PROGRAMS[self.program], known))
 
     @classmethod
     def of_a_load(cls, checked: Measuring) -> Ask:
@@ -293,9 +293,8 @@ def _asked(checked: Mapping[str, Any], drafted: int) -> Asked:
     )
 
 
-def _begun(checked: Fitting, sharing: Sharing, program: Program, build: LlamaCpp | None) -> Params:
+def _begun(checked: Fitting, sharing: Sharing, program: Program, known: Facts) -> Params:
     """The parameters of a load that a fit begins with; devices are chosen later."""
-    known = facts(program.name, build)
     asked = _asked(checked, sharing.drafted(known))
     if asked.reads_texts and (sharing.mtp or sharing.model_draft is not None or sharing.ngrams):
         what = "--reranking" if checked.get("reranking") else "--embedding"
@@ -321,7 +320,7 @@ def _shaped(checked: Measuring) -> Measuring:
     if (name := checked.get("program")) is None:
         return checked
     program = PROGRAMS[name]
-    shape = vars(program.shape(_asked(checked, 0), facts(name, None)))
+    shape = vars(program.shape(_asked(checked, 0), facts(name)))
     both = {**shape, **{key: value for key, value in checked.items() if value is not None}}
     return cast(Measuring, both)
 

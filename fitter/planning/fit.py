@@ -20,7 +20,16 @@ from fitter.planning.pricing import bound_of, price_placement, reasons_of
 from fitter.planning.real_load import room_for, with_room
 from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record, Request
 from fitter.planning.search import search
-from fitter.planning.shared import Companions, beyond, draft_seconds, lacking, lowered, remembered, taken
+from fitter.planning.shared import (
+    Companions,
+    beyond,
+    draft_seconds,
+    lacking,
+    later_of,
+    lowered,
+    remembered,
+    taken,
+)
 from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
 from fitter.planning.trial import Trial
 
@@ -97,7 +106,7 @@ def fit(
         devices=devices,
         host=host,
         search=Search(loads, time.monotonic() - started, llama.shared_loads(), running.is_cut_short),
-        problems=_problems(found.request, trial, devices, host, found.excess, running.room),
+        problems=_problems(found.request, trial, devices, host, found.excess, running.room, later_of(uses)),
         n_layer=request.n_layer,
         virtual=virtual,
         estimate=found.price,
@@ -435,6 +444,7 @@ def _problems(
     host: HostUse,
     excess: Excess | None,
     room: Mapping[str, int],
+    later: int,
 ) -> tuple[Problem, ...]:
     problems = []
     if excess is not None:
@@ -444,6 +454,8 @@ def _problems(
             remedy = "free host memory or put more of the model on devices"
             if "n_ctx" in request.fixed and trial.params.n_ctx > request.n_ctx_min:
                 remedy = "use a smaller -c, " + remedy
+            if later:
+                remedy = "use a smaller -cram or -ctxcp, " + remedy
             if not request.host.paging:
                 remedy += ", or let weights be read from disk again and again with --allow paging"
             used, shared, free, margin = host.used, host.shared, host.free or 0, host.margin
@@ -460,9 +472,10 @@ def _problems(
             if request.params.tensor_buft_overrides:
                 freed.append("put fewer tensors there with -ot")
             remedy = " or ".join([*freed, "use a smaller margin with --fit-target"])
-        needed = f"{_mib_up(used)} MiB are needed"
-        if shared:
-            needed += f" ({_mib_up(shared)} MiB of them beside the model)"
+        kept = later if name == "host" else 0
+        parts = ((shared - kept, "beside the model"), (kept, "for what the program keeps later"))
+        named = " and ".join(f"{_mib_up(size)} MiB of them {what}" for size, what in parts if size)
+        needed = f"{_mib_up(used)} MiB are needed" + (f" ({named})" if named else "")
         extra = f"a margin of {margin // MIB} MiB"
         if room.get(name, 0) > margin:
             extra = f"up to {_mib_up(room[name])} MiB more when it is loaded for real"

@@ -31,15 +31,17 @@ class Sizes:
 def compare_rows(plan: Plan, said: Said) -> tuple[VerifiedRow, ...]:
     """Every buffer type that either side has, and what is beside the model by device.
 
-    What the server does not say of any buffer type is ``unsaid`` of all. Where weights are mapped from the file, what it
-    says is the part of the file that they are in, which may have others between them.
+    What the server does not say of any buffer type is ``unsaid`` of all. Where weights are mapped from the file, what
+    it says is the part of the file that they are in, which may have others between them.
     """
     own = [buffer for buffer in said.buffers if buffer.context == 0 and buffer.kind in KINDS]
     expected = {row.buffer_type: row.real for row in plan.breakdown.rows}
     kinds = {buffer.kind for buffer in own}
     unsaid = tuple(kind for kind in KINDS if kind not in kinds)
     names = dict.fromkeys([*expected, *(buffer.buffer_type for buffer in own)])
-    rows = [_row(name, expected.get(name), [each for each in own if each.buffer_type == name], unsaid) for name in names]
+    rows = [
+        _row(name, expected.get(name), [each for each in own if each.buffer_type == name], unsaid) for name in names
+    ]
     return tuple(row for row in (*rows, *_beside(plan, said)) if row.predicted.used or row.real.used)
 
 
@@ -47,9 +49,9 @@ def _row(name: str, expected: Row | None, buffers: Sequence[Buffer], unsaid: tup
     empty = Row(name, None if is_host(name) else name, is_host(name), 0, 0, 0)
     predicted = expected or empty
     mapped = any(each.is_mapped for each in buffers)
-    sizes = {kind: total(each.size for each in buffers if each.kind == kind) for kind in KINDS}
-    real = replace(predicted, **{kind: size.bytes for kind, size in sizes.items()}, reserved=None)
-    rounding = replace(empty, **{kind: size.rounding for kind, size in sizes.items()})
+    model, context, compute = (total(each.size for each in buffers if each.kind == kind) for kind in KINDS)
+    real = replace(predicted, model=model.bytes, context=context.bytes, compute=compute.bytes, reserved=None)
+    rounding = replace(empty, model=model.rounding, context=context.rounding, compute=compute.rounding)
     unsaid = tuple(dict.fromkeys((*unsaid, *(("model",) if mapped else ()))))
     return VerifiedRow(predicted, real, rounding, unsaid)
 
@@ -123,7 +125,9 @@ def _later(plan: Plan, said: Said, sizes: Sizes) -> Iterator[LaterUse]:
             predicted = _predicted(largest, sizes)
             yield _use("prompt", len(said.cached), largest.tokens, predicted, largest.size, cache.bytes)
         found = said.cache
-        yield _use("prompt cache", found.prompts if found else 0, None, None, found.size if found else None, cache.bytes)
+        yield _use(
+            "prompt cache", found.prompts if found else 0, None, None, found.size if found else None, cache.bytes
+        )
 
 
 def _predicted(prompt: CachedPrompt, sizes: Sizes) -> int | None:

@@ -17,6 +17,9 @@ from fitter.planning.summary import SharedUse
 from fitter.values import parse_size
 from fitter.values import size as whole_size
 
+LATER = "later"
+"""The kind of what is reserved for a program's use after the load."""
+
 HOST_NAME = "host"
 """The host's name where devices have theirs."""
 
@@ -285,6 +288,11 @@ def occupied_by(uses: Sequence[SharedUse]) -> set[str]:
 def taken(uses: Sequence[SharedUse], device: str | None) -> int:
     """Bytes on a device, or on the host (``None``)."""
     return sum(use.on(device) for use in uses)
+
+
+def later_of(uses: Sequence[SharedUse]) -> int:
+    """Bytes of host memory that are kept for what a program takes after the load, as the user has set it."""
+    return sum(use.on(None) for use in uses if use.kind == LATER)
 
 
 def beyond(known: Sequence[SharedUse], uses: Sequence[SharedUse]) -> tuple[Row, ...]:

@@ -41,11 +41,11 @@ def verify(plan: Plan, path: Path, loader: Process, host_free: Callable[[], int]
     # The process uses the devices from this question on: what it takes of them for itself is gone before and after.
     before = loader.memory()
     check_devices(uses, before)
-    host_before = hostfree_of()
+    host_before = host_free()
     if problems := tuple(problems_now(uses, plan.host, before, host_before)):
         return replace(answer, problems=problems)
     loaded = loader.load(path, params)
-    host_after = hostfree_of()
+    host_after = host_free()
     real = loaded.breakdown
     memory = [
         MemoryUse(use.name, free_of(before, use.name), free_of(loaded.devices, use.name), real.on(use.name).used)

@@ -92,18 +92,15 @@ class LaterUse:
     tokens: int | None
     """Tokens of that one; ``None`` for all, and where the server does not say them."""
     predicted: int | None
-    """Bytes for so many tokens, as llama.cpp writes them; ``None`` where that is not known."""
+    """Bytes for so many tokens, as llama.cpp writes them; ``None`` where that is not known. A prompt's checkpoints are
+    counted as large as one of all its tokens.
+    """
     real: int | None
     """Bytes that the server says; ``None`` where it does not say any, or there was none."""
     rounding: int
     """How far off ``real`` may be, in bytes."""
     most: int | None
     """Bytes that the plan allows it to have; ``None`` where there is no limit."""
-
-    @property
-    def is_predicted(self) -> bool:
-        """Whether it is what was predicted, as far as that is known."""
-        return self.real is None or self.predicted is None or abs(self.real - self.predicted) <= self.rounding
 
     @property
     def more(self) -> int:

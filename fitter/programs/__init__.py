@@ -34,4 +34,15 @@ def chosen(default: str) -> str:
     return name
 
 
-__all__ = ["PROGRAMS", "Asked", "Facts", "LlamaCppPython", "Program", "Shape", "chosen", "facts", "unless_named"]
+__all__ = [
+    "PROGRAMS",
+    "Asked",
+    "Facts",
+    "LlamaCppPython",
+    "LlamaServer",
+    "Program",
+    "Shape",
+    "chosen",
+    "facts",
+    "unless_named",
+]

@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass
 
 from fitter.errors import LibraryError, PlanError, UsageError
+from fitter.llama.attended import Attended
 from fitter.llama.builds import PYTHON, find, named
 from fitter.llama.functions import same_commit
-from fitter.llama.attended import Attended
 from fitter.llama.types import LlamaCpp
 from fitter.text import printable
 
@@ -56,6 +56,13 @@ def find_server(server: str | None = None, llama_cpp: str | None = None) -> str:
     if found := shutil.which(NAME):
         return found
     raise LibraryError(f"there is no {NAME} on the PATH: install llama.cpp, or name one with --server")
+
+
+def named_server(llama_cpp: str | None) -> str | None:
+    """The path of the llama-server that ``llama_cpp``, or the environment, names; ``None`` where that is none."""
+    where = named(llama_cpp)
+    path = None if where == PYTHON else _at(where, ())
+    return path if path and os.path.basename(path) == NAME else None
 
 
 def _missing(where: str) -> str:

@@ -11,18 +11,18 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Later:
-    """Something that grows in host memory after the load, up to a limit.
-
-    ``kind``: ``prompt cache``, ``idle slots``, ``checkpoints`` or ``logits``. ``bytes``: the most that it takes;
-    ``None`` where it has no limit, 0 for what is a part of another one. ``count``: how many of ``each`` bytes there are
-    at most, with a prompt cache how many states of full slots it has room for; ``per_slot``: how many for each slot.
-    """
+    """Something that grows in host memory after the load, up to a limit."""
 
     kind: str
+    """``prompt cache``, ``idle slots``, ``checkpoints`` or ``logits``."""
     bytes: int | None
+    """The most bytes that it takes; ``None`` where it has no limit, 0 for what is a part of another one."""
     each: int
+    """Bytes of one of those that it consists of: a full slot's state, a checkpoint."""
     count: int | None
+    """How many of them there are at most; with a prompt cache, how many it has room for."""
     per_slot: int | None = None
+    """How many there are for each slot."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Keeps:
         return self.n_slots * self.ctx_checkpoints * self.checkpoint
 
     @property
-    def bytes(self) -> int | None:
-        """All of it."""
-        return None if self.prompt_cache is None else self.prompt_cache + self.checkpoints
+    def bytes(self) -> int:
+        """All of it that has a limit."""
+        return (self.prompt_cache or 0) + self.checkpoints
 
     def lines(self) -> tuple[Later, ...]:
         """What there is to say, a line each; nothing of what is not kept."""

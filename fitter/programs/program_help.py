@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-_SECONDS = 10.0
+SECONDS = 10.0
+"""How long a program may take to say its help."""
 _MOST_BYTES = 1 << 20
 """More than any help has."""
 
@@ -108,6 +107,8 @@ def program_of(program: str, where: str, libllama: str) -> str | None:
     """
     if os.path.isfile(where) and os.path.basename(where) == program:
         return os.path.abspath(where)
+    import shutil
+
     found = shutil.which(program)
     if found is None:
         return None
@@ -118,13 +119,15 @@ def program_of(program: str, where: str, libllama: str) -> str | None:
 
 @functools.cache
 def _defaults_of(executable: str, _stamped: tuple[tuple[str, int, int], ...]) -> Mapping[str, Any]:
+    import subprocess
+
     try:
         done = subprocess.run(
             [executable, "--help"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=_SECONDS,
+            timeout=SECONDS,
             check=False,
         )
     except (OSError, subprocess.SubprocessError):

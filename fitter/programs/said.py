@@ -84,8 +84,6 @@ class Said:
     """The prompt cache when it was largest; ``None`` where it was not said."""
     cached: tuple[CachedPrompt, ...] = ()
     """Prompts in it, each kind once."""
-    address: str = ""
-    """Where it listens."""
     can_bind: bool = True
     """Whether it could listen on its port."""
 
@@ -93,11 +91,6 @@ class Said:
     def largest_checkpoint(self) -> Figure | None:
         """Bytes of the largest checkpoint; ``None`` where none was made, or none was said."""
         return max((each.size for each in self.checkpoints), key=lambda size: size.bytes, default=None)
-
-    @property
-    def load(self) -> Figure:
-        """Bytes of all buffers in host memory that were said, without weights that are mapped."""
-        return total(each.size for each in self.buffers if is_host(each.buffer_type) and not each.is_mapped)
 
 
 _SIZE = r"= *(\d+(?:\.\d+)?) MiB"
@@ -120,7 +113,7 @@ _N_TOKENS = re.compile(r"\bn_tokens = (\d+)")
 _OF_SLOT = re.compile(r"\bid +(\d+) +\|.*checkpoint (\d+) of \d+")
 _CACHE = re.compile(r"cache state: (\d+) prompts, (\d+\.\d+) MiB(?: \(limits: (\d+\.\d+) MiB)?")
 _CACHED = re.compile(r"- prompt \S+: +(\d+) tokens, checkpoints: +(\d+), +(\d+\.\d+) MiB")
-_LISTENING = re.compile(r"listening on (\S+)")
+_LISTENING = re.compile(r"listening on \S+")
 _NOT_BOUND = re.compile(r"couldn't bind|failed to bind|address already in use|HTTP server error", re.IGNORECASE)
 
 _MAPPED = "_Mapped"
@@ -147,7 +140,7 @@ class Listener:
     _held: dict[str, int] = field(default_factory=dict)
     _contexts: int = 0
     _cache: CacheState | None = None
-    _address: str = ""
+    _listens: bool = False
     _can_bind: bool = True
 
     def hear(self, line: str) -> None:
@@ -156,9 +149,9 @@ class Listener:
             self._hear_size(line)
         elif _NEW_CONTEXT.search(line):
             self._contexts += 1
-        elif found := _LISTENING.search(line):
-            self._address = found[1]
-        elif not self._address and _NOT_BOUND.search(line):
+        elif _LISTENING.search(line):
+            self._listens = True
+        elif not self._listens and _NOT_BOUND.search(line):
             self._can_bind = False
 
     def _hear_size(self, line: str) -> None:
@@ -208,7 +201,6 @@ class Listener:
             self._n_checkpoints,
             cache=self._cache,
             cached=tuple(self._cached),
-            address=self._address,
             can_bind=self._can_bind,
         )
         one = said.largest_checkpoint

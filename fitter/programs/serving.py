@@ -156,15 +156,11 @@ class Running:
 def ended(server: Running, status: int, while_what: str) -> LlamaCppCrashError:
     """The error for a ``server`` that has ended while it should not."""
     server.end()
-    return LlamaCppCrashError(
-        f"{server.path} ended {while_what} ({ending(status)}): {server.why()}", tuple(server.log)
-    )
+    return LlamaCppCrashError(f"{server.path} ended {while_what} ({ending(status)}): {server.why()}", tuple(server.log))
 
 
 @contextmanager
-def running(
-    words: Sequence[str], patience: float, on_log: Callable[[str], None] | None = None
-) -> Iterator[Running]:
+def running(words: Sequence[str], patience: float, on_log: Callable[[str], None] | None = None) -> Iterator[Running]:
     """The llama-server of ``words``, its path and its arguments, once it has loaded its model; it ends with the block.
 
     It listens on a free port of this machine alone, and answers only who has a key that is made for it.

@@ -179,8 +179,14 @@ def test_a_format_that_is_no_arguments_names_them(
         ("-fitt 512/1", {"margin": (512 << 20, 1 << 20)}),
         ("--no_kv_offload", {"offload_kqv": False}),
         # what a plan with a draft model, or with the model's own layers, says
-        ("--spec-type draft-simple -c 512", {"n_ctx": 512}),
-        ("--spec-type=draft-mtp", {"mtp": True}),
+        ("--spec-type draft-simple -c 512", {"spec_type": ("draft-simple",), "n_ctx": 512}),
+        ("--spec-type=draft-mtp,ngram-mod", {"spec_type": ("draft-mtp", "ngram-mod")}),
+        # what llama-server takes after the load
+        (
+            "--cache_ram=100 --swa-checkpoints 4 -cms 64",
+            {"cache_ram": 100, "ctx_checkpoints": 4, "checkpoint_min_step": 64},
+        ),
+        ("--no-cache-idle-slots --rerank", {"cache_idle_slots": False, "reranking": True}),
     ],
 )
 def test_words_of_llama_cpp_for_options_of_fitter(
@@ -214,10 +220,11 @@ def test_the_model_may_be_an_option(calls: list[tuple[str, dict[str, Any]]], wor
         ("m.gguf -mx", "No such option '-mx'"),
         ("m.gguf -t", "Option '-t' requires an argument"),
         ("m.gguf --metrics=1", "Option '--metrics' does not take a value"),
-        ("m.gguf -cram 100", "-cram changes what llama.cpp allocates, and fitter cannot plan for it: leave it out, or"),
-        ("m.gguf --cache_ram=100", "or use --reserve host=SIZE"),
+        ("m.gguf -bs", "-bs changes what llama.cpp allocates, and fitter cannot plan for it: leave it out"),
+        ("m.gguf --eagle3", "leave it out, or use --reserve DEVICE=SIZE"),
+        ("m.gguf -cram -2", "Invalid value for '-cram' / '--cache-ram': -2 is too small; the smallest is -1"),
         ("m.gguf --control-vector-layer-range 1 2", "changes what llama.cpp allocates"),
-        ("m.gguf --spec-type draft-eagle3", "leave it out, or use -md or --mtp"),
+        ("m.gguf --spec-default", "leave it out, or use --spec-type ngram-mod"),
         ("m.gguf --no-repack", "changes what llama.cpp allocates"),
         (
             "m.gguf -hf user/repo",

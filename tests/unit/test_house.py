@@ -27,6 +27,7 @@ ROOMS = (
     "fitter.api",
     "fitter.early",
     "fitter.loading",
+    "fitter.serving",
     "fitter.keeping",
     "fitter.beginning",
     "fitter.asking",

@@ -11,7 +11,8 @@ import pytest
 from fitter.llama import compared
 from fitter.llama.compared import Compared, around, said_of
 from fitter.llama.cuda_library import Answering, CudaLibrary
-from fitter.llama.epochs import cuda_rules, epochs, numbers_of
+from fitter.llama.epochs import cuda_rules, epochs
+from fitter.llama.versions import numbers_of
 from fitter.llama.virtual import VirtualDevice
 from tools.cuda_reference import read
 

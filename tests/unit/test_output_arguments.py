@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fitter.output.arguments import (
     unsafe_arguments,
 )
 from fitter.values import plain_pattern
-from tests.unit.plans import make_plan
+from tests.unit.plans import make_plan, shared_use
 
 SPILL = TensorBuftOverride("^blk.(1|2|3).ffn_(up|gate)_exps.weight$", "CPU")
 USERS_OWN = TensorBuftOverride(r"blk\.\d+\.ffn_.*_exps", "CPU")
@@ -54,12 +55,54 @@ USERS_OWN = TensorBuftOverride(r"blk\.\d+\.ffn_.*_exps", "CPU")
         ("four sequences", {"n_seq_max": 4}, "-c 4096 -ngl 33 -np 4 -fit off"),
         ("four in one cache", {"n_seq_max": 4, "kv_unified": True}, "-c 4096 -ngl 33 -np 4 -kvu -fit off"),
         ("one in one cache", {"kv_unified": True}, "-c 4096 -ngl 33 -np 1 -fit off"),
+        ("outputs, which are the program's own", {"n_outputs_max": 4}, "-c 4096 -ngl 33 -np 1 -fit off"),
+        (
+            "less to keep",
+            {"more": (("cache_ram", 512), ("ctx_checkpoints", 3))},
+            "-c 4096 -ngl 33 -np 1 -cram 512 -ctxcp 3 -fit off",
+        ),
+        ("nothing to keep", {"more": (("cache_ram", 0),)}, "-c 4096 -ngl 33 -np 1 -cram 0 -fit off"),
+        ("no limit", {"more": (("cache_ram", -1),)}, "-c 4096 -ngl 33 -np 1 -cram -1 -fit off"),
+        (
+            "idle slots stay",
+            {"more": (("cache_idle_slots", False), ("checkpoint_min_step", 64))},
+            "-c 4096 -ngl 33 -np 1 -cms 64 --no-cache-idle-slots -fit off",
+        ),
+        (
+            "reranking",
+            {"more": (("pooling_type", "rank"), ("reranking", True))},
+            "-c 4096 -ngl 33 --pooling rank -np 1 --rerank -fit off",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) and not value.startswith("-c") else "",
 )
 def test_arguments(name: str, params: dict[str, Any], expected: str) -> None:
     plan = make_plan(Params(**{"n_ctx": 4096, "n_gpu_layers": 33, **params}), n_ctx=8192)
     assert arguments(plan) == expected.split(" ")
+
+
+DRAFTING: dict[str, tuple[list[tuple[str, ...]], str]] = {
+    "ngrams": ([("--spec-type", "ngram-mod")], "--spec-type ngram-mod"),
+    "ngrams of two kinds": (
+        [("--spec-type", "ngram-mod", "--spec-ngram-mod-n-max", "32"), ("--spec-type", "ngram-cache")],
+        "--spec-type ngram-mod,ngram-cache --spec-ngram-mod-n-max 32",
+    ),
+    "a draft model and ngrams": (
+        [("-md", "d.gguf", "-devd", "none", "--spec-type", "draft-simple"), ("--spec-type", "ngram-mod")],
+        "-md d.gguf -devd none --spec-type draft-simple,ngram-mod",
+    ),
+    "adapters": (
+        [("--lora", "a.gguf"), ("--lora-scaled", "b.gguf:0.5"), ("--lora", "c.gguf")],
+        "--lora a.gguf,c.gguf --lora-scaled b.gguf:0.5",
+    ),
+}
+
+
+@pytest.mark.parametrize(("beside", "expected"), DRAFTING.values(), ids=DRAFTING)
+def test_lists_of_what_is_beside_the_model(beside: list[tuple[str, ...]], expected: str) -> None:
+    uses = tuple(shared_use("beside", words) for words in beside)
+    words = " ".join(arguments(replace(make_plan(), shared=uses)))
+    assert words == f"-c 4096 -ngl 33 -np 1 {expected} -fit off"
 
 
 def test_one_device_needs_no_split() -> None:

@@ -14,6 +14,7 @@ from fitter.output.units import speed
 from fitter.planning.plan import Plan, Problem
 from fitter.planning.pricing import SpeedSource
 from fitter.planning.request import Progress
+from fitter.programs.later import Later
 from tests.unit.answers import CALIBRATION, INSPECTION, Terminal
 from tests.unit.plans import GIB, MIB, make_plan, make_price
 
@@ -45,6 +46,49 @@ def test_plan_on_virtual_devices() -> None:
         "^blk.1. in CPU\n"
         "measured with 5 dummy loads in 1.2 s\n"
     )
+
+
+OF_A_SERVER = (
+    Later("prompt cache", 2 * GIB, 100 * MIB, 20),
+    Later("idle slots", 0, 100 * MIB, 4, 1),
+    Later("checkpoints", 160 * MIB, 5 * MIB, 32, 8),
+)
+
+
+def of_a_server(
+    params: Params | None = None, host_free: int | None = None, later: tuple[Later, ...] = OF_A_SERVER
+) -> Plan:
+    plan = make_plan(replace(params or Params(), n_ctx=4096, n_gpu_layers=33), host_free=host_free)
+    host = replace(plan.host, later=sum(each.bytes or 0 for each in later))
+    return replace(plan, program="llama-server", host=host, later=later)
+
+
+def test_what_a_server_keeps_later() -> None:
+    text = rendered(of_a_server())
+    assert (
+        "MiB    total  free  model  context  compute  later  used  left  margin\n"
+        "CUDA0   8192  8192   2048      256      100      -  2404  5788    1024  Card of CUDA0\n"
+        "CUDA1   8192  8192   2048      256      100      -  2404  5788    1024  Card of CUDA1\n"
+        "host       -     -    300        0       20   2208  2528     -       -\n"
+        "a machine with these devices needs 2.5 GiB of host memory for llama.cpp, 2.2 GiB of it later\n"
+        "later, in host memory: up to 2.0 GiB of prompt cache (a full slot is 100.0 MiB), up to 160.0 MiB of "
+        "checkpoints (8 of\n5.0 MiB for each slot)\n"
+    ) in text
+    assert "no room" not in text
+
+
+def test_what_a_server_keeps_is_made_smaller() -> None:
+    smaller = Params(more=(("cache_ram", 2048), ("ctx_checkpoints", 8)))
+    said = "the host has no room for more of it: -cram 2048 -ctxcp 8\n"
+    assert said in rendered(of_a_server(smaller, 16 * GIB))
+    given = replace(of_a_server(smaller, 16 * GIB), fit_keywords={"cache_ram": 2048, "ctx_checkpoints": 8})
+    assert "no room" not in rendered(given), "the user said so"
+
+
+def test_a_cache_without_a_limit() -> None:
+    text = rendered(of_a_server(later=(Later("prompt cache", None, 100 * MIB, None),)))
+    assert "later, in host memory: no limit of prompt cache (a full slot is 100.0 MiB)\n" in text
+    assert "of it later" not in text
 
 
 def test_the_estimate_says_which_speeds_are_defaults() -> None:

@@ -15,6 +15,7 @@ from fitter.output.json import dumps, to_dict
 from fitter.output.plan_file import read_plan
 from fitter.planning.explain import Bound, Choice, Reason
 from fitter.planning.plan import Problem, resolved
+from fitter.programs.later import Later
 from tests.unit.plans import make_plan, make_price, shared_use
 
 EVERYTHING = Params(
@@ -38,11 +39,20 @@ EVERYTHING = Params(
     devices=("CUDA1", "CUDA0"),
     load_mtp=True,
     n_rs_seq=3,
+    n_outputs_max=4,
     lora=(Lora("adapter.gguf", 0.5),),
+    more=(("pooling_type", "mean"), ("cache_ram", 512), ("ctx_checkpoints", 0), ("cache_idle_slots", False)),
 )
 """No parameter has its default, but for those that only what drafts has."""
 
-OF_A_DRAFT = {"ctx_type", "n_outputs_max", "more"}
+OF_A_DRAFT = {"ctx_type"}
+
+
+LATER = (
+    Later("prompt cache", None, 0, None),
+    Later("idle slots", 0, 5, 4, 1),
+    Later("checkpoints", 640, 5, 128, 32),
+)
 
 
 def test_no_parameter_of_the_example_has_its_default() -> None:
@@ -62,6 +72,9 @@ def test_what_is_written_is_read_back(tmp_path: Path, params: Params) -> None:
         make_plan(params, estimate=make_price(), levers=("no op_offload",), bound=bound, choices=choices),
         shared=(shared,),
         rpc=("127.0.0.1:50052",),
+        program="llama-server",
+        later=LATER,
+        host=replace(make_plan().host, later=7 << 30),
     )
     (tmp_path / "plan.json").write_text(dumps(to_dict(plan)))
     found = read_plan(tmp_path / "plan.json")
@@ -72,6 +85,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, params: Params) -> None:
         plan.host,
         plan.breakdown.rows,
     )
+    assert (found.program, found.later, found.host.later) == ("llama-server", LATER, 7 << 30)
     assert (found.levers, found.shared, found.rpc, found.search) == (plan.levers, plan.shared, plan.rpc, plan.search)
     assert found.fits
     # the file has the devices that llama.cpp takes by itself
@@ -92,10 +106,16 @@ def test_what_an_earlier_version_did_not_say(tmp_path: Path) -> None:
     del document["explanation"]["bound"]["reasons"]
     (tmp_path / "plan.json").write_text(dumps(document))
     assert read_plan(tmp_path / "plan.json").bound == Bound(1.5)
-    del document["explanation"]
+    for name in ("explanation", "program", "later"):
+        del document[name]
+    del document["host"]["later"]
+    for name in ("n_outputs_max", "pooling_type", "cache_ram", "ctx_checkpoints", "logits_all"):
+        del document["params"][name]
     (tmp_path / "plan.json").write_text(dumps(document))
     found = read_plan(tmp_path / "plan.json")
     assert (found.choices, found.bound) == ((), None)
+    assert (found.program, found.later, found.host.later) == ("any", (), 0)
+    assert found.params == Params(**{**vars(make_plan().params), "devices": found.params.devices})
 
 
 def test_a_plan_that_was_read_says_all_that_it_has(tmp_path: Path) -> None:

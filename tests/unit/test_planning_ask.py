@@ -43,8 +43,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model_draft": "d.gguf", "devices_draft": ["CUDA0", "CUDA0"]},
         "a device of the draft model is named twice",
     ),
+    "a way to draft that there is not": (
+        {"program": "llama-server", "spec_type": "ngram-best"},
+        "no plan can be made for drafting with 'ngram-best' (--spec-type): choose from draft-simple, draft-mtp, ",
+    ),
+    "tokens of ngrams that do not draft": (
+        {"program": "llama-server", "spec_type": "ngram-mod", "spec_ngram_simple_size_m": 8},
+        "--spec-ngram-simple-size-m is about ngram-simple: add --spec-type ngram-simple, or leave it out",
+    ),
+    "texts and a draft": ({"embedding": True, "model_draft": "d.gguf"}, "--embedding is for texts that are only read"),
+    "texts and ngrams": (
+        {"program": "llama-server", "reranking": True, "spec_type": "ngram-mod"},
+        "--reranking is for texts that are only read, and --spec-type drafts tokens: leave one of them out",
+    ),
+    "a cache of prompts of no server": (
+        {"program": "any", "cache_ram": 512},
+        "-cram is an option of llama-server, but the plan is for any: leave one of the two out",
+    ),
+    "a program that there is not": ({"program": "llama-serve"}, "program (--for)"),
     "a draft's cache without one": ({"type_k_draft": "q8_0"}, "-ctkd is about drafting"),
-    "drafted tokens without layers": ({"draft_max": 3}, "--spec-draft-n-max only affects memory with --mtp"),
+    "drafted tokens without layers": ({"draft_max": 3}, "--spec-draft-n-max is about drafting: use it with -md or"),
     "a projector's device without one": ({"mmproj_device": "CUDA0"}, "-mmdev is about a projector"),
     "a projector's tokens without one": ({"image_max_tokens": 9}, "--image-max-tokens is about a projector"),
     "a GPU that there is not": ({"gpus": ["rtx-0000"]}, "--gpu 'rtx-0000': unknown GPU; did you mean"),
@@ -92,9 +110,28 @@ def test_libllama_is_not_needed() -> None:
     assert native == "[]"
 
 
+OF_A_PROGRAM: dict[str, Any] = {
+    "cache_ram": 512,
+    "ctx_checkpoints": 4,
+    "checkpoint_min_step": 64,
+    "cache_idle_slots": False,
+    "reranking": True,
+    "logits_all": True,
+}
+"""What llama.cpp's programs read, and its loader does not."""
+
+
 def test_every_keyword_of_fit_has_a_place() -> None:
-    own = {field.name for kind in (Ask, Sharing) for field in fields(kind)} - {"load", "given", "sharing"}
-    assert own | {each.name for each in taken_by(LoadKeywords)} == {each.name for each in taken_by(Fitting)}
+    own = {field.name for kind in (Ask, Sharing) for field in fields(kind)} - {"load", "given", "sharing", "words"}
+    of_loads = {each.name for each in taken_by(LoadKeywords)}
+    assert own | of_loads | OF_A_PROGRAM.keys() == {each.name for each in taken_by(Fitting)}
+
+
+@pytest.mark.parametrize(("name", "value"), OF_A_PROGRAM.items(), ids=OF_A_PROGRAM)
+def test_what_a_program_reads_is_in_the_parameters_of_a_plan(name: str, value: Any) -> None:
+    begun = ask(program="llama-server", **{name: value}).load
+    assert begun.of_parameter(PARAMETERS[name]) == value
+    assert ask(program="llama-server").load.of_parameter(PARAMETERS[name]) == PARAMETERS[name].default
 
 
 def test_nothing_is_set() -> None:
@@ -114,13 +151,26 @@ LOADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "its own layers draft": ({"mtp": True}, {"load_mtp": True, "n_rs_seq": 3}),
     "they draft more": ({"mtp": True, "draft_max": 5}, {"load_mtp": True, "n_rs_seq": 5}),
+    "a server": ({"program": "llama-server"}, {"n_seq_max": 4, "kv_unified": True, "n_outputs_max": 4}),
+    "a server's slots": ({"program": "llama-server", "n_seq_max": 2}, {"n_seq_max": 2, "n_outputs_max": 2}),
+    "a server whose model drafts": (
+        {"program": "llama-server", "n_seq_max": 2, "spec_type": "draft-mtp"},
+        {"n_seq_max": 2, "n_outputs_max": 8, "load_mtp": True, "n_rs_seq": 3},
+    ),
+    "a server that drafts in two ways": (
+        {"program": "llama-server", "n_seq_max": 1, "mtp": True, "spec_type": ["ngram-mod"]},
+        {"n_outputs_max": 65, "load_mtp": True, "n_rs_seq": 3},
+    ),
+    "llama-cli": ({"program": "llama-cli"}, {"n_outputs_max": 1}),
+    "Llama": ({"program": "llama-cpp-python"}, {"n_outputs_max": 1}),
+    "Llama with every logit": ({"program": "llama-cpp-python", "logits_all": True}, {}),
 }
 
 
 @pytest.mark.parametrize(("words", "expected"), LOADS.values(), ids=LOADS)
 def test_what_a_fit_begins_with(words: dict[str, Any], expected: dict[str, Any]) -> None:
     found = ask(**words).load
-    more = {"kv_unified_per_slot"} & words.keys()
+    more = {"kv_unified_per_slot", "logits_all"} & words.keys()
     assert replace(found, more=()) == Params(**expected)
     assert {name for name, _ in found.more} == more
     assert ask(**words).given == words.keys()
@@ -131,6 +181,12 @@ EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no devices": ({"gpus": ["none"]}, {"devices": ()}),
     "texts, as many as are said": ({"embedding": True}, {"embeddings": True}),
     "layers that draft": ({"load_mtp": True, "n_rs_seq": 2}, {"load_mtp": True, "n_rs_seq": 2}),
+    "outputs": ({"n_outputs_max": 3}, {"n_outputs_max": 3}),
+    "a server's": ({"program": "llama-server"}, {"n_seq_max": 4, "kv_unified": True, "n_outputs_max": 4}),
+    "a server's, whatever is said": (
+        {"program": "llama-server", "n_outputs_max": 9},
+        {"n_seq_max": 4, "kv_unified": True, "n_outputs_max": 9},
+    ),
 }
 
 

@@ -20,41 +20,6 @@ from fitter.planning.summary import Problem
 CARD = DeviceInfo("CUDA0", "a card", "gpu", "CUDA", 8192 * MIB, 8000 * MIB, buffer_type="CUDA0", largest_tensor=MIB)
 
 
-BATCHES = {
-    "nothing": (False, None, None, (None, 512)),
-    "a batch": (False, 4096, None, (4096, 512)),
-    "a micro batch": (False, None, 1024, (None, 1024)),
-    "embeddings": (True, None, None, (512, 512)),
-    "embeddings in larger batches": (True, 2048, None, (2048, 2048)),
-    "embeddings in larger micro batches": (True, None, 1024, (1024, 1024)),
-    "both are given": (True, 2048, 256, (2048, 256)),
-}
-
-
-@pytest.mark.parametrize(("embedding", "n_batch", "n_ubatch", "expected"), BATCHES.values(), ids=BATCHES)
-def test_batches(embedding: bool, n_batch: int | None, n_ubatch: int | None, expected: tuple[int | None, int]) -> None:
-    assert constraints.batches_of(embedding, n_batch, n_ubatch) == expected
-
-
-SEQUENCES = {
-    "nothing": (False, None, None, False, (1, False)),
-    "as it is given": (False, None, 4, True, (4, True)),
-    "unified": (False, None, None, True, (1, True)),
-    "embeddings": (True, None, None, False, (256, True)),
-    "embeddings in small batches": (True, 32, None, False, (32, True)),
-    "embeddings as they are given": (True, 512, 2, False, (2, False)),
-}
-
-
-@pytest.mark.parametrize(
-    ("embedding", "n_batch", "n_seq_max", "kv_unified", "expected"), SEQUENCES.values(), ids=SEQUENCES
-)
-def test_sequences(
-    embedding: bool, n_batch: int | None, n_seq_max: int | None, kv_unified: bool, expected: tuple[int, bool]
-) -> None:
-    assert constraints.sequences_of(embedding, n_batch, n_seq_max, kv_unified) == expected
-
-
 PARAMS = {
     "nothing": ({}, Params()),
     "a larger micro batch alone": ({"n_ubatch": 4096}, replace(Params(), n_ubatch=4096, n_batch=4096)),

@@ -52,9 +52,17 @@ RANGES = {
     "generate": (1, 2**31 - 1),
     "live_tokens": (0, 2**31 - 1),
     "draft_max": (1, 64),
+    "cache_ram": (-1, 2**31 - 1),
+    "ctx_checkpoints": (0, 2**16),
+    "checkpoint_min_step": (0, 2**31 - 1),
+    "spec_ngram_simple_size_m": (1, 1024),
+    "spec_ngram_map_k_size_m": (1, 1024),
+    "spec_ngram_map_k4v_size_m": (1, 1024),
+    "spec_ngram_mod_n_max": (1, 1024),
     "image_min_tokens": (1, 2**14),
     "image_max_tokens": (1, 2**14),
     "n_rs_seq": (0, 64),
+    "prompts": (0, 10_000),
     "n_outputs_max": (0, 2**22),
 }
 

@@ -191,6 +191,7 @@ REAL = tuple(
 
 MARGINS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "what was measured": ({}, [1412, 1024]),
+    "that alone, here and of others like it": ({"margin": "auto"}, [1412, 153 + 512]),
     "one for all": ({"margin": "100MiB"}, [100, 100]),
     "one for each": ({"margin": ["100MiB", "200MiB"]}, [100, 200]),
     "one for each, in the order that is said": (
@@ -231,7 +232,7 @@ def test_what_else_is_there(words: dict[str, Any], limits: list[tuple[str, int]]
     machine = machine_of(asked)
     told = Asked(machine)
     found = request_of(asked, model(), machine, told.questions)
-    assert [(limit.name, limit.margin) for limit in limits_beside(asked, machine, found)] == limits
+    assert [(limit.name, limit.margin) for limit in limits_beside(asked, model(), machine, found)] == limits
     assert told.speeds == priced
 
 
@@ -239,7 +240,7 @@ def test_a_list_of_margins_is_for_the_models_devices() -> None:
     asked = ask(gpus=[*GPUS, "8GiB"], devices=["CUDA0", "CUDA1"], margin=[1, 2], mmproj="p", mmproj_device="CUDA2")
     machine = machine_of(asked)
     found = request_of(asked, model(), machine, Asked(machine).questions)
-    assert [limit.margin for limit in limits_beside(asked, machine, found)] == [1024 * MIB]
+    assert [limit.margin for limit in limits_beside(asked, model(), machine, found)] == [1024 * MIB]
 
 
 def test_servers_alone() -> None:

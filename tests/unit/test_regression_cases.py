@@ -71,6 +71,7 @@ def test_files_beside_the_model_are_relative_as_well(tmp_path: Path) -> None:
     case = cases_of(tmp_path, text)["a"]
     assert case.settings["mmproj"] == "m/p.gguf", "what a lock says has no path of the machine"
     assert case.keywords() == {
+        "program": "any",
         "gpus": ("none",),
         "mmproj": str(tmp_path / "m/p.gguf"),
         "model_draft": "/d.gguf",
@@ -117,7 +118,9 @@ def test_what_is_not_said(tmp_path: Path) -> None:
     assert (case.settings, case.max_growth.of(1000), bool(case.budget)) == ({"gpu": ("24GiB",)}, 10, False)
     bare = cases_of(tmp_path, '[cases.a]\nmodel = "a.gguf"')["a"]
     assert (bare.max_growth.of(10**12), bare.max_slowdown) == (0, 0.02)
-    assert bare.keywords() == {"gpus": ("none",)}, "never the devices of the machine that this runs on"
+    assert bare.keywords() == {"program": "any", "gpus": ("none",)}, (
+        "never the devices of the machine that this runs on"
+    )
 
 
 def test_every_setting_is_a_parameter_of_fit() -> None:

@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -139,6 +140,8 @@ def tell_real(path: str, longest: int, names: Sequence[str]) -> None:
         model_params, context_params = llama.llama_model_default_params(), llama.llama_context_default_params()
         keep = apply(params, model_params, context_params, registry())
         read_whole(model_params)
+        # more of them only wait for each other where a machine is busy
+        context_params.n_threads = context_params.n_threads_batch = 1
         model = llama.llama_model_load_from_file(os.fsencode(path), model_params)
         context = llama.llama_init_from_model(model, context_params) if model else None
         if context:
@@ -199,10 +202,10 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     parser = argparse.ArgumentParser(prog="tools.architectures.states", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", type=Path, required=True, help="GGUF files, such as test-llama-archs -o writes")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only what has TEXT in its name")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="only what has PATTERN in its name")
     parser.add_argument("--llama-cpp", default=None, help="which llama.cpp")
     options = parser.parse_args(arguments)
-    files = sorted(path for path in options.models.glob("*.gguf") if options.only in path.stem)
+    files = sorted(path for path in options.models.glob("*.gguf") if re.search(options.only, path.stem))
     start, compared, wrong, skipped = time.monotonic(), 0, [], 0
     with Worker(llama_cpp=options.llama_cpp) as worker:
         for file in files:

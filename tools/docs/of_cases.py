@@ -50,7 +50,7 @@ def toml_type(kind: Kind) -> str:
 def _settings() -> list[tuple[str, str, str, str]]:
     return [
         (
-            f"[`{key}`](options.md#{each.long})",
+            f"[`{key}`](options.md#{each.long})" if each.options else code(key),
             _RELATIVE if key == "llama_cpp" else toml_type(each.kind),
             default_of(each),
             meaning_of(each),

@@ -25,7 +25,7 @@ from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price
 from fitter.planning.summary import DeviceUse, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
-from fitter.planning.verified import MemoryUse, Verification
+from fitter.planning.verified import LaterUse, MemoryUse, ServerUse, Verification
 from fitter.regression.check import CaseResult
 from fitter.regression.compare import CaseComparison, Cause, Move
 from fitter.regression.plans import PlanDiff
@@ -214,7 +214,16 @@ def _verify() -> Schema:
     row = {
         **members(Row, "buffer_type", "device", "is_host"),
         "predicted": {**sizes, "description": "What the plan predicts."},
-        "real": {**sizes, "description": "What the real load took."},
+        "real": {
+            **an_object({name: or_null(each) for name, each in members(Row, *_MEMORY).items()}),
+            "description": "What the real load took; null of what a llama-server does not say.",
+        },
+    }
+    later = members(LaterUse, "kind", "count", "tokens", "predicted", "real", "rounding", "most")
+    server = {
+        **members(ServerUse, "path", "version", "prompts", "answered", "tokens", "slots", "refused"),
+        "later": a_list(an_object(later), said(ServerUse, "later")),
+        **members(ServerUse, "resident", "of_files", "counted", "planned", "margin"),
     }
     holds = {**member(Verification, "holds"), "type": ["boolean", "null"]}
     holds["description"] += " null if the plan does not fit."
@@ -231,6 +240,7 @@ def _verify() -> Schema:
             "host": or_null(an_object(use, "The same of the host; null where nothing was loaded.")),
             "shared": _shared(),
             "problems": _problems(),
+            "server": or_null(an_object(server, said(Verification, "server"))),
         },
     )
 

@@ -1,0 +1,11 @@
+"""Comparing versions of llama.cpp and of ggml."""
+
+from __future__ import annotations
+
+import re
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with, for comparing it with others."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()

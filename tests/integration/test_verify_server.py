@@ -1,0 +1,520 @@
+"""``fitter verify --for llama-server``: the real llama-server with small models, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import fitter
+from fitter.errors import LibraryError, LlamaCppCrashError, LlamaCppError, PlanError, UsageError
+from fitter.llama.client import Worker
+from fitter.output.plan_file import read_plan
+from fitter.planning.plan import Plan, resolved
+from fitter.planning.request import Progress
+from fitter.planning.verified import LaterUse, Verification
+from fitter.programs import prompts, serving
+from fitter.programs.said import Said
+from fitter.programs.state import SequenceState, state_of
+from tools import upstream
+from tools.rpc_servers import free_port
+from tools.servers import RpcServer
+from tools.tiny import TINY_DENSE, TinyModel, write_tiny
+from tools.tiny_kinds import write_hybrid, write_swa
+
+MIB = 2**20
+SERVER = "llama-server"
+OF_ITS_CODE = 64 * MIB
+"""More than a llama-server has of its own beside what is counted: 7 MiB here, its vocabulary and threads."""
+WIDE = TinyModel("tiny wide", n_layer=4, n_embd=64, n_head=8, n_head_kv=8, n_embd_head=128, n_ff=64, n_expert=0)
+"""A model with few weights and 64 KiB of f32 cache for each token."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """One thread each: many wait for each other, busily, where the processors are shared."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLAMA_ARG_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def server() -> Path:
+    return upstream.tool(SERVER)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "dense": write_tiny(folder / "dense.gguf", TINY_DENSE),
+        "moe": write_tiny(folder / "moe.gguf"),
+        "swa": write_swa(folder / "swa.gguf"),
+        "hybrid": write_hybrid(folder / "hybrid.gguf"),
+        "wide": write_tiny(folder / "wide.gguf", WIDE),
+    }
+
+
+@pytest.fixture(scope="module")
+def plan_file(models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    plan = fitter.fit(models["dense"], program=SERVER, n_ctx=1024, n_seq_max=2, devices=["none"])
+    path.write_text(json.dumps(plan.to_dict()))
+    return path
+
+
+def running_servers() -> list[psutil.Process]:
+    """Every process that this one has started, and theirs, but for the workers of other tests."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with_words = " ".join(process.cmdline()) if process.status() != psutil.STATUS_ZOMBIE else ""
+        if "--alias" in with_words or "attended" in with_words:
+            found.append(process)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert not running_servers()
+
+
+# --- predicted and real
+
+ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense": ("dense", {"n_seq_max": 4}),
+    "dense, one cache": ("dense", {}),
+    "experts": ("moe", {"n_seq_max": 4, "type_k": "q8_0"}),
+    "sliding windows": ("swa", {"n_seq_max": 4}),
+    "recurrent states": ("hybrid", {"n_seq_max": 4}),
+}
+
+
+@pytest.mark.parametrize(("name", "options"), ON_CPU.values(), ids=ON_CPU)
+def test_forty_prompts_on_four_slots_keep_the_planned_bytes(
+    models: Mapping[str, Path], server: Path, name: str, options: dict[str, Any]
+) -> None:
+    plan = fitter.fit(models[name], program=SERVER, n_ctx=2048, devices=["none"], **options)
+    found = fitter.verify(plan=plan, program=SERVER, server=server)
+    check(plan, found)
+    assert found.server is not None
+    assert (found.server.answered, found.server.prompts, found.server.slots) == (40, 40, 4)
+    later = {use.kind: use for use in found.server.later}
+    assert set(later) == {"prompt", "prompt cache", *(["checkpoint"] if name in ("swa", "hybrid") else [])}
+    assert is_as_predicted(later["prompt"])
+    if "checkpoint" in later:
+        assert later["checkpoint"].count >= 40 and is_as_predicted(later["checkpoint"])
+
+
+def test_on_an_rpc_server(models: Mapping[str, Path], server: Path) -> None:
+    with RpcServer() as remote:
+        plan = fitter.fit(models["moe"], program=SERVER, n_ctx=2048, rpc=[remote.address], n_gpu_layers=3)
+        found = fitter.verify(plan=plan, program=SERVER, server=server)
+    check(plan, found)
+    on_it = [row.real for row in found.rows if row.real.device == "RPC0"]
+    assert sum(row.context for row in on_it) > 0 and sum(row.compute for row in on_it) > 0
+    assert [use.name for use in found.memory] == ["host"]
+    assert found.server is not None and found.server.answered == 40
+
+
+def check(plan: Plan, found: Verification) -> None:
+    """All that the log says is what the plan says, and the process has what is counted."""
+    assert found.holds and not found.differences
+    assert {row.real.buffer_type for row in found.rows} == {row.buffer_type for row in plan.breakdown.rows if row.used}
+    for row in found.rows:
+        rounding = row.rounding
+        assert rounding is not None and max(rounding.model, rounding.context, rounding.compute) <= 3 * MIB / 200
+        assert set(row.unsaid) <= ({"model"} if row.real.is_host else set()), "only mapped weights are not known"
+    use = found.server
+    assert use is not None and not use.refused
+    assert use.own is not None and use.planned is not None
+    assert use.own <= use.planned
+    assert 0 <= use.own - use.counted + MIB <= OF_ITS_CODE
+
+
+def is_as_predicted(use: LaterUse) -> bool:
+    assert use.predicted is not None and use.real is not None
+    # a prompt's checkpoints may be of fewer tokens, and then smaller
+    is_less = use.kind == "prompt" and 0 <= use.predicted - use.real <= use.predicted // 100
+    return is_less or abs(use.predicted - use.real) <= use.rounding
+
+
+@pytest.mark.parametrize("name", ["swa", "hybrid"])
+def test_every_checkpoint_and_every_prompt_in_the_cache_is_known(
+    models: Mapping[str, Path], server: Path, name: str
+) -> None:
+    plan = fitter.fit(models[name], program=SERVER, n_ctx=4096, n_seq_max=4, devices=["none"])
+    with Worker() as worker:
+        state = state_of(worker.caches(models[name], resolved(plan)))
+    words = [str(server), "-m", str(models[name]), *plan.arguments()]
+    with serving.running(words, 60.0) as running:
+        prompts.feed(running, slots=4, room=1024, n_vocab=439, number=20)
+    said = running.said
+    assert said.n_checkpoints >= 24 and len(said.cached) >= 12
+    for checkpoint in said.checkpoints:
+        assert checkpoint.tokens is not None and checkpoint.size.may_be(state.checkpoint(checkpoint.tokens))
+    for prompt in said.cached:
+        whole = prompt.size.bytes - state.full(prompt.tokens)
+        least, most = (prompt.checkpoints * size for size in sizes_of_one(said, state))
+        assert least - prompt.size.rounding <= whole <= most + prompt.size.rounding
+    (checkpoints,) = (each for each in plan.later if each.kind == "checkpoints")
+    assert max(state.checkpoint(each.tokens or 0) for each in said.checkpoints) <= checkpoints.each
+
+
+def sizes_of_one(said: Said, state: SequenceState) -> tuple[int, int]:
+    """The smallest and the largest checkpoint."""
+    sizes = [state.checkpoint(each.tokens or 0) for each in said.checkpoints]
+    return min(sizes), max(sizes)
+
+
+def test_with_two_gib_less_the_printed_cache_holds(models: Mapping[str, Path], server: Path) -> None:
+    options: dict[str, Any] = {"n_ctx": 1024, "n_seq_max": 4, "devices": ["none"], "type_k": "f32", "type_v": "f32"}
+    plan = fitter.fit(models["wide"], program=SERVER, host_memory="8GiB", **options)
+    load = plan.host.used - plan.host.later
+    memory = load + plan.host.margin + 96 * MIB
+    before = fitter.fit(models["wide"], program=SERVER, host_memory=memory + 2048 * MIB, **options)
+    plan = fitter.fit(models["wide"], program=SERVER, host_memory=memory, **options)
+    caches = [int(each.arguments()[each.arguments().index("-cram") + 1]) for each in (before, plan)]
+    assert 90 <= caches[1] <= 96 and caches[0] - caches[1] == 2048
+    found = fitter.verify(plan=plan, program=SERVER, server=server)
+    use = found.server
+    assert found.holds and use is not None and use.own is not None
+    (cache,) = (each for each in use.later if each.kind == "prompt cache")
+    assert cache.real is not None and cache.most == caches[1] * MIB
+    assert cache.most - 16 * MIB < cache.real <= cache.most, "it is full"
+    assert use.own <= memory - plan.host.margin + OF_ITS_CODE and use.own > cache.most
+
+
+# --- the command
+
+
+def command(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fitter", "verify", *map(str, words)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_table_of_the_server_on_the_path(models: Mapping[str, Path], server: Path) -> None:
+    path = f"{server.parent}{os.pathsep}{os.environ['PATH']}"
+    done = command(models["hybrid"], "--for", SERVER, "-c", 2048, "-np", 2, "-dev", "none", "--prompts", 6, PATH=path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert f"loaded by {server}" in lines[0]
+    assert any(re.match(r"CPU context +2,[\d,]+ +2,[\d,]+ ± 10,486$", line) for line in lines)
+    assert any(line.startswith("6 of 6 prompts answered, ") and line.endswith(" tokens, 2 at a time") for line in lines)
+    assert any(re.match(r"a context checkpoint of \d+ tokens +12,412 +12,583 ± 525 +12,412$", line) for line in lines)
+    assert any(line.startswith("MiB of its process") for line in lines)
+    assert lines[-1] == "as predicted, as far as its log says it"
+
+
+def test_json_of_a_plan_file(plan_file: Path, server: Path) -> None:
+    done = command("--plan", plan_file, "--for", SERVER, "--server", server.parent, "--prompts", 4, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    use = document["server"]
+    assert (use["path"], use["prompts"], use["answered"], use["slots"]) == (str(server), 4, 4, 2)
+    assert [each["kind"] for each in use["later"]] == ["prompt", "prompt cache"]
+    assert use["resident"] > use["of_files"] > 0
+    (cpu,) = (row for row in document["memory"] if row["buffer_type"] == "CPU")
+    assert cpu["real"]["model"] is None and cpu["real"]["context"] > 0
+
+
+@pytest.mark.parametrize("kind", ["context", "compute"])
+def test_what_exceeds_the_plan_fails(plan_file: Path, server: Path, tmp_path: Path, kind: str) -> None:
+    document = json.loads(plan_file.read_text())
+    row = next(row for row in document["memory"] if row["buffer_type"] == "CPU")
+    row["reserved" if kind == "compute" else kind] -= 8192
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document))
+    tolerated = [(["--tolerance", "16KiB"], 0)] if kind == "compute" else []
+    for words, status in (([], 4), *tolerated):
+        done = command("--plan", path, "--for", SERVER, "--server", server, "--prompts", 1, *words)
+        assert done.returncode == status, done.stderr
+        said = "more than predicted" if status else "within the tolerance"
+        assert re.match(rf"{said}.*CPU {kind} \+\d,\d\d\d bytes$", done.stdout.splitlines()[-1])
+
+
+def test_a_checkpoint_that_exceeds_the_plan_fails(models: Mapping[str, Path], server: Path) -> None:
+    plan = fitter.fit(models["hybrid"], program=SERVER, n_ctx=1024, n_seq_max=2, devices=["none"])
+    smaller = tuple(replace(each, each=each.each - 4096) for each in plan.later)
+    found = fitter.verify(plan=replace(plan, later=smaller), program=SERVER, server=server, prompts=2)
+    assert not found.holds and [use.kind for use in found.exceeding_later] == ["checkpoint"]
+    assert not found.exceeding
+
+
+# --- what cannot be verified
+
+
+@pytest.fixture
+def fake(tmp_path: Path, server: Path) -> Callable[[str], Path]:
+    """A llama-server that does as it is told: Python that runs after ``words`` and ``port`` are set."""
+    version = subprocess.run([server, "--version"], capture_output=True, text=True, check=True)
+    said = (version.stdout + version.stderr).splitlines()[0]
+
+    def make(code: str, version: str = said) -> Path:
+        path = tmp_path / SERVER
+        path.write_text(
+            f"#!{sys.executable}\nimport sys, time\nwords = sys.argv[1:]\n"
+            f"if '--version' in words:\n    print({version!r})\n    sys.exit()\n"
+            f"port, alias = (words[words.index(name) + 1] for name in ('--port', '--alias'))\n{code}"
+        )
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+SERVES = """
+import http.server, json
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self, document, status=200):
+        text = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+    def do_GET(self):
+        self.answer({"data": [{"id": alias}]} if self.path == "/v1/models" else {"status": "ok"})
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        ANSWER
+    def log_message(self, *words):
+        pass
+http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+"""
+
+
+def verify(plan_file: Path, server: Path | None, **options: Any) -> Verification:
+    return fitter.verify(plan=plan_file, program=SERVER, server=server, **options)
+
+
+def test_a_server_that_says_nothing(plan_file: Path, fake: Callable[[str], Path]) -> None:
+    found = verify(plan_file, fake(SERVES.replace("ANSWER", "self.answer({})")), prompts=5)
+    assert found.holds and found.server is not None and found.server.answered == 5
+    assert all(set(row.unsaid) == {"model", "context", "compute"} for row in found.rows)
+    assert [(use.kind, use.real) for use in found.server.later] == [("prompt cache", None)]
+
+
+FAILS: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
+    "it ends while it loads": (
+        "print('0.00.001.000 E srv  load_model: failed to load model, x')\n"
+        "print('0.00.001.001 E llama_model_load: error loading model: no room for a tensor')\nsys.exit(1)",
+        {},
+        LlamaCppCrashError,
+        r"llama-server ended before it had loaded the model \(exit status 1\): no room for a tensor$",
+    ),
+    "it is killed while it loads": (
+        "import os\nos.kill(os.getpid(), 9)",
+        {},
+        LlamaCppCrashError,
+        r"llama-server ended before it had loaded the model \(signal 9\): it says nothing$",
+    ),
+    "it hangs": (
+        "time.sleep(60)",
+        {"timeout": 2.0},
+        LlamaCppError,
+        r"llama-server has not loaded the model within 2 seconds: give it more with --timeout$",
+    ),
+    "it refuses prompts": (
+        SERVES.replace("ANSWER", "self.answer({'error': {'message': 'no room for so many tokens'}}, 500)"),
+        {"prompts": 3},
+        LlamaCppError,
+        "llama-server answered none of 3 prompts: no room for so many tokens$",
+    ),
+    "it never answers": (
+        SERVES.replace("ANSWER", "time.sleep(60)"),
+        {"prompts": 1},
+        LlamaCppError,
+        "llama-server answered none of 1 prompts: the time for them was over; give it more with more of --prompts$",
+    ),
+    "it ends in between": (
+        SERVES.replace("ANSWER", "print('GGML_ASSERT(false) failed', flush=True); import os; os._exit(134)"),
+        {"prompts": 9},
+        LlamaCppCrashError,
+        r"llama-server ended while it answered prompts, 0 of 9 \(exit status 134\): GGML_ASSERT\(false\) failed$",
+    ),
+    "another program always has its port": (
+        "print('srv start: couldn\\'t bind HTTP server socket, hostname: 127.0.0.1')\nsys.exit(1)",
+        {},
+        LlamaCppError,
+        r"llama-server got no port of its own: another program took 3 free ones before it, last \d+; try again$",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "options", "error", "message"), FAILS.values(), ids=FAILS)
+def test_a_server_that_fails(
+    plan_file: Path,
+    fake: Callable[[str], Path],
+    code: str,
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prompts, "_SECONDS", 1.0)
+    with pytest.raises(error, match=message) as caught:
+        verify(plan_file, fake(code), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_does_not_start(plan_file: Path, fake: Callable[..., Path], tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("x")
+    foreign = tmp_path / "foreign"
+    foreign.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(57))
+    foreign.chmod(0o755)
+    lacking = tmp_path / "lacking"
+    lacking.write_text(
+        "#!/bin/sh\necho 'lacking: error while loading shared libraries: libx.so: no such file'\nexit 127\n"
+    )
+    lacking.chmod(0o755)
+    other = fake("", "version: 1 (abcdef0)")
+    cases: dict[str, tuple[Path, type[Exception], str]] = {
+        "not there": (tmp_path / "gone", UsageError, "there is no llama-server at .*gone: name the file with --server"),
+        "a directory without": (plain.parent.parent, UsageError, "is no llama-server and has none: name the file"),
+        "not executable": (plain, LibraryError, r"plain is not executable: chmod \+x it, or name another llama-server"),
+        "another machine's": (foreign, LibraryError, "foreign cannot be started \\(exec format error\\): name a"),
+        "a missing library": (
+            lacking,
+            LibraryError,
+            r"does not start \(exit status 127\): lacking: error while loading",
+        ),
+        "another build": (other, PlanError, r"made with llama.cpp .*, and .*llama-server is 1 \(abcdef0\), which may"),
+    }
+    for name, (path, error, message) in cases.items():
+        with pytest.raises(error, match=message) as caught:
+            verify(plan_file, path)
+        assert "\n" not in str(caught.value), name
+
+
+def test_what_makes_no_sense(models: Mapping[str, Path], plan_file: Path, server: Path, tmp_path: Path) -> None:
+    cases: dict[str, tuple[list[object], int, str]] = {
+        "no server": (
+            [models["dense"], "--for", SERVER],
+            3,
+            "there is no llama-server on the PATH: install llama.cpp, or",
+        ),
+        "llama-cli": ([models["dense"], "--for", "llama-cli"], 2, "fitter verify cannot start llama-cli: use --for"),
+        "another program": (
+            [models["dense"], "--for", "any", "--server", server],
+            2,
+            "--server is for --for llama-server: give that, or leave --server out",
+        ),
+        "prompts of nobody": (
+            ["--plan", plan_file, "--prompts", 3],
+            2,
+            "--prompts is for --for llama-server: give that, or leave --prompts out",
+        ),
+    }
+    for name, (words, status, message) in cases.items():
+        done = command(*words, PATH=str(tmp_path))
+        assert (done.returncode, done.stdout) == (status, ""), (name, done.stderr)
+        assert len(done.stderr.splitlines()) == 1 and message in done.stderr, (name, done.stderr)
+
+
+def test_a_port_that_is_taken_meanwhile(plan_file: Path, server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = [taken.getsockname()[1], free_port()]
+        monkeypatch.setattr(serving, "_free_port", lambda: ports.pop(0))
+        found = verify(plan_file, server, prompts=2)
+    assert found.holds and not ports
+
+
+def test_a_plan_that_fits_no_more_is_not_loaded(plan_file: Path, server: Path, tmp_path: Path) -> None:
+    plan = read_plan(plan_file)
+    larger = replace(plan, host=replace(plan.host, model=2**50))
+    found = fitter.verify(plan=larger, program=SERVER, server=server)
+    assert not found.fits and found.server is None and "are free there now: fit again" in found.problems[0].message
+
+
+# --- nothing is left
+
+
+def test_a_server_that_is_killed_while_it_answers(plan_file: Path, server: Path) -> None:
+    def kill(step: Progress) -> None:
+        if step.text.startswith("sending"):
+            (found,) = (each for each in running_servers() if each.name() == SERVER)
+            found.kill()
+
+    with pytest.raises(
+        LlamaCppCrashError, match=r"llama-server ended while it answered prompts, \d of 40 \(signal 9\)"
+    ):
+        verify(plan_file, server, on_progress=kill)
+
+
+@contextmanager
+def at_work(plan_file: Path, server: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A command that has started its llama-server, with all processes that it has."""
+    words = ["verify", "--plan", str(plan_file), "--for", SERVER, "--server", str(server), "--prompts", "5000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fitter", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process, processes_of(process)
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def processes_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    until = time.monotonic() + 30
+    while process.poll() is None and time.monotonic() < until:
+        found = psutil.Process(process.pid).children(recursive=True)
+        if any(each.name() == SERVER and each.num_threads() > 1 for each in found):
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"it has no llama-server: {process.communicate()}")
+
+
+def all_end(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=15)[1]
+
+
+def test_an_interrupt_ends_the_server(plan_file: Path, server: Path) -> None:
+    with at_work(plan_file, server) as (process, others):
+        time.sleep(0.3)
+        os.killpg(process.pid, signal.SIGINT)
+        said, warned = process.communicate(timeout=30)
+        assert (process.returncode, said) == (130, "") and "rror" not in warned
+        assert all_end(others)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_command_leaves_no_server(plan_file: Path, server: Path, number: signal.Signals) -> None:
+    with at_work(plan_file, server) as (process, others):
+        process.send_signal(number)
+        process.wait()
+        assert all_end(others)
+
+
+def test_a_killed_attendant_leaves_no_server(plan_file: Path, server: Path) -> None:
+    with at_work(plan_file, server) as (process, others):
+        (attendant,) = (each for each in others if "fitter.llama.attended" in " ".join(each.cmdline()))
+        attendant.kill()
+        _, warned = process.communicate(timeout=30)
+        assert process.returncode == 3 and "llama-server ended" in warned and len(warned.splitlines()) == 1
+        assert all_end(others)

@@ -1,0 +1,218 @@
+"""What programs set by their version, and what their own help says."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import stat
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fitter.errors import UsageError
+from fitter.llama.types import LlamaCpp
+from fitter.programs import facts as facts_of
+from fitter.programs import program_help
+from fitter.programs.facts import Facts, programs, with_defaults
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = Path(program_help.__file__).with_name("facts.toml")
+
+
+def build(ggml: str) -> LlamaCpp:
+    return LlamaCpp("", ggml, "", "", "", "")
+
+
+AT: dict[str, tuple[str, str, str, Any]] = {
+    "slots of a server": ("llama-server", "0.25.3", "n_parallel", 4),
+    "slots of llama-cli, which is a server": ("llama-cli", "0.25.3", "n_parallel", 1),
+    "one cache for slots that were not asked for": ("llama-server", "0.25.3", "kv_unified", True),
+    "a cache each for slots that were": ("llama-server", "0.25.3", "kv_unified_of_slots", False),
+    "llama-cli has one slot and no shared cache": ("llama-cli", "0.25.3", "kv_unified", False),
+    "a small step before": ("llama-server", "0.15.1", "checkpoint_min_step", 256),
+    "a small step between two releases that were read": ("llama-server", "0.19.9", "checkpoint_min_step", 256),
+    "a large step": ("llama-server", "0.20.0", "checkpoint_min_step", 8192),
+    "a version with something behind it": ("llama-server", "0.20.0-dev", "checkpoint_min_step", 8192),
+    "llama-cli inherits by version": ("llama-cli", "0.15.1", "checkpoint_min_step", 256),
+    "older than all that are known": ("llama-server", "0.9.0", "checkpoint_min_step", 256),
+    "no version: the newest": ("llama-server", "", "checkpoint_min_step", 8192),
+    "an option that came later": ("llama-server", "0.20.0", "has_kv_unified_per_slot", False),
+    "the same, later": ("llama-server", "0.26.0", "has_kv_unified_per_slot", True),
+    "not in llama-cli": ("llama-cli", "0.26.0", "has_kv_unified_per_slot", False),
+    "outputs of a server": ("llama-server", "0.13.1", "sets_outputs", True),
+    "outputs of a sequence came later": ("llama-server", "0.15.1", "sets_outputs_per_seq", False),
+    "outputs of llama-bench": ("llama-bench", "0.25.3", "sets_outputs", False),
+    "no cache of prompts in llama-bench": ("llama-bench", "0.25.3", "cache_ram_mib", 0),
+    "any program has the library's batch": ("any", "0.25.3", "n_batch", 2048),
+    "llama-cpp-python has a smaller one": ("llama-cpp-python", "0.25.3", "n_batch", 512),
+    "its server inherits that": ("llama-cpp-python-server", "0.25.3", "n_batch", 512),
+    "its server has logits of all of the context": ("llama-cpp-python-server", "0.25.3", "logits_rows", "n_ctx"),
+    "tokens drafted": ("llama-server", "0.25.3", "draft_n_max", 3),
+}
+
+
+@pytest.mark.parametrize(("program", "ggml", "name", "value"), AT.values(), ids=AT.keys())
+def test_a_fact_of_a_version(program: str, ggml: str, name: str, value: Any) -> None:
+    assert getattr(facts_of(program, build(ggml)), name) == value
+
+
+def test_without_a_build_the_newest_is_meant() -> None:
+    assert facts_of("llama-server") == facts_of("llama-server", build("0.26.0"))
+
+
+def test_a_way_to_draft_that_came_later() -> None:
+    before, after = (facts_of("llama-server", build(ggml)).draft_tokens for ggml in ("0.15.1", "0.20.0"))
+    assert {*after} - {*before} == {"draft-dflash", "draft-dspark"}
+    assert before["ngram-mod"] == 64 and before["ngram-cache"] == 8 and before["ngram-simple"] == 48
+
+
+def test_an_unknown_program() -> None:
+    message = f"unknown program 'llama': give one of {', '.join(programs())}"
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        facts_of("llama")
+
+
+def entries() -> list[tuple[str, str, list[dict[str, Any]]]]:
+    found = []
+    for program, section in tomllib.loads(FILE.read_text(encoding="utf-8")).items():
+        drafts = section.pop("draft_tokens", {})
+        section.pop("like", None)
+        found += [(program, name, values) for name, values in {**section, **drafts}.items()]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "values"), entries(), ids=lambda each: each if isinstance(each, str) else ""
+)
+def test_every_value_has_a_source_and_they_are_in_order(program: str, name: str, values: list[dict[str, Any]]) -> None:
+    assert all({*each} == {"since", "value", "source"} and each["source"] for each in values)
+    since = [tuple(map(int, each["since"].split("."))) for each in values]
+    assert since == sorted(set(since))
+    assert all(before["value"] != after["value"] for before, after in itertools.pairwise(values))
+
+
+HELP = """\
+----- common params -----
+
+-h,    --help, --usage                  print usage and exit
+-b,    --batch-size N                   logical maximum batch size (default: 1024)
+-fa,   --flash-attn [on|off|auto]       set Flash Attention use ('on', 'off', or 'auto', default: 'off')
+--keep N                                number of tokens to keep (default: 0, -1 =
+                                        all)
+-fit,  --fit [on|off]                   whether to adjust unset arguments to fit in device memory ('on' or
+                                        'off', default: 'off')
+-ctxcp, --ctx-checkpoints, --swa-checkpoints N
+                                        max number of context checkpoints to create per slot (default:
+                                        7)[(more info)]
+-cram, --cache-ram N                    set the maximum cache size in MiB (default: -1, -1 - no limit)
+--cache-idle-slots, --no-cache-idle-slots
+                                        save idle slots (default: disabled, requires cache-ram)
+--warmup, --no-warmup                   whether to perform warmup (default: perhaps)
+--spec-draft-n-max N                    number of tokens to draft (default: 5)
+--spec-ngram-mod-n-max N                maximum number of ngram tokens (default: 32)
+-ub,   --ubatch-size N                  physical maximum batch size
+"""
+
+SAID = {
+    "n_batch": 1024,
+    "flash_attn": "off",
+    "fits": False,
+    "n_ctx_checkpoints": 7,
+    "cache_ram_mib": -1,
+    "cache_idle_slots": False,
+    "ngram-mod": 32,
+    **dict.fromkeys(program_help.DRAFTS, 5),
+}
+
+
+def test_defaults_are_read_from_help() -> None:
+    assert program_help.parse(HELP) == SAID
+
+
+def test_what_is_read_is_a_fact() -> None:
+    known = facts_of("llama-server")
+    names = {name for name, _ in program_help.OPTIONS.values()}
+    assert names <= {each.name for each in fields(Facts)} | {*known.draft_tokens}
+    assert {*program_help.DRAFTS} <= {*known.draft_tokens}
+
+
+def test_help_goes_before_what_is_known() -> None:
+    known = facts_of("llama-server")
+    found = with_defaults(known, SAID)
+    drafts = {**known.draft_tokens, **dict.fromkeys(program_help.DRAFTS, 5), "ngram-mod": 32}
+    own = {name: value for name, value in SAID.items() if name not in drafts}
+    assert found == replace(known, **own, draft_tokens=drafts)
+    assert found.draft_n_max == 5
+
+
+@pytest.mark.parametrize(
+    ("said", "n_parallel", "kv_unified"), [("-1", 4, True), ("6", 6, False)], ids=["auto", "a number"]
+)
+def test_slots_in_help(said: str, n_parallel: int, kv_unified: bool) -> None:
+    text = f"-np,   --parallel N                     number of server slots (default: {said}, -1 = auto)\n"
+    found = with_defaults(facts_of("llama-server"), program_help.parse(text))
+    assert (found.n_parallel, found.kv_unified) == (n_parallel, kv_unified)
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_a_program_is_asked_again_only_when_it_changed(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    program = tmp_path / "llama-server"
+    say = f"echo >>{runs}; echo '-b, --batch-size N  at most (default: 77)'"
+    found = [facts_of("llama-server", executable=script(program, say)).n_batch]
+    found.append(facts_of("llama-server", executable=str(program)).n_batch)
+    assert found == [77, 77] and len(runs.read_text().splitlines()) == 1
+    # the options may be in a library beside it
+    (tmp_path / "libllama-common.so").write_text("other", encoding="utf-8")
+    assert facts_of("llama-server", executable=str(program)).n_batch == 77
+    assert len(runs.read_text().splitlines()) == 2
+
+
+SILENT: dict[str, str] = {
+    "it fails": "echo '-b, --batch-size N  at most (default: 77)'; exit 1",
+    "it says nothing": "exit 0",
+    "it says something else": "echo hello",
+    "it does not end": "exec sleep 60",
+}
+
+
+@pytest.mark.parametrize("text", SILENT.values(), ids=SILENT.keys())
+def test_a_program_that_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(program_help, "SECONDS", 0.3)
+    known = facts_of("llama-server")
+    assert facts_of("llama-server", executable=script(tmp_path / "llama-server", text)) == known
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    assert facts_of("llama-server", executable=str(tmp_path / "llama-server")) == facts_of("llama-server")
+
+
+def test_which_program_may_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("own/bin", "own/lib", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    libllama = str(tmp_path / "own" / "lib" / "libllama.so")
+    beside = script(tmp_path / "own" / "bin" / "llama-server", "exit 0")
+    other = script(tmp_path / "other" / "llama-server", "exit 0")
+    in_path = {"none": "", "beside the library": os.path.dirname(beside), "elsewhere": os.path.dirname(other)}
+    found = {}
+    for name, path in in_path.items():
+        monkeypatch.setenv("PATH", path or str(tmp_path))
+        found[name] = program_help.program_of("llama-server", "python", libllama)
+    assert found == {"none": None, "beside the library": beside, "elsewhere": None}
+    # what the user names is asked, if it is that program
+    assert program_help.program_of("llama-server", other, libllama) == other
+    assert program_help.program_of("llama-cli", other, libllama) is None
+    assert program_help.program_of("llama-server", str(tmp_path / "own"), libllama) is None

@@ -1,0 +1,238 @@
+"""What each program makes of a load: slots, batches and outputs, by what its user says and by its version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fitter import parameters, programs
+from fitter.errors import UsageError
+from fitter.llama.types import LlamaCpp, Params
+from fitter.programs import PROGRAMS, Asked, Facts, Shape, chosen, facts, unless_named
+from fitter.programs.facts import programs as known_programs
+
+SERVER, CLI, PYTHON, BENCH, ANY = "llama-server", "llama-cli", "llama-cpp-python", "llama-bench", "any"
+TEXTS = Asked(reads_texts=True)
+
+
+def build(ggml: str) -> LlamaCpp:
+    return LlamaCpp(f"0 (ggml {ggml})", ggml, "", "", "", "")
+
+
+def test_a_program_is_called_the_same_everywhere() -> None:
+    assert list(PROGRAMS) == list(parameters.PROGRAMS)
+    assert PROGRAMS.keys() <= set(known_programs())
+
+
+SHAPES: dict[str, tuple[str, Asked, Shape]] = {
+    # n_seq_max, kv_unified, n_batch, n_ubatch, n_outputs_max
+    "any": (ANY, Asked(), Shape(1, False, None, None, 0)),
+    "any with slots": (ANY, Asked(n_seq_max=4), Shape(4, False, None, None, 0)),
+    "any, unified": (ANY, Asked(n_seq_max=4, kv_unified=True), Shape(4, True, None, None, 0)),
+    "any, with drafts": (ANY, Asked(drafted=3), Shape(1, False, None, None, 0)),
+    "any, for texts": (ANY, TEXTS, Shape(256, True, 512, 512, 0)),
+    "a server": (SERVER, Asked(), Shape(4, True, None, None, 4)),
+    "a server with one slot": (SERVER, Asked(n_seq_max=1), Shape(1, False, None, None, 1)),
+    "a server with four slots": (SERVER, Asked(n_seq_max=4), Shape(4, False, None, None, 4)),
+    "a server with four in one cache": (SERVER, Asked(n_seq_max=4, kv_unified=True), Shape(4, True, None, None, 4)),
+    "a server with a cache for each": (SERVER, Asked(kv_unified=False), Shape(4, False, None, None, 4)),
+    "a server that drafts": (SERVER, Asked(n_seq_max=2, drafted=3), Shape(2, False, None, None, 8)),
+    "four slots that draft": (SERVER, Asked(drafted=48), Shape(4, True, None, None, 4 * 49)),
+    "more drafts than a batch has": (SERVER, Asked(drafted=64, n_batch=128), Shape(4, True, 128, None, 128)),
+    "more slots than the default batch": (
+        SERVER,
+        Asked(n_seq_max=256, drafted=48),
+        Shape(256, False, None, None, 2048),
+    ),
+    "a server for texts": (SERVER, TEXTS, Shape(4, True, 512, 512, 0)),
+    "a server for texts, in batches": (
+        SERVER,
+        replace(TEXTS, n_batch=2048, n_ubatch=256),
+        Shape(4, True, 256, 256, 0),
+    ),
+    "a server for texts, in small batches": (
+        SERVER,
+        replace(TEXTS, n_batch=128, n_ubatch=512),
+        Shape(4, True, 128, 512, 0),
+    ),
+    "a server that pools": (SERVER, Asked(is_pooled=True, n_seq_max=2), Shape(2, False, None, None, 0)),
+    "llama-cli": (CLI, Asked(), Shape(1, False, None, None, 1)),
+    "llama-cli that drafts": (CLI, Asked(drafted=8), Shape(1, False, None, None, 9)),
+    "llama-cli with slots": (CLI, Asked(n_seq_max=2), Shape(2, False, None, None, 2)),
+    "Llama": (PYTHON, Asked(), Shape(1, False, None, None, 1)),
+    "Llama with every logit": (PYTHON, Asked(logits_all=True), Shape(1, False, None, None, 0)),
+    "Llama for texts": (PYTHON, TEXTS, Shape(256, True, 512, 512, 0)),
+    "Llama for texts, in small batches": (PYTHON, replace(TEXTS, n_batch=32), Shape(32, True, 32, 32, 0)),
+    "Llama for texts, in larger batches": (PYTHON, replace(TEXTS, n_batch=4096), Shape(256, True, 4096, 4096, 0)),
+    "Llama that pools": (PYTHON, Asked(is_pooled=True), Shape(1, False, None, None, 0)),
+    "Llama with sequences": (PYTHON, Asked(n_seq_max=4), Shape(4, False, None, None, 4)),
+    "llama-bench": (BENCH, Asked(), Shape(1, False, None, None, 0)),
+    "llama-bench with drafts": (BENCH, Asked(drafted=3), Shape(1, False, None, None, 0)),
+}
+
+
+@pytest.mark.parametrize(("name", "asked", "expected"), SHAPES.values(), ids=SHAPES)
+def test_shapes(name: str, asked: Asked, expected: Shape) -> None:
+    assert PROGRAMS[name].shape(asked, facts(name)) == expected
+
+
+BATCHES: dict[str, tuple[Asked, tuple[int | None, int | None]]] = {
+    "nothing": (Asked(), (None, None)),
+    "a batch": (Asked(n_batch=4096), (4096, None)),
+    "a micro batch": (Asked(n_ubatch=1024), (None, 1024)),
+    "embeddings": (TEXTS, (512, 512)),
+    "embeddings in larger batches": (replace(TEXTS, n_batch=2048), (2048, 2048)),
+    "embeddings in larger micro batches": (replace(TEXTS, n_ubatch=1024), (1024, 1024)),
+    "both are given": (replace(TEXTS, n_batch=2048, n_ubatch=256), (2048, 256)),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if not PROGRAMS[name].is_server])
+@pytest.mark.parametrize(("asked", "expected"), BATCHES.values(), ids=BATCHES)
+def test_batches(name: str, asked: Asked, expected: tuple[int | None, int | None]) -> None:
+    assert PROGRAMS[name].batches(asked) == expected
+
+
+@pytest.mark.parametrize("name", [SERVER, CLI])
+@pytest.mark.parametrize(("asked", "expected"), BATCHES.values(), ids=BATCHES)
+def test_batches_of_a_server(name: str, asked: Asked, expected: tuple[int | None, int | None]) -> None:
+    if asked.reads_texts and asked.n_ubatch == 256:
+        expected = (256, 256)
+    assert PROGRAMS[name].batches(asked) == expected
+
+
+OTHERS: dict[str, tuple[str, dict[str, object], Asked, Shape]] = {
+    "a server that limits no outputs": (SERVER, {"sets_outputs": False}, Asked(), Shape(4, True, None, None, 0)),
+    "a Llama that limits none": (PYTHON, {"sets_outputs": False}, Asked(), Shape(1, False, None, None, 0)),
+    "a server with other slots": (
+        SERVER,
+        {"n_parallel": 8, "kv_unified": False},
+        Asked(),
+        Shape(8, False, None, None, 8),
+    ),
+    "a server whose slots are in one cache": (
+        SERVER,
+        {"kv_unified_of_slots": True},
+        Asked(n_seq_max=2),
+        Shape(2, True, None, None, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "changed", "asked", "expected"), OTHERS.values(), ids=OTHERS)
+def test_shapes_of_other_versions(name: str, changed: dict[str, object], asked: Asked, expected: Shape) -> None:
+    other = replace(facts(name), **changed)  # type: ignore[arg-type]
+    assert PROGRAMS[name].shape(asked, other) == expected
+
+
+@pytest.mark.parametrize("ggml", ["0.13.1", "0.15.1", "0.20.0", "0.25.3", "0.26.0"])
+def test_a_server_of_every_known_version_has_an_output_for_each_slot(ggml: str) -> None:
+    shape = PROGRAMS[SERVER].shape(Asked(), facts(SERVER, build(ggml)))
+    assert (shape.n_seq_max, shape.kv_unified, shape.n_outputs_max) == (4, True, 4)
+
+
+ASKED = st.builds(
+    Asked,
+    n_seq_max=st.none() | st.integers(1, 256),
+    kv_unified=st.none() | st.booleans(),
+    n_batch=st.none() | st.integers(1, 8192),
+    n_ubatch=st.none() | st.integers(1, 8192),
+    reads_texts=st.booleans(),
+    is_pooled=st.booleans(),
+    logits_all=st.booleans(),
+    drafted=st.integers(0, 1024),
+)
+
+
+@given(name=st.sampled_from(list(PROGRAMS)), asked=ASKED)
+def test_what_holds_for_every_shape(name: str, asked: Asked) -> None:
+    shape = PROGRAMS[name].shape(asked, facts(name))
+    n_batch = Params.n_batch if shape.n_batch is None else shape.n_batch
+    assert 0 <= shape.n_outputs_max <= n_batch
+    if shape.n_outputs_max:
+        assert not (asked.reads_texts or asked.is_pooled or asked.logits_all)
+        assert shape.n_outputs_max >= min(shape.n_seq_max, n_batch)
+    if asked.n_seq_max is not None:
+        assert shape.n_seq_max == asked.n_seq_max
+    if asked.kv_unified is not None and not asked.reads_texts:
+        assert shape.kv_unified == asked.kv_unified
+    if not asked.reads_texts:
+        assert (shape.n_batch, shape.n_ubatch) == (asked.n_batch, asked.n_ubatch)
+
+
+# --- what is an option of which program
+
+OF_A_SERVER = {
+    "cache_ram": "-cram",
+    "ctx_checkpoints": "-ctxcp",
+    "checkpoint_min_step": "-cms",
+    "cache_idle_slots": "--cache-idle-slots",
+    "reranking": "--reranking",
+    "spec_type": "--spec-type",
+}
+OF_CLI = {"cache_ram", "ctx_checkpoints", "spec_type"}
+
+
+def cells() -> Iterable[tuple[str, str, bool]]:
+    for name in PROGRAMS:
+        for keyword in OF_A_SERVER:
+            yield name, keyword, name == SERVER or (name == CLI and keyword in OF_CLI)
+
+
+@pytest.mark.parametrize(("name", "keyword", "is_known"), list(cells()))
+def test_options_of_a_server(name: str, keyword: str, is_known: bool) -> None:
+    PROGRAMS[name].check(frozenset({"n_ctx"}))
+    if is_known:
+        PROGRAMS[name].check(frozenset({keyword, "n_ctx"}))
+        return
+    with pytest.raises(UsageError) as caught:
+        PROGRAMS[name].check(frozenset({keyword, "n_ctx"}))
+    assert str(caught.value) == (
+        f"{OF_A_SERVER[keyword]} is an option of llama-server, but the plan is for {name}: leave one of the two out"
+    )
+
+
+def test_every_option_that_a_program_knows_is_a_parameter() -> None:
+    for keyword, option in OF_A_SERVER.items():
+        assert option in " ".join(parameters.PARAMETERS[keyword].options)
+    assert {keyword for each in PROGRAMS.values() for keyword in each.knows} == OF_A_SERVER.keys()
+
+
+# --- whom a plan is for
+
+NAMED: dict[str, tuple[str | None, str, str | None]] = {
+    "nothing": (None, SERVER, SERVER),
+    "nothing, as an empty text": ("", SERVER, SERVER),
+    "another": ("llama-cli", "llama-cli", None),
+    "any": ("any", ANY, None),
+}
+
+
+@pytest.mark.parametrize(("named", "expected", "left"), NAMED.values(), ids=NAMED)
+def test_the_environment_names_a_program(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, expected: str, left: str | None
+) -> None:
+    monkeypatch.delenv("FITTER_PROGRAM", raising=False)
+    if named is not None:
+        monkeypatch.setenv("FITTER_PROGRAM", named)
+    assert chosen(SERVER) == expected
+    assert unless_named(SERVER) == left
+
+
+def test_the_environment_names_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FITTER_PROGRAM", "llama_server")
+    with pytest.raises(UsageError) as caught:
+        chosen(SERVER)
+    assert str(caught.value) == (
+        "FITTER_PROGRAM is 'llama_server': give one of llama-server, llama-cli, llama-cpp-python, llama-bench, any, or "
+        "unset it"
+    )
+
+
+def test_what_is_exported_is_there() -> None:
+    assert all(hasattr(programs, name) for name in programs.__all__)
+    assert isinstance(facts(SERVER), Facts)

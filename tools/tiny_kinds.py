@@ -1,0 +1,95 @@
+"""Small real models whose memory is of another kind than an ordinary cache: windows and states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFWriter
+
+from examples.tiny_moe import TOKENS, TinyModel, add_metadata, add_tokenizer
+
+N_SWA = 256
+"""Tokens of the window of ``write_swa``."""
+
+_SWA = TinyModel("tiny swa", n_layer=6, n_embd=128, n_head=4, n_head_kv=2, n_embd_head=32, n_ff=256, n_expert=0)
+_HYBRID = TinyModel("tiny hybrid", n_layer=6, n_embd=256, n_head=4, n_head_kv=2, n_embd_head=64, n_ff=256, n_expert=0)
+_WITH_ATTENTION = (2, 4)
+_L_CACHE = 4
+
+
+def write_swa(path: Path) -> Path:
+    """A ``gemma3``: five layers with a sliding window, then one without."""
+    model = _SWA
+    writer, add = _begun(path, "gemma3", model)
+    writer.add_sliding_window(N_SWA)
+    add("output_norm", model.n_embd)
+    for i in range(model.n_layer):
+        for norm in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+            add(f"blk.{i}.{norm}", model.n_embd)
+        _add_attention(add, model, i)
+        _add_ffn(add, model, i)
+    return _finished(writer, path)
+
+
+def write_hybrid(path: Path) -> Path:
+    """An ``lfm2``: layers with a short convolution, whose state is recurrent, and two with attention."""
+    model = _HYBRID
+    writer, add = _begun(path, "lfm2", replace(model, n_head_kv=[2 * (i in _WITH_ATTENTION) for i in range(6)]))  # type: ignore[arg-type]
+    writer.add_shortconv_l_cache(_L_CACHE)
+    writer.add_vocab_size(len(TOKENS))
+    add("token_embd_norm", model.n_embd)
+    for i in range(model.n_layer):
+        for norm in ("attn_norm", "ffn_norm"):
+            add(f"blk.{i}.{norm}", model.n_embd)
+        if i in _WITH_ATTENTION:
+            _add_attention(add, model, i)
+        else:
+            add(f"blk.{i}.shortconv.conv", model.n_embd, _L_CACHE)
+            add(f"blk.{i}.shortconv.in_proj", 3 * model.n_embd, model.n_embd)
+            add(f"blk.{i}.shortconv.out_proj", model.n_embd, model.n_embd)
+        _add_ffn(add, model, i)
+    return _finished(writer, path)
+
+
+def _begun(path: Path, architecture: str, model: TinyModel) -> tuple[GGUFWriter, Callable[..., None]]:
+    """A file with metadata, tokenizer and embeddings, and what adds a tensor of a shape to it."""
+    rng = np.random.default_rng(0)
+    writer = GGUFWriter(path, architecture)
+    add_metadata(writer, model)
+    add_tokenizer(writer)
+
+    def add(name: str, *shape: int) -> None:
+        is_norm = len(shape) == 1
+        data = np.ones(shape) if is_norm else rng.standard_normal(shape) / shape[-1] ** 0.5
+        is_exact = is_norm or name.endswith(".conv")
+        writer.add_tensor(f"{name}.weight", data.astype(np.float32 if is_exact else np.float16))
+
+    add("token_embd", len(TOKENS), model.n_embd)
+    return writer, add
+
+
+def _add_attention(add: Callable[..., None], model: TinyModel, i: int) -> None:
+    q, kv = model.n_head * model.n_embd_head, model.n_head_kv * model.n_embd_head
+    for norm in ("attn_q_norm", "attn_k_norm"):
+        add(f"blk.{i}.{norm}", model.n_embd_head)
+    add(f"blk.{i}.attn_q", q, model.n_embd)
+    add(f"blk.{i}.attn_k", kv, model.n_embd)
+    add(f"blk.{i}.attn_v", kv, model.n_embd)
+    add(f"blk.{i}.attn_output", model.n_embd, q)
+
+
+def _add_ffn(add: Callable[..., None], model: TinyModel, i: int) -> None:
+    add(f"blk.{i}.ffn_gate", model.n_ff, model.n_embd)
+    add(f"blk.{i}.ffn_up", model.n_ff, model.n_embd)
+    add(f"blk.{i}.ffn_down", model.n_embd, model.n_ff)
+
+
+def _finished(writer: GGUFWriter, path: Path) -> Path:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
