@@ -161,7 +161,8 @@ def _of_hub(url: str) -> str:
         raise LibraryError(f"{shown(url)} is read with huggingface_hub, which is not installed: {EXTRA}") from None
     where = os.environ.get("HF_ENDPOINT")
     try:
-        found: str = hf_hub_url(repository, urllib.parse.unquote(file), repo_type=kind, revision=revision, endpoint=where)
+        file = urllib.parse.unquote(file)
+        found: str = hf_hub_url(repository, file, repo_type=kind, revision=revision, endpoint=where)
     except (HFValidationError, ValueError) as error:
         raise ModelError(f"{shown(url)} is not a file of the hub: {' '.join(str(error).split())}") from None
     return found

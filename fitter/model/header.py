@@ -18,7 +18,8 @@ from fitter.text import LONGEST_NAME, printable
 class Model:
     """A model that llama.cpp can load. Sizes in bytes.
 
-    ``path``: the file to pass to llama.cpp, which has only the header where the model is elsewhere. ``files``: all files of a split model. ``bytes``: the sum of all tensors.
+    ``path``: the file to pass to llama.cpp, which has only the header where the model is elsewhere. ``files``: all
+    files of a split model. ``bytes``: the sum of all tensors.
     ``n_layer``: ``<arch>.block_count``, which includes the ``n_layer_nextn`` layers for multi-token prediction.
     ``n_ctx_train``: 0 if the header does not tell. ``n_expert``: 0 for a dense model. ``metadata``: from the first
     file.
@@ -132,9 +133,7 @@ def _check_split(files: Sequence[Path], headers: Sequence[Header]) -> None:
     found = sum(len(header.tensors) for header in headers)
     if expected and expected != found:
         again = source.again(files[0]) if source.is_elsewhere(files[0]) else "download them again"
-        raise ModelError(
-            f"{show(files[0])}: its {count} split files have {found} of {expected} tensors; {again}"
-        )
+        raise ModelError(f"{show(files[0])}: its {count} split files have {found} of {expected} tensors; {again}")
 
 
 def _check_length(file: Path, header: Header) -> None:

@@ -18,7 +18,7 @@ _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _MOST_DIMENSIONS = 4
 _LEAST_KEY = 8 + 4 + 1
 _LEAST_TENSOR = 8 + 4 + 4 + 8
-_USUAL_KEY, _USUAL_TENSOR = 40, 72
+_USUAL_KEY, _USUAL_STRING, _USUAL_TENSOR = 40, 10, 72
 """Bytes that are expected of one that was not read yet."""
 _ALIGNMENT, _MOST_ALIGNMENT = 32, 1 << 16
 _LEAST_STEP = 1 << 10
@@ -145,15 +145,17 @@ class HeaderLength:
             raise DamagedError
 
     def _strings(self, count: int, then: float) -> Iterator[bool]:
-        begun, data = self._at, self.data
+        # There are some hundred thousand of them.
+        begun, data, length_at = self._at, self.data, struct.Struct("<Q").unpack_from
+        at, have = begun, len(data)
         for read in range(count):
-            at = self._at
-            if len(data) < at + 8:
-                yield from self._need(8, (count - read) * ((at - begun) / read if read else 10) + then)
-            end = at + 8 + int.from_bytes(data[at : at + 8], "little")
-            if len(data) < end:
-                yield from self._need(end - at, (count - read) * ((at - begun) / read if read else 10) + then)
-            self._at = end
+            if have < at + 8:
+                self._at = at
+                usual = (at - begun) / read if read else _USUAL_STRING
+                yield from self._need(8, (count - read) * usual + then)
+                have = len(data)
+            at += 8 + length_at(data, at)[0]
+        self._at = at
 
     def _tensor(self, then: float) -> Iterator[bool]:
         yield from self._need(8 + 1 + 4, then)

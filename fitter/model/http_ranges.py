@@ -229,7 +229,8 @@ class HttpRanges:
         own, other = self._target.partition(":")[0].lower(), target.partition(":")[0].lower()
         if own != other and re.fullmatch(r"[a-z][a-z0-9+.-]*", other):
             raise ModelError(
-                f"{name} is redirected from {own} to {other}, which is not followed: if you trust it, give {shown(target)}"
+                f"{name} is redirected from {own} to {other}, which is not followed: if you trust it, give "
+                f"{shown(target)}"
             )
         if not to or _split(target) is None:
             raise ModelError(f"{name} is redirected to nowhere: check the address")
@@ -288,7 +289,8 @@ class HttpRanges:
         ):
             raise ModelError(f"{name}: what {host} answers is not HTTP: check the address") from None
         reason = getattr(error, "strerror", None) or "the connection broke off"
-        raise _PassingError(f": {host} cannot be reached ({printable(str(reason), 100)}): check the address, and the network")
+        said = printable(str(reason), 100)
+        raise _PassingError(f": {host} cannot be reached ({said}): check the address, and the network")
 
 
 _DOWNLOAD = "download the model, and give its file"
@@ -335,7 +337,9 @@ def _joined(url: str, to: str) -> str:
 def _split(url: str) -> urllib.parse.SplitResult | None:
     try:
         parts = urllib.parse.urlsplit(url)
-        return parts if parts.hostname and (parts.port or True) else None
+        # a port that is none raises
+        _ = parts.port
+        return parts if parts.hostname else None
     except ValueError:
         return None
 
@@ -363,5 +367,3 @@ def hub_headers() -> dict[str, str]:
         return {}
     token = get_token()
     return {"Authorization": f"Bearer {token}"} if token else {}
-
-

@@ -46,9 +46,18 @@ def model_files(
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
-    """The name of the file, or what may be shown of its address."""
+    """The name of the file, without where it is. Raises ``ModelError`` for an address that names no file."""
     if not is_address(path):
-        return os.path.basename(os.fspath(path))
+        return Path(path).name
+    from fitter.model.addresses import as_url, file_name
+
+    return file_name(as_url(path) or "")
+
+
+def called(path: str | os.PathLike[str]) -> str:
+    """The path, or what may be shown of the address."""
+    if not is_address(path):
+        return os.fspath(path)
     from fitter.model.addresses import as_url, shown
 
     return shown(as_url(path) or "")
