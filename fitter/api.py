@@ -22,9 +22,8 @@ from fitter.machine import calibrated
 from fitter.machine.devices import choose, described, device_speeds, machine_of, speed_of_host
 from fitter.machine.gpu import parse_twin, virtual_devices
 from fitter.machine.host import host_memory
+from fitter.model import location, source
 from fitter.model.header import open_model
-from fitter.model.location import check_is_here
-from fitter.model.source import is_elsewhere
 from fitter.parameters import AnyPath, Estimating, Fitting, Measuring
 from fitter.planning import fit as planning
 from fitter.planning.ask import Ask
@@ -142,7 +141,7 @@ def fit(
         drafts = open_draft(ask.sharing, worker)
         opened = open_model(model, worker.header)
         check_mtp(ask.sharing, opened)
-        stamps = tuple(stamp_of(file) for file in opened.files if not is_elsewhere(file))
+        stamps = tuple(stamp_of(file) for file in opened.files if not source.is_elsewhere(file))
         machine = machine_of(
             worker.devices, ask.virtual, ask.host_memory, is_described=ask.is_described, has_rpc=bool(ask.rpc)
         )
@@ -369,10 +368,10 @@ def verify(
 
     timeout = parameters.get("timeout") or DEFAULT_TIMEOUT
     if model is not None:
-        check_is_here(os.fsdecode(model))
+        location.check_is_here(os.fsdecode(model))
     if parameters.get("gpus"):
         raise UsageError("virtual devices cannot run a model: verify a plan for those that are here")
-    program = _verified_by(parameters.get("program"), server, prompts)
+    program = verification.loaded_by(parameters.get("program"), server, prompts)
     if plan is None:
         if model is None:
             raise UsageError("there is nothing to verify: give a model, a plan, or both")
@@ -385,7 +384,7 @@ def verify(
 
         plan = read_plan(path("plan", plan))
     if model is None:
-        check_is_here(plan.model.path)
+        location.check_is_here(plan.model.path)
     check_can_run(plan)
     patience = timeout + plan.model.bytes / _LOADED_PER_SECOND
     llama_cpp = parameters.get("llama_cpp")
@@ -406,19 +405,6 @@ def verify(
         if on_progress:
             on_progress(Progress(0, "loading for real"))
         return verification.verify(plan, opened.path, worker, lambda: host_memory().available, allowed)
-
-
-def _verified_by(program: str | None, server: Path | None, prompts: int | None) -> str:
-    """The program that is to load the plan. Raises ``UsageError`` for one that cannot be verified with."""
-    chosen = SERVER if program is None and server is not None else program or programs.chosen("llama-cpp-python")
-    if chosen in ("llama-cli", "llama-bench"):
-        raise UsageError(
-            f"fitter verify cannot start {chosen}: use --for {SERVER}, or --for any to load with llama.cpp's library"
-        )
-    for option, value in (("--server", server), ("--prompts", prompts)):
-        if value is not None and chosen != SERVER:
-            raise UsageError(f"{option} is for --for {SERVER}: give that, or leave {option} out")
-    return chosen
 
 
 @door()

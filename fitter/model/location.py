@@ -63,6 +63,17 @@ def called(path: str | os.PathLike[str]) -> str:
     return shown(as_url(path) or "")
 
 
+def local_name(path: str | os.PathLike[str]) -> str:
+    """The path, or where the file is once it has been downloaded into the current directory."""
+    if not is_address(path):
+        return os.fspath(path)
+    from fitter.model import addresses
+
+    url = addresses.as_url(path) or ""
+    is_hub = url.lower().startswith(f"{addresses.HUB}:")
+    return addresses.hub_file(url)[1] if is_hub else addresses.file_name(url)
+
+
 def check_is_here(path: str | os.PathLike[str]) -> None:
     """Raise ``ModelError`` for a model that is elsewhere, and so cannot be loaded."""
     if is_address(path):

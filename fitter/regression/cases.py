@@ -78,8 +78,8 @@ class Case:
 
     name: str
     model: Path | str
-    """The model's path, or a pattern with one case for each match; relative to the directory of ``fitter.toml``. A
-    text is an address, of a model that is elsewhere.
+    """The model's path, or a pattern with one case for each match, relative to the directory of ``fitter.toml``; or
+    its address, such as ``hf://org/repo/model.gguf``.
     """
     settings: Mapping[str, CaseValue]
     max_growth: Growth = Growth()
@@ -114,7 +114,7 @@ class Case:
         return [self._file(text) for text in map(str, value)] if isinstance(value, tuple) else self._file(str(value))
 
     def _file(self, text: str) -> str:
-        return os.path.join(self.directory, os.path.expanduser(text))
+        return text if is_address(text) else os.path.join(self.directory, os.path.expanduser(text))
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
