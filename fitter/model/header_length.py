@@ -28,11 +28,11 @@ _FREELY = 1 << 17
 """Bytes that are read at once though little is known yet; beyond, as many as eight times what is here."""
 
 
-class DamagedError(ValueError):
+class Damaged(ValueError):
     """It is the beginning of no header that fits into its file."""
 
 
-class TooLongError(ValueError):
+class TooLong(ValueError):
     """The header is longer than ``LONGEST``."""
 
 
@@ -53,7 +53,7 @@ class HeaderLength:
         self._steps = self._header()
 
     def add(self, data: bytes) -> None:
-        """Take what follows in the file. Raises ``DamagedError`` and ``TooLongError``."""
+        """Take what follows in the file. Raises ``Damaged`` and ``TooLong``."""
         self.data += data
         if len(self.data) < self._least:
             self.missing = self._wanted()
@@ -74,9 +74,9 @@ class HeaderLength:
         """Wait until ``size`` more bytes are here, after which ``then`` more are expected."""
         self._least = self._at + size
         if self._least > self._file_bytes:
-            raise DamagedError
+            raise Damaged
         if self._least > LONGEST:
-            raise TooLongError
+            raise TooLong
         self._expected = self._least + int(then)
         while len(self.data) < self._least:
             yield True
@@ -84,9 +84,9 @@ class HeaderLength:
     def _check(self, count: int, size: int) -> None:
         """Raise where ``count`` things of ``size`` bytes at least have no room in the file, or in any header."""
         if self._at + count * size > self._file_bytes:
-            raise DamagedError
+            raise Damaged
         if self._at + count * size > LONGEST:
-            raise TooLongError
+            raise TooLong
 
     def _number(self, layout: str) -> int:
         (value,) = struct.unpack_from(layout, self.data, self._at)
@@ -126,10 +126,10 @@ class HeaderLength:
             if key == b"general.alignment" and _SIZES[kind] == 4:
                 (self._alignment,) = struct.unpack_from("<I", self.data, self._at)
                 if self._alignment == 0 or self._alignment & (self._alignment - 1):
-                    raise DamagedError
+                    raise Damaged
             self._at += _SIZES[kind]
         else:
-            raise DamagedError
+            raise Damaged
 
     def _array(self, then: float) -> Iterator[bool]:
         yield from self._need(12, then)
@@ -142,7 +142,7 @@ class HeaderLength:
             yield from self._need(count * _SIZES[kind], then)
             self._at += count * _SIZES[kind]
         else:
-            raise DamagedError
+            raise Damaged
 
     def _strings(self, count: int, then: float) -> Iterator[bool]:
         # There are some hundred thousand of them.
@@ -164,6 +164,6 @@ class HeaderLength:
         self._at += length
         n_dims = self._number("<I")
         if n_dims > _MOST_DIMENSIONS:
-            raise DamagedError
+            raise Damaged
         yield from self._need(8 * n_dims + 4 + 8, then)
         self._at += 8 * n_dims + 12

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fitter.errors import ModelError
 from fitter.model.addresses import Address, shown
-from fitter.model.ranges import Part, Patience, UnchangedError, changed
+from fitter.model.ranges import Part, Patience, Unchanged, changed
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class HttpRanges:
             if not known:
                 raise ModelError(f"{name}: the server answers that it has not changed, but not what it is")
             answer.read()
-            raise UnchangedError
+            raise Unchanged
         if answer.status == 416 and start == 0 and _EMPTY_RANGE.fullmatch(answer.headers.get("Content-Range", "")):
             return Part(b"", 0, "")
         if answer.status not in (200, 206):
@@ -119,7 +119,7 @@ class HttpRanges:
             raise changed(name)
         self._served = (served, file_bytes)
         if known and tag == known:
-            raise UnchangedError
+            raise Unchanged
         data = self._body(answer, promised)
         if len(data) < promised:
             raise _PassingError(": the connection broke off: try again later")
@@ -223,7 +223,7 @@ class HttpRanges:
     # --- other answers
 
     def _follow(self, answer: http.client.HTTPResponse, known: str) -> None:
-        """Go on where the answer points to. Raises ``UnchangedError`` where it has said enough."""
+        """Go on where the answer points to. Raises ``Unchanged`` where it has said enough."""
         name, to = self._address.shown, answer.headers.get("Location", "")
         target = _joined(self._target, to)
         own, other = self._target.partition(":")[0].lower(), target.partition(":")[0].lower()
@@ -237,7 +237,7 @@ class HttpRanges:
         # what Hugging Face's hub says of a file that another host has
         self._linked = answer.headers.get("X-Linked-Etag", "") or self._linked
         if known and self._linked == known:
-            raise UnchangedError
+            raise Unchanged
         with suppress(OSError, http.client.HTTPException):
             if int(answer.headers.get("Content-Length") or 0) <= _PIECE:
                 answer.read(_PIECE)

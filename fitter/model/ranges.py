@@ -24,7 +24,7 @@ class Part:
     tag: str
 
 
-class UnchangedError(Exception):
+class Unchanged(Exception):
     """The file has the tag that was asked about."""
 
 
@@ -32,7 +32,7 @@ class Ranges(Protocol):
     """A file of which parts can be read."""
 
     def read(self, start: int, size: int, known: str = "") -> Part:
-        """At most ``size`` bytes from ``start``; raises ``UnchangedError`` where the tag is still ``known``.
+        """At most ``size`` bytes from ``start``; raises ``Unchanged`` where the tag is still ``known``.
 
         Raises ``ModelError`` if it cannot be read.
         """
@@ -118,9 +118,9 @@ class FsspecRanges:
             if not isinstance(file_bytes, int):
                 raise ModelError(f"{address.shown}: nobody says how long it is, so no part of it can be read")
             if known and tag == known:
-                raise UnchangedError
+                raise Unchanged
             data = self._files.cat_file(self._path, start=start, end=min(start + size, file_bytes))
-        except (ModelError, UnchangedError):
+        except (ModelError, Unchanged):
             raise
         except FileNotFoundError:
             raise ModelError(f"{address.shown}: no such file; check the address") from None

@@ -16,9 +16,9 @@ from pathlib import Path
 from fitter.errors import FitterError, ModelError
 from fitter.model import kept_headers, source
 from fitter.model.addresses import Address, addresses, shown
-from fitter.model.header_length import LONGEST, DamagedError, HeaderLength, TooLongError
+from fitter.model.header_length import LONGEST, Damaged, HeaderLength, TooLong
 from fitter.model.kept_headers import Entry, Header
-from fitter.model.ranges import FsspecRanges, Patience, Ranges, UnchangedError, changed
+from fitter.model.ranges import FsspecRanges, Patience, Ranges, Unchanged, changed
 from fitter.text import human
 
 DEFAULT_TIMEOUT = 60.0
@@ -102,7 +102,7 @@ def _fetch(model: Sequence[Address], patience: Patience, say: Say) -> tuple[Path
         first = _FIRST_OF_OTHERS if index else _FIRST_OF_FIRST
         try:
             return _header(address, _ranges(address, headers, patience), first, known, amounts.of(index))
-        except UnchangedError:
+        except Unchanged:
             return None
 
     found = _in_parallel(read, len(model), patience, model, amounts.show)
@@ -140,7 +140,7 @@ def _ranges(address: Address, headers: dict[str, str], patience: Patience) -> Ra
 
 
 def _header(address: Address, ranges: Ranges, first: int, known: str, report: Callable[[int, int], None]) -> Header:
-    """The header of one file. Raises ``ModelError``, and ``UnchangedError`` where its tag is still ``known``."""
+    """The header of one file. Raises ``ModelError``, and ``Unchanged`` where its tag is still ``known``."""
     part = ranges.read(0, first, known)
     source.check_beginning(address.shown, part.data[:8])
     header = HeaderLength(part.file_bytes)
@@ -152,13 +152,13 @@ def _header(address: Address, ranges: Ranges, first: int, known: str, report: Ca
             if (more.file_bytes, more.tag) != (part.file_bytes, part.tag):
                 raise changed(address.shown)
             if not more.data:
-                raise DamagedError
+                raise Damaged
             header.add(more.data)
-    except DamagedError:
+    except Damaged:
         raise ModelError(
             f"{address.shown}: its header is truncated or damaged; ask who provides it, or take another file"
         ) from None
-    except TooLongError:
+    except TooLong:
         raise ModelError(
             f"{address.shown}: its header has more than {human(LONGEST)}, which that of no model has; take another file"
         ) from None
@@ -179,7 +179,7 @@ class _Amounts:
         def report(have: int, expected: int) -> None:
             self._have[index] = (have, expected)
             if sum(have for have, _ in self._have) > LONGEST:
-                raise TooLongError
+                raise TooLong
 
         return report
 
@@ -229,7 +229,7 @@ def _in_parallel(
             except queue.Empty:
                 patience.check(model[0].shown)
                 continue
-            if isinstance(error, (FitterError, UnchangedError)):
+            if isinstance(error, (FitterError, Unchanged)):
                 raise error
             if error is not None:
                 raise ModelError(f"{model[index].shown} cannot be read: {type(error).__name__}: {error}") from error
