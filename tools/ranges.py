@@ -31,6 +31,7 @@ class FileServer:
     has_ranges: bool = True
     has_etags: bool = True
     answer: Callable[[Request], bool] = lambda request: False
+    last_modified: str = ""
     etag: Callable[[Path], str] | None = None
     requests: list[tuple[str, str, int]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -71,6 +72,8 @@ class Request(BaseHTTPRequestHandler):
             return
         size, etag = path.stat().st_size, self._etag(path)
         headers = {"ETag": etag} if etag else {}
+        if self.files.last_modified:
+            headers["Last-Modified"] = self.files.last_modified
         if etag and self.headers.get("If-None-Match") == etag:
             self.say(304, b"", headers)
             return

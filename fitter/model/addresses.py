@@ -75,7 +75,9 @@ def shown(url: str) -> str:
 
 def file_name(url: str) -> str:
     """The name of a file by its URL. Raises ``ModelError`` where that names none."""
-    path = re.split("::", shown(url))[0].partition("://")[2]
+    scheme, _, path = shown(url).split("::")[0].partition("://")
+    if scheme.lower() in ("http", "https"):
+        path = path.partition("/")[2]
     name = urllib.parse.unquote(path.rstrip("/").rpartition("/")[2])
     if not name or name in (".", "..") or "/" in name or "\0" in name or len(os.fsencode(name)) > 200:
         raise ModelError(f"{shown(url)} names no file: give the address of a GGUF file")
