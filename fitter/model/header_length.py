@@ -39,7 +39,8 @@ class TooLong(ValueError):
 class HeaderLength:
     """Reads the beginning of a file of ``file_bytes`` bytes, as far as it is known.
 
-    ``data`` is that beginning, ``missing`` how many bytes are to be read next: 0 when the header is complete.
+    ``data`` is that beginning, ``missing`` how many bytes are to be read next: 0 when the header is complete, which is
+    then ``whole``.
     """
 
     def __init__(self, file_bytes: int) -> None:
@@ -59,6 +60,11 @@ class HeaderLength:
             self.missing = self._wanted()
             return
         self.missing = self._wanted() if next(self._steps, None) else 0
+
+    @property
+    def whole(self) -> bytes:
+        """The header, without what was read beyond it."""
+        return bytes(self.data[: self._at])
 
     @property
     def expected(self) -> int:
@@ -156,6 +162,7 @@ class HeaderLength:
                 have = len(data)
             at += 8 + length_at(data, at)[0]
         self._at = at
+        yield from self._need(0, then)
 
     def _tensor(self, then: float) -> Iterator[bool]:
         yield from self._need(8 + 1 + 4, then)

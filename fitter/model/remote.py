@@ -163,7 +163,7 @@ def _header(address: Address, ranges: Ranges, first: int, known: str, report: Ca
             f"{address.shown}: its header has more than {human(LONGEST)}, which that of no model has; take another file"
         ) from None
     report(len(header.data), len(header.data))
-    return Header(address.name, part.tag, part.file_bytes, bytes(header.data))
+    return Header(address.name, part.tag, part.file_bytes, header.whole)
 
 
 class _Amounts:
