@@ -21,7 +21,7 @@ _URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]+)://.*", re.DOTALL)
 _CHAINED = re.compile(r"[a-z][a-z0-9+.-]+(://[^:]*)?::.*", re.DOTALL)
 _FLATTENED = re.compile(r"(?P<scheme>https?|hf|s3|gs|gcs|az|abfs|ftp|sftp|file):/(?P<rest>[^/].*)", re.DOTALL)
 """What ``pathlib`` makes of a URL."""
-_USER = re.compile(r"//[^/@?#]*@")
+_USER = re.compile(r"//[^/]*@")
 _QUERY = re.compile(r"[?#].*?(?=::|$)", re.DOTALL)
 _REFERENCE = re.compile(r"refs/(?:pr|convert)/[^/]+")
 """A revision of the hub's whose name has slashes."""
@@ -75,9 +75,9 @@ def shown(url: str) -> str:
 
 def file_name(url: str) -> str:
     """The name of a file by its URL. Raises ``ModelError`` where that names none."""
-    scheme, _, path = shown(url).split("::")[0].partition("://")
-    if scheme.lower() in ("http", "https"):
-        path = path.partition("/")[2]
+    scheme, _, path = shown(url).partition("://")
+    # In others :: begins what the file is in.
+    path = path.partition("/")[2] if scheme.lower() in ("http", "https") else path.partition("::")[0]
     name = urllib.parse.unquote(path.rstrip("/").rpartition("/")[2])
     if not name or name in (".", "..") or "/" in name or "\0" in name or len(os.fsencode(name)) > 200:
         raise ModelError(f"{shown(url)} names no file: give the address of a GGUF file")

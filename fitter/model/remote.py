@@ -235,6 +235,8 @@ def _in_parallel(
                 raise ModelError(f"{model[index].shown} cannot be read: {type(error).__name__}: {error}") from error
             found[index] = header
             done += 1
+        if any(found):
+            show(done)
     except BaseException:
         patience.stop()
         raise

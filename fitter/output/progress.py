@@ -28,7 +28,7 @@ def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[
     On a terminal it updates one line, which is removed at the end; with ``every_step`` each step is a line of its own.
     """
     if every_step:
-        yield lambda step: print(_text(step), file=stream, flush=True)
+        yield lambda step: None if _is_on_its_way(step) else print(_text(step), file=stream, flush=True)
     elif stream.isatty():
         from rich.console import Console
 
@@ -82,6 +82,11 @@ class Step:
         from rich.progress_bar import ProgressBar
 
         return Columns([ProgressBar(total=1.0, completed=self._part, width=_BAR), text])
+
+
+def _is_on_its_way(step: Progress) -> bool:
+    """Whether a step is told again and again until it is done."""
+    return step.part is not None and step.part < 1
 
 
 def _text(step: Progress) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -298,6 +299,14 @@ def test_an_address_that_is_none(url: str, said: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_proxy_is_asked(server: FileServer, tiny: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("http_proxy", server.url.replace("//", "//me:s3cr3t@"))
+    assert fitter.measure(f"http://models.invalid/{tiny.name}", gpus="rtx-4090", worker=worker).rows
+    assert {path for _, path, _ in server.requests} == {f"http://models.invalid/{tiny.name}"}
+    assert {headers.get("Proxy-Authorization") for headers in server.headers} == {"Basic bWU6czNjcjN0"}
+
+
 def test_nobody_listens(folder: Path) -> None:
     with serving(folder) as gone:
         url = f"{gone.url}/tiny.gguf"
@@ -336,6 +345,22 @@ def test_a_slow_server_is_given_up(server: FileServer, tiny: Path, seconds: floa
             f"{url}: its header did not arrive within {seconds:g} s: give it more time (--timeout)"
         )
         assert time.monotonic() - began < 8
+    assert kept() == before
+
+
+def test_an_interrupt_ends_it_and_leaves_nothing(server: FileServer, tiny: Path) -> None:
+    def silent(request: Request) -> bool:
+        time.sleep(20)
+        return True
+
+    server.answer, before = silent, kept()
+    command = [sys.executable, "-m", "fitter", f"{server.url}/{tiny.name}", "--gpu", "rtx-4090"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    while not server.headers and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (130, b"", b"")
     assert kept() == before
 
 

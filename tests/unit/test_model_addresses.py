@@ -37,6 +37,8 @@ def test_a_url_of_a_file_is_a_path() -> None:
     [
         ("https://me:pass@host:8080/a/m.gguf?X-Amz-Signature=1#x", "https://host:8080/a/m.gguf"),
         ("https://me@host/m.gguf", "https://host/m.gguf"),
+        ("https://me:p@ss?w#rd@host/m.gguf", "https://host/m.gguf"),
+        ("http://me:pass@[::1]:8080/m.gguf", "http://[::1]:8080/m.gguf"),
         ("hf://org/repo@v1/m.gguf", "hf://org/repo@v1/m.gguf"),
         ("s3://bucket/a@b/m.gguf", "s3://bucket/a@b/m.gguf"),
         ("zip://m.gguf::ftp://me:pass@host/m.zip?a=b", "zip://m.gguf::ftp://host/m.zip"),
@@ -53,6 +55,7 @@ def test_what_is_shown_holds_no_secret(url: str, expected: str) -> None:
         ("https://host/a/my%20model.gguf", "my model.gguf"),
         ("zip://folder/m.gguf::https://host/m.zip", "m.gguf"),
         ("memory://m.gguf", "m.gguf"),
+        ("http://[::1]:8080/m.gguf", "m.gguf"),
     ],
 )
 def test_the_name_of_the_file(url: str, name: str) -> None:
