@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import re
-import re
 from dataclasses import replace
 
 import pytest
