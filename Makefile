@@ -205,10 +205,19 @@ test-architectures: architectures ## a plan with the skeleton and one without it
 test-real: architectures tools ## dummy and real loads of a model of every architecture, on the CPU and an rpc-server: ten minutes on two cores
 	@$(PY) -m tools.architectures.real --models $(ARCHITECTURES)/models $(CHECK_ARGS)
 
+.PHONY: test-states
+test-states: architectures ## what llama.cpp writes of a sequence, with a model of every architecture: five minutes on two cores
+	@$(PY) -m tools.architectures.states --models $(ARCHITECTURES)/models $(CHECK_ARGS)
+
 # CHECK_ARGS="--machines 100 --first 5000" draws others.
 .PHONY: test-search
 test-search: install tools ## the search on 1,000 random machines: no card added, no byte freed makes a plan worse; two hours on two cores
 	@$(PY) -m tools.search.check --jobs $(JOBS) $(CHECK_ARGS)
+
+# CHECK_ARGS="--part loads" takes one half, "--draw 100 --seed 7" so many cases, "--only glm45-air" those with the word.
+.PHONY: test-server
+test-server: install tools ## llama-server's own fit on virtual devices and fitter's plans, every case: an hour on two cores
+	@$(PY) -m tools.server_fit $(CHECK_ARGS)
 
 # MUTATION_ARGS="run 'fitter.planning.packing.*'" changes one file; "results" lists what no test noticed, "show NAME" a change.
 .PHONY: test-mutations

@@ -43,8 +43,7 @@ from fitter.planning.request import Progress
 from fitter.planning.requesting import limits_beside, pinned_by, request_of
 from fitter.planning.summary import ModelSummary, stamp_of
 from fitter.planning.work import facts_of
-from fitter.programs.finding import NAME as SERVER
-from fitter.programs.prompts import PROMPTS
+from fitter.programs import SERVER
 from fitter.sharing import check_mtp, choices, open_draft
 from fitter.values import path, size
 from fitter.worker_door import door_with_worker
@@ -395,6 +394,7 @@ def verify(
         allowed = size("tolerance", tolerance or 0)
         if program == SERVER:
             from fitter import serving
+            from fitter.programs.prompts import PROMPTS
 
             where = None if server is None else os.fsdecode(server)
             named = None if llama_cpp is None else os.fsdecode(llama_cpp)
@@ -472,8 +472,8 @@ class _Methods:
         loaded: Llama = load(plan, kwargs, fit)  # type: ignore[assignment]
         return loaded
 
-    def verify(self, plan: Plan, tolerance: int | str, timeout: float) -> Verification:
-        return verify(plan=plan, tolerance=tolerance, timeout=timeout)
+    def verify(self, plan: Plan, keywords: Mapping[str, Any]) -> Verification:
+        return verify(plan=plan, **keywords)
 
 
 def _restored(values: dict[str, Any]) -> Plan:

@@ -14,7 +14,7 @@ from fitter.planning.request import Request
 from fitter.planning.shared import LATER, later_of
 from fitter.planning.summary import SharedUse
 from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
-from fitter.programs.later import Keeps, fitted, keeps
+from fitter.programs.later import Keeps, Later, fitted, keeps, logits
 from fitter.programs.state import SequenceState, state_of
 from fitter.sharing import Drafts, drafting_params
 
@@ -39,27 +39,28 @@ class Keeper:
     known: Facts
 
     def reserved(self, request: Request) -> tuple[SharedUse, ...]:
-        """Host memory that a plan for ``request`` keeps for what the user sets; the rest takes what the plan leaves.
+        """Host memory that a plan for ``request`` keeps for logits and what the user sets; the rest takes what is left.
 
         Raises ``UsageError`` where what is set has no limit and the host has one.
         """
         fixed = self.ask.given & _FIXED
-        if not fixed:
-            return ()
-        kept = self._own(replace(request.params, n_ctx=request.n_ctx_max))
-        if "cache_ram" in fixed and kept.prompt_cache is None and request.host.free is not None:
-            raise UsageError("-cram -1 has no limit, so no plan has room for it: give the MiB that it may take")
-        cache = (kept.prompt_cache or 0) if "cache_ram" in fixed else 0
-        checkpoints = kept.checkpoints if "ctx_checkpoints" in fixed else 0
-        rows = (Row(LATER, None, True, 0, 0, cache + checkpoints),)
-        return (SharedUse(LATER, self.ask.program, rows),) if cache + checkpoints else ()
+        size = sum(each.bytes or 0 for each in self._logits(request.params))
+        if fixed:
+            kept = self._own(replace(request.params, n_ctx=request.n_ctx_max))
+            if "cache_ram" in fixed and kept.prompt_cache is None and request.host.free is not None:
+                raise UsageError("-cram -1 has no limit, so no plan has room for it: give the MiB that it may take")
+            size += (kept.prompt_cache or 0) if "cache_ram" in fixed else 0
+            size += kept.checkpoints if "ctx_checkpoints" in fixed else 0
+        return (SharedUse(LATER, self.ask.program, (Row(LATER, None, True, 0, 0, size),)),) if size else ()
 
     def kept(self, plan: Plan) -> Plan:
         """``plan`` with what is kept, which takes no more than its host has left: by smaller limits where need be."""
+        logits = self._logits(plan.params)
+        of_logits = sum(each.bytes or 0 for each in logits)
+        host = replace(plan.host, shared=plan.host.shared - later_of(plan.shared), later=of_logits)
+        plan = replace(plan, host=host, later=logits, shared=tuple(use for use in plan.shared if use.kind != LATER))
         if not PROGRAMS[self.ask.program].is_server:
             return plan
-        reserved = later_of(plan.shared)
-        host = replace(plan.host, shared=plan.host.shared - reserved)
         notes = plan.notes
         try:
             own = self._own(plan.params)
@@ -83,11 +84,16 @@ class Keeper:
         return replace(
             plan,
             params=plan.params.having(lowered),
-            host=replace(host, later=kept.bytes),
-            shared=tuple(use for use in plan.shared if use.kind != LATER),
-            later=kept.lines(),
+            host=replace(host, later=of_logits + kept.bytes),
+            later=(*kept.lines(), *logits),
             notes=notes,
         )
+
+    def _logits(self, params: Params) -> tuple[Later, ...]:
+        """What is put out of a batch, where the program reads that."""
+        if not PROGRAMS[self.ask.program].reads_logits:
+            return ()
+        return (logits(params, self.model.n_vocab, self.model.n_embd),)
 
     def _own(self, params: Params) -> Keeps:
         """What the program keeps with its own limits, or those that are set. Raises ``LlamaCppError``."""

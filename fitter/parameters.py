@@ -798,7 +798,6 @@ class ServerKeywords(TypedDict, total=False):
         Parameter(
             Whole(least=1, most=1024),
             options=("--spec-ngram-simple-size-m",),
-            env="LLAMA_ARG_SPEC_NGRAM_SIMPLE_SIZE_M",
             section=SHARED,
             help="Tokens that ngram-simple drafts at a time.",
             unset="48",
@@ -809,7 +808,6 @@ class ServerKeywords(TypedDict, total=False):
         Parameter(
             Whole(least=1, most=1024),
             options=("--spec-ngram-map-k-size-m",),
-            env="LLAMA_ARG_SPEC_NGRAM_MAP_K_SIZE_M",
             section=SHARED,
             help="Tokens that ngram-map-k drafts at a time.",
             unset="48",
@@ -820,7 +818,6 @@ class ServerKeywords(TypedDict, total=False):
         Parameter(
             Whole(least=1, most=1024),
             options=("--spec-ngram-map-k4v-size-m",),
-            env="LLAMA_ARG_SPEC_NGRAM_MAP_K4V_SIZE_M",
             section=SHARED,
             help="Tokens that ngram-map-k4v drafts at a time.",
             unset="48",
@@ -831,7 +828,6 @@ class ServerKeywords(TypedDict, total=False):
         Parameter(
             Whole(least=1, most=1024),
             options=("--spec-ngram-mod-n-max",),
-            env="LLAMA_ARG_SPEC_NGRAM_MOD_N_MAX",
             section=SHARED,
             help="Tokens that ngram-mod drafts at a time.",
             unset="64",

@@ -41,9 +41,10 @@ def with_every_output(plan: Plan, measure: Callable[..., Breakdown]) -> Plan:
     keywords = {**same_load(plan, plan.fit_keywords), "n_outputs_max": 0}
     breakdown = measure(plan.model.path, timeout=plan.fit_keywords.get("timeout"), **keywords)
     for name, lacking in missing_of(plan, breakdown, plan.shared).items():
+        where = "the host" if name == HOST_NAME else name
         raise PlanError(
             f"llama_cpp.Llama makes every token of a batch an output, which the plan does not count, and for which "
-            f"{name} lacks {-(-lacking // MIB)} MiB: use plan.load(), or fit with program='any'"
+            f"{where} lacks {-(-lacking // MIB)} MiB: use plan.load(), or fit with program='any'"
         )
     return replace(plan, params=replace(plan.params, n_outputs_max=0), breakdown=breakdown)
 

@@ -23,6 +23,7 @@ from fitter.programs.finding import asked, check_same_build, find_server
 from fitter.programs.prompts import Fed, feed
 from fitter.programs.serving import Gone, Running, running
 from fitter.programs.state import state_of
+from fitter.text import printable
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,15 @@ def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verificati
         return replace(answer, problems=plan.problems)
     uses = tuple(use for use in plan.devices if use.name in (params.devices or ()))
     sizes = _sizes(worker, model, params, plan)
-    # what it keeps for such a question is not to be in the way of the server
+    # What it keeps for such a question is no part of the memory that is free, and nothing of it is in the server's way:
+    # no context of its own on a card, no connection to an rpc-server, which has one client at a time.
     worker.restart()
     before, host_before = worker.memory(), host_memory().available
-    # and an rpc-server answers only one at a time
     worker.close()
     check_devices(uses, before)
     if problems := tuple(problems_now(uses, plan.host, before, host_before)):
         return replace(answer, problems=problems)
-    how.on_progress(Progress(0, f"loading with {program.path}"))
+    how.on_progress(Progress(0, f"loading with {printable(program.path)}"))
     with running([program.path, "-m", str(model.path), *arguments(plan)], how.patience, how.on_log) as server:
         how.on_progress(Progress(0, f"sending {how.prompts} prompts"))
         fed = _feed(server, params, model, how.prompts)

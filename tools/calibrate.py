@@ -107,9 +107,7 @@ def run(
     """Rows as ``real`` measures them, and those of them that ``twin`` measures otherwise."""
     found, differing = [], []
     for row in sorted(rows, key=lambda row: (row["model"], int(row["n_devices"]), row["placement"])):
-        path = directory / f"{row['model']}.gguf"
-        if not path.exists():
-            cuda_reference.write_model(row["model"], directory)
+        path = cuda_reference.write_model(row["model"], directory)
         if (answer := measured(row, real, path, devices)) is not None:
             found.append(answer)
             if (other := measured(row, twin, path, devices)) != answer:

@@ -22,7 +22,7 @@ DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "cuda"
 TABLES = {
     "published": DATA / "published.csv.gz",
     "drawn": DATA / "drawn.csv.gz",
-    **{path.stem: path for path in sorted(DATA.glob("real-*.csv"))},
+    **{path.name.partition(".")[0]: path for path in sorted(DATA.glob("real-*.csv*"))},
 }
 ROCM_TABLES = {"rocm": DATA.parent / "rocm" / "drawn.csv.gz"}
 MEMORY = 2_000_000 * 2**20

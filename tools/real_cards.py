@@ -173,11 +173,11 @@ def table(found: Sequence[tuple[Load, Sequence[Compared]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page_with(table: str, text: str) -> str:
-    """The page ``text`` with ``table`` in its place."""
-    before, _, rest = text.partition(BEGIN)
+def page_with(table: str, text: str, begin: str = BEGIN) -> str:
+    """The page ``text`` with ``table`` in the place that ``begin`` opens."""
+    before, _, rest = text.partition(begin)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+    return f"{before}{begin}\n{table}\n{END}{after}"
 
 
 def main(arguments: Sequence[str]) -> int:

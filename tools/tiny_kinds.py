@@ -1,4 +1,4 @@
-"""Small real models whose memory is of another kind than an ordinary cache: windows and states."""
+"""Small real models whose memory is of another kind than an ordinary cache: windows, states. No tensor is missing."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ N_SWA = 256
 
 _SWA = TinyModel("tiny swa", n_layer=6, n_embd=128, n_head=4, n_head_kv=2, n_embd_head=32, n_ff=256, n_expert=0)
 _HYBRID = TinyModel("tiny hybrid", n_layer=6, n_embd=256, n_head=4, n_head_kv=2, n_embd_head=64, n_ff=256, n_expert=0)
+_VISION = TinyModel("tiny vision", n_layer=4, n_embd=128, n_head=4, n_head_kv=2, n_embd_head=32, n_ff=256, n_expert=0)
 _WITH_ATTENTION = (2, 4)
 _L_CACHE = 4
 
@@ -50,6 +51,21 @@ def write_hybrid(path: Path) -> Path:
             add(f"blk.{i}.shortconv.conv", model.n_embd, _L_CACHE)
             add(f"blk.{i}.shortconv.in_proj", 3 * model.n_embd, model.n_embd)
             add(f"blk.{i}.shortconv.out_proj", model.n_embd, model.n_embd)
+        _add_ffn(add, model, i)
+    return _finished(writer, path)
+
+
+def write_vision(path: Path) -> Path:
+    """A ``qwen3vl``, whose positions have several dimensions."""
+    model = _VISION
+    writer, add = _begun(path, "qwen3vl", model)
+    writer.add_rope_dimension_sections([4, 4, 4, 4])
+    writer.add_num_deepstack_layers(0)
+    add("output_norm", model.n_embd)
+    for i in range(model.n_layer):
+        for norm in ("attn_norm", "ffn_norm"):
+            add(f"blk.{i}.{norm}", model.n_embd)
+        _add_attention(add, model, i)
         _add_ffn(add, model, i)
     return _finished(writer, path)
 

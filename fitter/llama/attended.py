@@ -41,14 +41,16 @@ class Attended:
     """
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        boot = _BOOT.format(path=ascii([os.path.abspath(entry) for entry in sys.path if entry]))
+        # where the package is, and without the empty entry, which is the working directory
+        package = os.path.abspath(os.path.join(os.path.realpath(__file__), *[os.pardir] * 3))
+        boot = _BOOT.format(path=ascii([*(os.path.abspath(entry) for entry in sys.path if entry), package]))
         self._attendant = subprocess.Popen(
             [sys.executable, "-I", "-c", boot, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(environment),
-            # a Ctrl-C in the terminal is for this process alone
+            # what is sent to the group of this process, as by Ctrl-C in a terminal, is for this process alone
             start_new_session=True,
         )
         assert self._attendant.stdin and self._attendant.stdout and self._attendant.stderr

@@ -110,13 +110,14 @@ class Loader:
 
     def caches(self, path: str | Skeleton, params: Params) -> Caches:
         """The caches of a context with ``params``, recorded as for a ``layout``. Raises ``LlamaCppError``."""
-        with self._recorded(path, params) as context:
-            found = self._caches(context)
-            is_padded = any(PADDED in line.text for line in captured_log())
-        if is_padded:
-            with self._recorded(path, replace(params, flash_attn="on")) as context:
+        if params.flash_attn == "off":
+            with self._recorded(path, params) as context:
                 found = self._caches(context)
-        return found
+                if not any(PADDED in line.text for line in captured_log()):
+                    return found
+        # what "auto" finds on the device that records is nothing to go by
+        with self._recorded(path, replace(params, flash_attn="on")) as context:
+            return self._caches(context)
 
     def _caches(self, context: Any) -> Caches:
         breakdown_of(context)

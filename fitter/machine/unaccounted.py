@@ -25,13 +25,19 @@ def has_half_experts(experts: Iterable[TensorInfo]) -> bool:
     return any(tensor.type.lower() == _HALF for tensor in experts)
 
 
+def kind_of(device: DeviceInfo, virtual: Iterable[VirtualDevice]) -> str | None:
+    """The profile of ``device``, one of the ``virtual`` ones or a real one; ``None`` where there is none for it."""
+    if not device.virtual:
+        return _PROFILES.get(device.backend)
+    return next((each.profile for each in virtual if each.name == device.name), None)
+
+
 def unaccounted(device: DeviceInfo, virtual: Iterable[VirtualDevice], *, halves: bool) -> int | None:
     """The most that was measured on devices of the kind of ``device``, ``None`` where nobody has measured any.
 
     ``virtual`` are the described devices, ``halves`` says that experts of 16 bits may be on the host.
     """
-    profiles = {each.name: each.profile for each in virtual}
-    profile = profiles.get(device.name) if device.virtual else _PROFILES.get(device.backend)
+    profile = kind_of(device, virtual)
     return max(
         (mib * _MIB for kind, is_wide, mib in _data() if kind == profile and (halves or not is_wide)), default=None
     )

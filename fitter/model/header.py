@@ -45,6 +45,20 @@ class Model:
         return source.called(self.path)
 
     @property
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary, 0 where the header does not say."""
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        return tokens.length if isinstance(tokens, Array) else self._number("vocab_size")
+
+    @property
+    def n_embd(self) -> int:
+        """Numbers in an embedding that the model puts out, 0 where the header does not say."""
+        return self._number("embedding_length_out") or self._number("embedding_length")
+
+    def _number(self, key: str) -> int:
+        return _integer(self.metadata, f"{self.metadata.get('general.architecture')}.{key}")
+
+    @property
     def is_moe(self) -> bool:
         """Whether it has routed experts, the tensors that upstream's fit moves to the host first."""
         return any(tensors.is_expert(tensor.name) for tensor in self.tensors)

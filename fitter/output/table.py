@@ -16,7 +16,7 @@ from fitter.machine.catalogue import capability_text
 from fitter.model.source import show
 from fitter.output.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.narrow import NarrowTable, too_narrow
-from fitter.output.units import dummy_loads, human, mib, scaled, speed
+from fitter.output.units import MIB, dummy_loads, human, mib, scaled, speed
 from fitter.parameters import of_a_load
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price
@@ -93,12 +93,9 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
         parts.append(Text("\n".join(left.message for left in plan.left_out), overflow="fold"))
     if plan.virtual and plan.host.free is None:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"
-        parts.append(Text(need + (f", {human(plan.host.later)} of it later" if plan.host.later else "")))
-    if plan.later:
-        lines = [
-            f"later, in host memory: {', '.join(_later(each) for each in plan.later if each.bytes != 0)}",
-            *_smaller(plan),
-        ]
+        parts.append(Text(need + (f", {human(plan.host.later)} of it later" if plan.host.later >= MIB else "")))
+    if grown := [_later(each) for each in plan.later if each.bytes is None or each.bytes >= MIB]:
+        lines = [f"later, in host memory: {', '.join(grown)}", *_smaller(plan)]
         parts.append(Text("\n".join(lines), overflow="fold"))
     parts.append(Text("\n".join(_parameters(plan))))
     if plan.levers:
@@ -246,7 +243,7 @@ def _differences(calibration: Calibration) -> Table:
 def verification_table(verification: Verification) -> RenderableType:
     """The result of ``fitter verify``: predicted and real bytes, the memory of each device, the verdict."""
     model = verification.model
-    by = "" if verification.server is None else f" by {verification.server.path} {verification.server.version}"
+    by = "" if verification.server is None else f" by\n{_program(verification.server)}"
     weights = f" ({model.architecture}, {human(model.bytes)} of weights), loaded{by}"
     title = Text.assemble((model.name, "bold"), weights, overflow="fold")
     sizes = _table("buffer type", "bytes: predicted", "real", "difference", spare=("bytes: predicted",))
@@ -293,6 +290,10 @@ _LATER = {
 }
 
 
+def _program(use: ServerUse) -> str:
+    return f"{printable(use.path)} {use.version}".rstrip()
+
+
 def _served(use: ServerUse) -> Iterator[RenderableType]:
     """What a llama-server took after the load."""
     yield Text(f"{use.answered} of {use.prompts} prompts answered, {use.tokens:,} tokens, {use.slots} at a time")
@@ -319,8 +320,8 @@ def _served(use: ServerUse) -> Iterator[RenderableType]:
     yield Text()
     yield process
     yield Text(
-        "counted: what the plan counts without mapped files, and what was kept of the prompts; more: code, vocabulary\n"
-        "and threads; planned: with all that may be kept of prompts"
+        "counted: what the plan counts without mapped files, and what was kept of the prompts; more: code,\n"
+        "vocabulary and threads; planned: with all that may be kept of prompts"
     )
 
 
@@ -396,7 +397,13 @@ def _title(plan: Plan) -> Text:
 
 
 def _use_table(plan: Plan) -> Table:
-    parts = ("model", "context", "compute", *(["shared"] if plan.shared else []), *(["later"] if plan.later else []))
+    parts = (
+        "model",
+        "context",
+        "compute",
+        *(["shared"] if plan.shared else []),
+        *(["later"] if plan.host.later else []),
+    )
     columns = ("total", "free", *parts, "used", "left", "margin")
     table = _table(
         "MiB", *columns, spare=("", "total", ("model", "context", "compute", "shared", "later"), "free"), names=""

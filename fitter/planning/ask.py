@@ -80,6 +80,8 @@ class Sharing:
                     f"no plan can be made for drafting with '{word}' (--spec-type): choose from "
                     f"{', '.join(SPECULATION)}"
                 )
+        if "draft-simple" in self.spec_type and self.model_draft is None:
+            raise UsageError("--spec-type draft-simple drafts with a model: name it with -md, or leave it out")
         for word, name in _NGRAMS.items():
             if name and getattr(self, name) is not None and word not in self.spec_type:
                 option = "--" + name.replace("_", "-")

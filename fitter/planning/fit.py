@@ -181,7 +181,7 @@ class _Fit:
         while room := self._room_for(found):
             # twice as much as last time, so that few searches are enough where each finds one that takes a little more
             self.room = {name: max(size, 2 * self.room.get(name, 0)) for name, size in room.items()}
-            self._say(f"searching again: loaded for real, it would take {_mib_up(max(room.values()))} MiB more")
+            self._say(f"searching again: in use, it would take {_mib_up(max(room.values()))} MiB more")
             found = self._found()
         return found
 
@@ -191,7 +191,7 @@ class _Fit:
         if not candidate.trial.fits:
             return {}
         asked = lowered(self._request, choice.known, self._others)
-        return room_for(asked, _joined(choice, breakdown, uses))
+        return room_for(asked, _joined(choice, breakdown, uses), candidate.trial.params)
 
     def _found(self) -> _Found:
         skeleton = self._skeleton
@@ -437,6 +437,10 @@ def _host_use(request: Request, breakdown: Breakdown, shared: Sequence[SharedUse
     return HostUse(host.total, host.free, host.margin, row.model, row.context, row.compute, taken(shared, None))
 
 
+_KEPT = {"cache_ram": "-cram", "ctx_checkpoints": "-ctxcp"}
+"""What a user may set of what a program keeps later, and the option of each."""
+
+
 def _problems(
     request: Request,
     trial: Trial,
@@ -454,8 +458,8 @@ def _problems(
             remedy = "free host memory or put more of the model on devices"
             if "n_ctx" in request.fixed and trial.params.n_ctx > request.n_ctx_min:
                 remedy = "use a smaller -c, " + remedy
-            if later:
-                remedy = "use a smaller -cram or -ctxcp, " + remedy
+            if kept := [option for name, option in _KEPT.items() if dict(request.params.more).get(name)]:
+                remedy = f"use a smaller {' or '.join(kept)}, " + remedy
             if not request.host.paging:
                 remedy += ", or let weights be read from disk again and again with --allow paging"
             used, shared, free, margin = host.used, host.shared, host.free or 0, host.margin
@@ -472,13 +476,13 @@ def _problems(
             if request.params.tensor_buft_overrides:
                 freed.append("put fewer tensors there with -ot")
             remedy = " or ".join([*freed, "use a smaller margin with --fit-target"])
-        kept = later if name == "host" else 0
-        parts = ((shared - kept, "beside the model"), (kept, "for what the program keeps later"))
+        on_host = later if name == "host" else 0
+        parts = ((shared - on_host, "beside the model"), (on_host, "for what the program keeps later"))
         named = " and ".join(f"{_mib_up(size)} MiB of them {what}" for size, what in parts if size)
         needed = f"{_mib_up(used)} MiB are needed" + (f" ({named})" if named else "")
         extra = f"a margin of {margin // MIB} MiB"
         if room.get(name, 0) > margin:
-            extra = f"up to {_mib_up(room[name])} MiB more when it is loaded for real"
+            extra = f"up to {_mib_up(room[name])} MiB more in use"
         problems.append(
             Problem(
                 name,

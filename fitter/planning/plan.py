@@ -5,13 +5,14 @@ What says a plan as text, loads it or verifies it is above this room: it is hand
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, LlamaCpp, Params
-from fitter.parameters import DEFAULTS
+from fitter.parameters import DEFAULTS, AnyPath
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.pricing import Price
 from fitter.planning.request import MIB
@@ -30,7 +31,6 @@ from fitter.programs.later import Later
 from fitter.text import LONGEST_NAME, printable
 
 if TYPE_CHECKING:
-    import os
     from typing import final
 
     import llama_cpp
@@ -75,7 +75,7 @@ class Methods(Protocol):
     def load(self, plan: Plan, kwargs: Mapping[str, Any]) -> Llama:
         """The model, loaded as planned."""
 
-    def verify(self, plan: Plan, tolerance: int | str, timeout: float) -> Verification:
+    def verify(self, plan: Plan, keywords: Mapping[str, Any]) -> Verification:
         """The plan, loaded for real and compared."""
 
 
@@ -232,9 +232,24 @@ class Plan:
         """
         return _registered().load(self, kwargs)
 
-    def verify(self, *, tolerance: int | str = 0, timeout: float = DEFAULTS["timeout"]) -> Verification:
-        """Load the plan for real in a worker process, and compare: ``fitter.verify``."""
-        return _registered().verify(self, tolerance, timeout)
+    def verify(
+        self,
+        *,
+        tolerance: int | str = 0,
+        timeout: float = DEFAULTS["timeout"],
+        program: str | None = None,
+        server: AnyPath | None = None,
+        prompts: int | None = None,
+    ) -> Verification:
+        """Load the plan for real in a worker process, or by a ``llama-server``, and compare: ``fitter.verify``."""
+        keywords = {
+            "tolerance": tolerance,
+            "timeout": timeout,
+            "program": program,
+            "server": server,
+            "prompts": prompts,
+        }
+        return _registered().verify(self, {name: value for name, value in keywords.items() if value is not None})
 
 
 def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:

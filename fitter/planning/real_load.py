@@ -3,32 +3,62 @@
 A dummy load's compute buffers are those of one graph, without the devices that its builder chose for single nodes. A
 real load may need more on any device, and on the host. Margins are kept by the dummy load's figure, as upstream's fit
 keeps them, and the difference is a part of what they are for. It must not exceed them: with the larger figure of both,
-everything is to have room in what is free. That one is known only of the user's own file, at the end of a search: where
+everything is to have room in what is free. That one is known only of the user's own file, at the end of a search:
 room is short then, margins are raised to the difference, and the search is made again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from fitter.llama.types import Breakdown
+from fitter.llama.types import Breakdown, Params, Row
+from fitter.planning import scratch
 from fitter.planning.request import DeviceLimit, Request
 from fitter.planning.shared import HOST_NAME
 from fitter.planning.trial import missing_of
 
 
-def room_for(request: Request, breakdown: Breakdown) -> dict[str, int]:
-    """By the name of a device, or ``host``, what ``breakdown`` takes beyond itself when it is loaded for real.
+def room_for(request: Request, breakdown: Breakdown, params: Params) -> dict[str, int]:
+    """By the name of a device, or ``host``, what ``breakdown`` of ``params`` takes beyond itself when it is loaded.
 
     Empty where that has room in what is free. Which devices need more changes with the placement, so all get what the
     most needy one does.
     """
-    most, without_margins = breakdown.most, _with_margins(request, lambda margin, name: 0)
+    scores = scratch.scores_of(request, params, breakdown)
+    without_margins = _with_margins(request, lambda margin, name: 0)
+    most = _with_scratch(breakdown.most, {name: size + scratch.others() for name, size in scores.items()})
     if not missing_of(without_margins, most, without_margins.devices):
         return {}
-    found = {device.name: most.on(device.name).used - breakdown.on(device.name).used for device in request.devices}
-    return {**dict.fromkeys(found, max(found.values(), default=0)), HOST_NAME: most.host.used - breakdown.host.used}
+    real = breakdown.most
+    found = {device.name: real.on(device.name).used - breakdown.on(device.name).used for device in request.devices}
+    largest = max(found.values(), default=0)
+    if scores:
+        largest += math.ceil(max(scores.values()) * _shorter(request, breakdown, scores)) + scratch.others()
+    return {**dict.fromkeys(found, largest), HOST_NAME: real.host.used - breakdown.host.used}
+
+
+def _with_scratch(breakdown: Breakdown, sizes: Mapping[str, int]) -> Breakdown:
+    rows = (Row("not counted", name, False, 0, 0, size) for name, size in sizes.items())
+    return replace(breakdown, rows=(*breakdown.rows, *rows))
+
+
+def _shorter(request: Request, breakdown: Breakdown, scores: Mapping[str, int]) -> float:
+    """At which share of its context there is room for scratch memory, which shrinks as well; 1 where it is fixed.
+
+    Of the compute buffer, only a part does: with more of it the share would be smaller, and too little be left free.
+    """
+    if "n_ctx" in request.fixed or breakdown.n_ctx <= request.n_ctx_min:
+        return 1.0
+    shares = [1.0]
+    for device in request.devices:
+        if size := scores.get(device.name):
+            used = breakdown.on(device.name)
+            shrinking = used.context + used.compute
+            left = device.free - used.used - scratch.others()
+            shares.append((shrinking + left) / (shrinking + size))
+    return max(min(shares), request.n_ctx_min / breakdown.n_ctx)
 
 
 def with_room(request: Request, room: Mapping[str, int]) -> Request:

@@ -15,6 +15,8 @@ PROGRAMS: dict[str, Program] = {
     each.name: each for each in (LlamaServer(), LlamaCli(), LlamaCppPython(), LlamaBench(), AnyProgram())
 }
 
+SERVER = LlamaServer.name
+
 _VARIABLE = "FITTER_PROGRAM"
 
 
@@ -36,6 +38,7 @@ def chosen(default: str) -> str:
 
 __all__ = [
     "PROGRAMS",
+    "SERVER",
     "Asked",
     "Facts",
     "LlamaCppPython",

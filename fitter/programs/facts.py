@@ -93,7 +93,7 @@ def facts(program: str, build: LlamaCpp | None = None, executable: str | None = 
 
 def programs() -> tuple[str, ...]:
     """The names of the programs that are known."""
-    return tuple(_data())
+    return tuple(data())
 
 
 def with_defaults(known: Facts, defaults: Mapping[str, Any]) -> Facts:
@@ -120,10 +120,10 @@ def _value_at(values: list[dict[str, Any]], ggml: str) -> Any:
 
 
 def _values_of(program: str) -> dict[str, Any]:
-    data = _data()
-    if program not in data:
-        raise UsageError(f"unknown program '{program}': give one of {', '.join(data)}")
-    own = dict(data[program])
+    every = data()
+    if program not in every:
+        raise UsageError(f"unknown program '{program}': give one of {', '.join(every)}")
+    own = dict(every[program])
     like = own.pop("like", None)
     if like is None:
         return own
@@ -139,11 +139,12 @@ def _merged(inherited: Any, own: Any) -> Any:
 
 
 @functools.cache
-def _data() -> dict[str, Any]:
+def data() -> dict[str, Any]:
+    """What ``facts.toml`` says, parsed once."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     text = Path(__file__).with_name("facts.toml").read_text(encoding="utf-8")
-    data: dict[str, Any] = tomllib.loads(text)
-    return data
+    parsed: dict[str, Any] = tomllib.loads(text)
+    return parsed

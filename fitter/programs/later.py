@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fitter.llama.types import Params
 from fitter.programs.facts import Facts
 
 MIB = 1024 * 1024
@@ -69,6 +70,20 @@ class Keeps:
             count = self.n_slots * self.ctx_checkpoints
             found.append(Later("checkpoints", self.checkpoints, self.checkpoint, count, self.ctx_checkpoints))
         return tuple(found)
+
+
+def logits(params: Params, n_vocab: int, n_embd: int) -> Later:
+    """The buffer for what a batch puts out, in host memory (``llama_context::output_reserve``).
+
+    It is in no figure of llama.cpp's, and as large as the largest batch was: a row of ``n_vocab`` for each output, and
+    one of ``n_embd`` more for embeddings.
+    """
+    rows = params.n_outputs_max or params.n_batch
+    row = _FLOAT * (n_vocab + (n_embd if params.embeddings else 0))
+    return Later("logits", rows * row, row, rows)
+
+
+_FLOAT = 4
 
 
 def keeps(

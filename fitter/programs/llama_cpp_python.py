@@ -14,6 +14,7 @@ class LlamaCppPython(Program):
     """llama-cpp-python: its ``Llama`` reads the logits of the last token alone, unless ``logits_all`` is set."""
 
     name: ClassVar[str] = "llama-cpp-python"
+    reads_logits: ClassVar[bool] = True
 
     def sequences(self, asked: Asked, facts: Facts) -> tuple[int, bool]:
         """For embeddings as many texts at once as ``Llama`` hands to it."""
@@ -32,6 +33,7 @@ class AnyProgram(LlamaCppPython):
     """Any program: every token of a batch has an output, which is the most that one asks for."""
 
     name: ClassVar[str] = "any"
+    reads_logits: ClassVar[bool] = False
 
     def outputs(self, asked: Asked, facts: Facts, n_seq_max: int) -> int:
         return 0

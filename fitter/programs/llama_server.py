@@ -13,6 +13,7 @@ class LlamaServer(Program):
 
     name: ClassVar[str] = "llama-server"
     is_server: ClassVar[bool] = True
+    reads_logits: ClassVar[bool] = True
     knows: ClassVar[frozenset[str]] = frozenset(
         {"cache_ram", "ctx_checkpoints", "checkpoint_min_step", "cache_idle_slots", "reranking", "spec_type"}
     )

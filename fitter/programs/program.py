@@ -42,12 +42,14 @@ class Shape:
 class Program:
     """A program, and what it sets and takes; this one is any of them: every token of a batch has an output.
 
-    ``is_server``: it keeps prompts and checkpoints in host memory after the load. ``knows``: keywords that are options
+    ``is_server``: it keeps prompts and checkpoints in host memory after the load. ``reads_logits``: it is known to read
+    those of every token that is an output. ``knows``: keywords that are options
     of llama-server's, which this program has too.
     """
 
     name: ClassVar[str] = "any"
     is_server: ClassVar[bool] = False
+    reads_logits: ClassVar[bool] = False
     knows: ClassVar[frozenset[str]] = frozenset()
 
     def shape(self, asked: Asked, facts: Facts) -> Shape:

@@ -99,24 +99,6 @@ def defaults_of(executable: str) -> Mapping[str, Any]:
     return _defaults_of(executable, _stamp(executable))
 
 
-def program_of(program: str, where: str, libllama: str) -> str | None:
-    """The path of ``program`` where its help may be asked for; ``None`` where there is none.
-
-    That is the file ``where`` that the user named as the llama.cpp to plan with, if it is that program, or the one on
-    the ``PATH`` if it stands beside ``libllama``, or in the ``bin`` beside its folder.
-    """
-    if os.path.isfile(where) and os.path.basename(where) == program:
-        return os.path.abspath(where)
-    import shutil
-
-    found = shutil.which(program)
-    if found is None:
-        return None
-    own = os.path.dirname(os.path.realpath(libllama))
-    homes = (own, os.path.join(os.path.dirname(own), "bin"))
-    return found if os.path.dirname(os.path.realpath(found)) in homes else None
-
-
 @functools.cache
 def _defaults_of(executable: str, _stamped: tuple[tuple[str, int, int], ...]) -> Mapping[str, Any]:
     import subprocess

@@ -17,7 +17,7 @@ PROMPTS = 40
 
 _TOKENS = 4096
 """Tokens of a prompt, at most."""
-_SECONDS = 7.5
+SECONDS = 7.5
 """Seconds for each prompt; all of them together are waited for."""
 _GENERATED = 4
 _FIRST = 64
@@ -26,6 +26,8 @@ _SHARE = 0.8
 """Of the time that is left, for prompts of a length that is chosen now."""
 _SPARE = 8
 """Tokens of a slot that stay free."""
+_BIAS = 1000.0
+"""More than any token has of its own."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Feeder:
 
     def __init__(self, server: Running, slots: int, room: int, n_vocab: int, number: int, *, is_read: bool) -> None:
         self._server, self._slots, self._number, self._is_read = server, slots, number, is_read
+        self._bias = [] if is_read else [[token, _BIAS] for token in _a_letter(server)]
         self._most = max(1, min(_TOKENS, room - _GENERATED - _SPARE))
         self._n_vocab = n_vocab
         # the same prompts for the same server, to have the same figures again
@@ -58,7 +61,7 @@ class Feeder:
         self._sent = self._answered = self._tokens = 0
         self._refused = ""
         self._started = time.monotonic()
-        self.deadline = self._started + _SECONDS * number
+        self.deadline = self._started + SECONDS * number
 
     @property
     def fed(self) -> Fed:
@@ -83,7 +86,8 @@ class Feeder:
     def _request(self, prompt: list[int]) -> tuple[str, dict[str, Any]]:
         if self._is_read:
             return "/v1/embeddings", {"input": prompt}
-        return "/completion", {"prompt": prompt, "n_predict": _GENERATED, "ignore_eos": True, "cache_prompt": True}
+        body = {"prompt": prompt, "n_predict": _GENERATED, "ignore_eos": True, "cache_prompt": True}
+        return "/completion", {**body, "logit_bias": self._bias}
 
     def _prompts(self) -> Iterator[list[int]]:
         """Prompts of random tokens, no two of which begin with the same one while there are others."""
@@ -125,6 +129,15 @@ def feed(server: Running, *, slots: int, room: int, n_vocab: int, number: int = 
     if (status := server.status) is not None:
         raise ended(server, status, f"while it answered prompts, {feeder.fed.answered} of {number}")
     return feeder.fed
+
+
+def _a_letter(server: Running) -> list[int]:
+    """The token of a letter, for a server to go on with: some refuse to send what is no text, as of random tokens."""
+    try:
+        status, answer = server.ask("POST", "/tokenize", {"content": "a"}, 10.0)
+        return [int(token) for token in answer["tokens"][-1:]] if status == 200 else []
+    except (Gone, LookupError, TypeError, ValueError):
+        return []
 
 
 def _message(status: int, answer: Any) -> str:

@@ -43,11 +43,11 @@ class Running:
 
     def __init__(self, words: Sequence[str], on_log: Callable[[str], None] | None) -> None:
         self.path = words[0]
-        self.port = _free_port()
+        self.port = free_port()
         self._alias, self._key = f"fitter-{secrets.token_hex(8)}", secrets.token_hex(16)
         own = ["--host", _HOST, "--port", str(self.port), "--alias", self._alias, "--api-key", self._key]
         try:
-            self._process = Attended([*words, *own, "-lv", _VERBOSITY], _environment())
+            self._process = Attended([*words, *own, "-lv", _VERBOSITY], environment())
         except OSError as error:
             raise LibraryError(cannot_start(self.path, error)) from None
         self._on_log = on_log
@@ -182,12 +182,10 @@ def _is_up(server: Running, patience: float, *, is_last: bool) -> bool:
     deadline = time.monotonic() + patience
     while (status := server.tick()) is None:
         if server.is_ready():
-            # what answers may be another program, and ours is about to end
             if server.is_itself():
                 return True
-            if server.tick(1.0) is None and not is_last:
-                return False
-            _refuse_port(server)
+            # another program answers there, and ours cannot
+            break
         if time.monotonic() > deadline:
             server.end()
             raise LlamaCppError(
@@ -195,7 +193,7 @@ def _is_up(server: Running, patience: float, *, is_last: bool) -> bool:
                 server.log,
             )
     server.tick()
-    if server.said.can_bind:
+    if status is not None and server.said.can_bind:
         raise ended(server, status, "before it had loaded the model")
     if is_last:
         _refuse_port(server)
@@ -210,15 +208,16 @@ def _refuse_port(server: Running) -> NoReturn:
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as found:
         found.bind((_HOST, 0))
         port: int = found.getsockname()[1]
         return port
 
 
-def _environment() -> dict[str, str]:
-    """That of this process, without what changes who reaches the server and what it logs."""
+def environment() -> dict[str, str]:
+    """The environment of a server: that of this process without what changes who reaches it and what it logs."""
     names = tuple(f"LLAMA_ARG_{name}" for name in _NOT_PASSED_ON)
     others = ("LLAMA_API_KEY", "LLAMA_LOG_", "LLAMA_SERVER_")
     return {name: value for name, value in os.environ.items() if not name.startswith((*names, *others))}

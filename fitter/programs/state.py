@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from fitter.errors import LlamaCppError
 from fitter.llama.types import Cache, Caches, CacheTensor
@@ -35,6 +36,9 @@ _OF_COMPRESSOR = 24
 
 _PLAIN_CELL = 12
 """What is written of a cell whose position has one dimension."""
+
+
+Removal = Literal["none", "any", "bounded", "whole"]
 
 
 @dataclass(frozen=True)
@@ -74,15 +78,27 @@ class SequenceState:
         return _size(self.caches, self.n_ctx, _largest_window, is_partial=True)
 
     @property
-    def needs_checkpoints(self) -> bool:
-        """Whether llama-server makes context checkpoints, as tokens cannot be taken back otherwise.
+    def removal(self) -> Removal:
+        """How the last tokens of a sequence can be taken back, which llama-server tries out when it starts.
 
-        The rule is that of ``common_context_can_seq_rm`` and of ``n_swa`` in ``tools/server/server-context.cpp``.
+        ``whole``: only all of them; then each slot that drafts has one more checkpoint of its own. ``bounded``: some of
+        them, from snapshots (``n_rs_seq``). ``none``: there is no cache. It is ``common_context_can_seq_rm``.
         """
         kinds = {each.kind for each in self.caches.caches}
-        return bool(kinds & {"recurrent", "compressor"}) or (
-            bool(kinds) and self.caches.n_swa > 0 and not self.swa_full
-        )
+        if not kinds:
+            return "none"
+        if self.caches.n_rs_seq:
+            return "bounded"
+        return "whole" if kinds & {"recurrent", "compressor"} else "any"
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        """Whether llama-server makes context checkpoints, as its prompts cannot be taken back otherwise.
+
+        The rule is that of ``do_checkpoint`` and ``n_swa`` in ``tools/server/server-context.cpp``.
+        """
+        has_window = self.removal == "any" and self.caches.n_swa > 0 and not self.swa_full
+        return self.removal in ("whole", "bounded") or has_window
 
 
 def state_of(caches: Caches, *, swa_full: bool = False) -> SequenceState:

@@ -222,9 +222,10 @@ def _detail(old: LockedDevice | LockedHost | None, new: LockedDevice | LockedHos
     """The parts that changed, and by how much."""
     before, after = _parts(old.memory.values() if old else ()), _parts(new.memory.values() if new else ())
     parts = [f"{name} {change(before[name], after[name], 'bytes')}" for name in _PARTS if before[name] != after[name]]
-    shared = (new.shared if new else 0) - (old.shared if old else 0)
-    if shared:
-        parts.append(f"shared {change(0, shared, 'bytes')}")
+    for name in ("shared", "later"):
+        more = getattr(new, name, 0) - getattr(old, name, 0)
+        if more:
+            parts.append(f"{name} {change(0, more, 'bytes')}")
     return ", ".join(parts)
 
 

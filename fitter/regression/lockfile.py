@@ -74,17 +74,21 @@ class LockedDevice:
 
 @dataclass(frozen=True)
 class LockedHost:
-    """The plan's memory on the host, by buffer type. ``free`` is ``None`` if the host is unlimited."""
+    """The plan's memory on the host, by buffer type. ``free`` is ``None`` if the host is unlimited.
+
+    ``later``: bytes that its program takes after the load at most.
+    """
 
     margin: int
     free: int | None = None
     memory: Mapping[str, Memory] = field(default_factory=dict)
     shared: int = 0
+    later: int = 0
 
     @property
     def used(self) -> int:
-        """Bytes of all buffer types, and of what is beside the model."""
-        return self.shared + sum(memory.used for memory in self.memory.values())
+        """Bytes of all buffer types, of what is beside the model, and of what comes later."""
+        return self.shared + self.later + sum(memory.used for memory in self.memory.values())
 
     @property
     def missing(self) -> int:
@@ -284,9 +288,9 @@ def _document(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def without_nothing(value: Any) -> Any:
-    """``value`` without ``None``, which TOML cannot express, and without empty ``shared``, ``more`` and ``cpu``."""
+    """``value`` without ``None``, which TOML cannot express, and without what is nothing in most plans."""
     if isinstance(value, dict):
-        nothing: tuple[tuple[str, Any], ...] = (("shared", 0), ("more", []), ("cpu", ""))
+        nothing: tuple[tuple[str, Any], ...] = (("shared", 0), ("later", 0), ("more", []), ("cpu", ""))
         left = {key: item for key, item in value.items() if item is not None and (key, item) not in nothing}
         return {key: without_nothing(item) for key, item in left.items()}
     return [without_nothing(item) for item in value] if isinstance(value, list) else value

@@ -23,7 +23,7 @@ from fitter.llama.types import Row, Skeleton, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.model.location import model_files
 from fitter.regression import headers
-from fitter.regression.cases import Case
+from fitter.regression.cases import DEFAULT_PROGRAM, Case
 from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, LockedSpeed, Memory, Snapshot
 from fitter.text import printable
 
@@ -200,6 +200,9 @@ def _may_hold(case: Case, locked: Snapshot, version: str) -> bool:
     if dict(locked.settings) != dict(case.settings) or printable(files[0].name) != model.file:
         return False
     said = case.keywords()
+    if said["program"] != DEFAULT_PROGRAM:
+        # What a program makes of a load, and takes later, is its version's.
+        return False
     by = answering(parse_gpus(case.gpus), said.get("profile"), said.get("llama_cpp"))
     if by is not None and by.library is not None:
         # Cards of a CUDA library are measured anew each time.
@@ -268,7 +271,7 @@ def snapshot_of(plan: Plan, case: Case, worker: Worker, version: str) -> Snapsho
             )
             for use in plan.devices
         },
-        host=LockedHost(plan.host.margin, plan.host.free, host, plan.host.shared),
+        host=LockedHost(plan.host.margin, plan.host.free, host, plan.host.shared, plan.host.later),
         estimate=None
         if price is None
         else LockedSpeed(_digits(price.prompt_tokens_per_second), _digits(price.generation_tokens_per_second)),

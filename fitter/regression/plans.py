@@ -17,14 +17,16 @@ from fitter.text import LONGEST_NAME, printable
 
 _KINDS: Mapping[str, type] = {"fits": bool, "model": dict, "params": dict, "devices": list, "host": dict}
 _MEMORY = ("model", "context", "compute")
+_MORE = ("shared", "later")
+"""What the first plans did not say."""
 
 
 @dataclass(frozen=True)
 class PlanFile:
     """A plan that was read from a file.
 
-    ``memory``: bytes on each device and on ``host``: model, context, compute and shared. ``about``: the other facts
-    about each of them. ``speeds``: the estimated tokens per second. ``llama_cpp``: its version, empty where it is
+    ``memory``: bytes on each device and on ``host``: model, context, compute, shared and later. ``about``: the other
+    facts about each of them. ``speeds``: the estimated tokens per second. ``llama_cpp``: its version, empty where it is
     unknown.
     """
 
@@ -82,7 +84,7 @@ def diff(a: PlanFile, b: PlanFile) -> PlanDiff:
         before, after = a.memory.get(name, {}), b.memory.get(name, {})
         parts = [
             f"{kind} {change(before.get(kind, 0), after.get(kind, 0), 'bytes')}"
-            for kind in (*_MEMORY, "shared")
+            for kind in (*_MEMORY, *_MORE)
             if before.get(kind, 0) != after.get(kind, 0)
         ]
         if parts or bool(before) != bool(after):
@@ -125,6 +127,7 @@ def _plan(document: Mapping[str, Any]) -> PlanFile:
         },
         params={
             **{printable(name, LONGEST_NAME): _shown(value) for name, value in document["params"].items()},
+            "program": _shown(document.get("program", "any")),
             "levers": _shown(document.get("levers", [])),
             "rpc": _shown(document.get("rpc", [])),
         },
@@ -145,7 +148,7 @@ def _plan(document: Mapping[str, Any]) -> PlanFile:
 
 
 def _memory(use: Mapping[str, Any]) -> dict[str, int]:
-    return {kind: _bytes(use, kind) for kind in _MEMORY} | {"shared": _bytes(use, "shared") if "shared" in use else 0}
+    return {kind: _bytes(use, kind) for kind in _MEMORY} | {kind: _bytes(use, kind) for kind in _MORE if kind in use}
 
 
 def _value(table: Any, key: str, *kinds: type) -> Any:

@@ -16,7 +16,7 @@ import fitter
 from fitter.cli import main
 from fitter.comparing import OnBuild
 from fitter.output.json import verification_to_dict
-from fitter.planning.verified import MemoryUse
+from fitter.planning.verified import LaterUse, MemoryUse, ServerUse
 from fitter.regression import build_report
 from fitter.regression.builds import Compared, Subject
 from tests.unit.plans import make_plan
@@ -39,6 +39,10 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "projector": ("gemma3-12b.gguf", {"gpus": "vulkan:24GiB", "mmproj": "mmproj.gguf"}),
     "drafts of its own": ("glm45-air.gguf", {"gpus": "2x 48GiB", "mtp": True, "n_ctx": 8192}),
+    "a server, with less to keep": (
+        "gemma3-12b.gguf",
+        {"gpus": "24GiB", "n_ctx": 8192, "program": "llama-server", "host_memory": "8GiB", "spec_type": "ngram-mod"},
+    ),
     "as upstream places": ("qwen3-30b-a3b.gguf", {"gpus": "rocm:gfx1100:16GiB", "strategy": "llama.cpp"}),
 }
 
@@ -103,7 +107,12 @@ def test_verifications(plan: Callable[[str], fitter.Plan], folder: Path) -> None
         done, memory=(MemoryUse("CUDA0", 5, 2, 2), *done.memory), shared=everything.shared, params=everything.params
     )
     overrides = replace(done, params=plan("tensors are placed").params)
-    check("verify", *map(verification_to_dict, (done, refused, with_card, overrides)))
+    # the real llama-server is in test_verify_server.py
+    later = (LaterUse("checkpoint", 2, 60, 5, 5, 1, 6), LaterUse("prompt cache", 0, None, None, None, 0, None))
+    use = ServerUse("/llama-server", "1 (abcdef0)", 40, 39, 1000, 4, "too long", later, 9, 4, 5, 7, 2)
+    with_server = replace(done, server=use, rows=(replace(done.rows[0], unsaid=("model",)), *done.rows[1:]))
+    unknown = replace(done, server=replace(use, resident=None, planned=None))
+    check("verify", *map(verification_to_dict, (done, refused, with_card, overrides, with_server, unknown)))
 
 
 def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

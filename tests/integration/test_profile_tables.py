@@ -82,7 +82,7 @@ def of_cuda(table: str, step: int, count: int) -> Table:
 
 
 TABLES: Mapping[str, Table] = {
-    **{f"cuda {name}": of_cuda(name, 12 if name == "published" else 2, 1) for name in cuda_reference.TABLES},
+    **{f"cuda {name}": of_cuda(name, 2 if name == "drawn" else 12, 1) for name in cuda_reference.TABLES},
     "rocm": of_cuda("rocm", 6, 600),
     "vulkan": Table(vulkan.known, different_on_vulkan, 6, 200, lambda row: (row[0].driver, row[0].environment)),  # type: ignore[index]
     "metal": Table(metal.known, different_on_metal, 5, 400, lambda row: (row[0].model, row[0].environment)),  # type: ignore[index]
@@ -112,6 +112,16 @@ def test_the_tables_of_cuda_are_what_they_are_said_to_be() -> None:
     assert {600, 610, 700, 720, 750, 800, 860, 890, 900, 1000, 1200, 1210} <= capabilities
     assert len({load.model for load in drawn}) == 12
     assert Counter(bool(load.environment) for load in drawn)[True] > 100
+
+
+def test_a_real_card_has_made_loads_of_both_tables() -> None:
+    (real,) = (name for name in cuda_reference.TABLES if name.startswith("real-"))
+    made = cuda_reference.loads(real)
+    assert real == "real-nvidia-h100-80gb-hbm3"
+    assert len(made) == 1892 and sum(load.rows is None for load in made) == 566
+    assert {load.model for load in made} == {load.model for load in cuda_reference.loads("drawn")} | {
+        load.model for load in cuda_reference.loads("published")
+    }
 
 
 def test_the_table_of_rocm_is_what_it_is_said_to_be() -> None:

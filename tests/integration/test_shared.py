@@ -542,7 +542,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "two drafts": (["-md", "{draft}", "--mtp"], "leave one of them out"),
     "unknown draft device": (["-md", "{draft}", "-devd", "CUDA3"], "unknown device 'CUDA3'"),
     "a draft device twice": (["-md", "{draft}", "-devd", "CUDA0,CUDA0"], "is named twice"),
-    "n-max for nothing": (["--spec-draft-n-max", "2"], "only affects memory with --mtp"),
+    "n-max for nothing": (["--spec-draft-n-max", "2"], "is about drafting: use it with -md or --mtp"),
     "a device for no projector": (["-mmdev", "CUDA0"], "name one with --mmproj"),
     "images for no projector": (["--image-max-tokens", "9"], "name one with --mmproj"),
     "unknown projector device": (["--mmproj", "{projector}", "-mmdev", "CUDA5"], "unknown device 'CUDA5'"),

@@ -180,8 +180,10 @@ def test_json(models: Mapping[str, Path], server: str) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert list(document) == [
-        *("schema", "fits", "holds", "tolerance", "model", "params", "memory", "devices", "host", "shared", "problems")
+        *("schema", "fits", "holds", "tolerance", "model", "params", "memory", "devices", "host", "shared", "problems"),
+        "server",
     ]
+    assert document["server"] is None
     assert (document["schema"], document["fits"], document["holds"], document["tolerance"]) == (1, True, True, 0)
     assert document["params"]["n_ctx"] == 1024 and document["params"]["devices"] == ["RPC0"]
     assert all(row["predicted"] == row["real"] for row in document["memory"])

@@ -30,6 +30,7 @@ ROOMS = (
     "fitter.serving",
     "fitter.keeping",
     "fitter.beginning",
+    "fitter.serving",
     "fitter.asking",
     "fitter.sharing",
     "fitter.worker_door",

@@ -18,7 +18,7 @@ from tests.unit.plans import MIB
 CARD = DeviceInfo("CUDA0", "a card", "gpu", "CUDA", 1, 1)
 
 MEASURED: dict[str, tuple[DeviceInfo, bool, int | None]] = {
-    "an NVIDIA card": (CARD, False, 153),
+    "an NVIDIA card": (CARD, False, 245),
     "one that weights of 16 bits are sent to": (CARD, True, 778),
     "an AMD card": (replace(CARD, backend="ROCm"), False, 1100),
     "one that weights of 16 bits are sent to, of AMD's": (replace(CARD, backend="HIP"), True, 1100),
@@ -32,7 +32,7 @@ def test_what_was_measured(device: DeviceInfo, halves: bool, mib: int | None) ->
     assert unaccounted(device, (), halves=halves) == (None if mib is None else mib * MIB)
 
 
-@pytest.mark.parametrize(("gpu", "mib"), [("24GiB", 153), ("rocm:gfx1100:24GiB", 1100), ("vulkan:24GiB", None)])
+@pytest.mark.parametrize(("gpu", "mib"), [("24GiB", 245), ("rocm:gfx1100:24GiB", 1100), ("vulkan:24GiB", None)])
 def test_described_devices_are_like_the_real_ones(gpu: str, mib: int | None) -> None:
     cards = parse_gpus([gpu])
     device = replace(CARD, name=cards[0].name, backend="virtual", virtual=True)

@@ -47,6 +47,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"program": "llama-server", "spec_type": "ngram-best"},
         "no plan can be made for drafting with 'ngram-best' (--spec-type): choose from draft-simple, draft-mtp, ",
     ),
+    "a draft model that is not named": (
+        {"program": "llama-server", "spec_type": ["draft-simple", "ngram-mod"]},
+        "--spec-type draft-simple drafts with a model: name it with -md, or leave it out",
+    ),
     "tokens of ngrams that do not draft": (
         {"program": "llama-server", "spec_type": "ngram-mod", "spec_ngram_simple_size_m": 8},
         "--spec-ngram-simple-size-m is about ngram-simple: add --spec-type ngram-simple, or leave it out",
@@ -91,6 +95,10 @@ def test_what_is_refused(words: dict[str, Any], message: str) -> None:
         ask(**words)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_host_may_have_a_byte() -> None:
+    assert ask(host_memory=1).host_memory == 1
 
 
 def test_libllama_is_not_needed() -> None:
@@ -145,6 +153,15 @@ LOADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an override": ({"override_tensor": "exps=CPU"}, {"tensor_buft_overrides": (TensorBuftOverride("exps", "CPU"),)}),
     "devices are chosen": ({"devices": ["CUDA1"], "main_gpu": 1}, {}),
     "room for all slots": ({"kv_unified_per_slot": 100, "n_seq_max": 4}, {"n_ctx": 400, "n_seq_max": 4}),
+    "batches": ({"n_batch": 1024, "n_ubatch": 256}, {"n_batch": 1024, "n_ubatch": 256}),
+    "texts in batches of one default": (
+        {"embedding": True},
+        {"embeddings": True, "n_batch": 512, "n_ubatch": 512, "n_seq_max": 256, "kv_unified": True},
+    ),
+    "texts in small batches": (
+        {"embedding": True, "n_ubatch": 128},
+        {"embeddings": True, "n_batch": 128, "n_ubatch": 128, "n_seq_max": 128, "kv_unified": True},
+    ),
     "texts at once": (
         {"embedding": True, "n_batch": 1024},
         {"embeddings": True, "n_batch": 1024, "n_ubatch": 1024, "n_seq_max": 256, "kv_unified": True},

@@ -15,8 +15,8 @@ SIZES = (("gate", 20), ("up", 21), ("down", 30))
 OUTPUT = 15
 
 
-def layer(index: int) -> Unit:
-    items = tuple(Item(index, f"blk.{index}.ffn_{name}", ("weight",), size) for name, size in SIZES)
+def layer(index: int, sizes: tuple[tuple[str, int], ...] = SIZES) -> Unit:
+    items = tuple(Item(index, f"blk.{index}.ffn_{name}", ("weight",), size) for name, size in sizes)
     return Unit(index, 10, 5, items, rest=(Item(index, f"blk.{index}.attn_q", ("weight",), 10),))
 
 
@@ -73,6 +73,29 @@ def test_the_faster_device_has_them(seconds: tuple[float, float], counts: tuple[
 def test_nothing_comes_back_to_a_far_device(far: tuple[int, ...], target: int) -> None:
     found = pack(UNITS, [5 + 3 * WHOLE + OUTPUT + 30], spread=True, first=0, bare=1, far=far)
     assert found is not None and there(found)["blk.0.ffn_down"] == target
+
+
+@pytest.mark.parametrize(("far", "target"), [pytest.param((), 1, id="near"), pytest.param((1,), HOST, id="far")])
+def test_what_leaves_another_layer_goes_to_no_far_device(far: tuple[int, ...], target: int) -> None:
+    """The first device has the bare layer and the next one but for a tensor; the second has room for that one."""
+    found = pack(UNITS, [5 + WHOLE - 20, 2 * WHOLE + OUTPUT + 20], spread=True, first=0, bare=1, far=far)
+    assert found is not None and found.counts == (2, 3)
+    assert there(found)["blk.1.ffn_gate"] == target
+
+
+@pytest.mark.parametrize(
+    ("apart", "away"),
+    [
+        pytest.param(0, {"blk.1.ffn_up", "blk.2.ffn_up"}, id="the most bytes stay"),
+        pytest.param(30, {"blk.2.ffn_up", "blk.2.ffn_down"}, id="a layer less is worth more"),
+    ],
+)
+def test_whole_layers_lose_tensors_of_few(apart: int, away: set[str]) -> None:
+    """Two layers of 15 bytes beside tensors of 30 and 40, and 80 bytes for those: 40 and 40, or 70 of one layer."""
+    units = [layer(0), *(layer(index, (("up", 30), ("down", 40))) for index in (1, 2)), UNITS[-1]]
+    found = pack(units, [5 + 2 * 15 + OUTPUT + 80], spread=True, first=0, bare=1, apart=apart)
+    assert found is not None and found.counts == (4,)
+    assert {stem for stem in there(found) if not stem.startswith("blk.0")} == away
 
 
 def test_a_layer_whose_weights_are_not_known_by_name_is_never_bare() -> None:

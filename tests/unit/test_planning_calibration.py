@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -204,3 +205,14 @@ def test_models_are_written(tmp_path: Path) -> None:
     # whatever they say their size is, hardly a block of it is on the disk
     assert sum(model.path.stat().st_blocks * 512 for model in models) < 10**6
     assert {"f32", "q4_K", "q6_K", "q8_0"} <= TENSOR_TYPES.keys()
+
+
+def test_a_model_that_is_written_says_what_it_is(tmp_path: Path) -> None:
+    dense = calibration.write_models(tmp_path)[0]
+    with dense.path.open("rb") as file:
+        metadata = file.read(10**4)
+    texts = {"general.architecture": "llama", "general.name": "dense", "tokenizer.ggml.model": "no_vocab"}
+    for key, text in texts.items():
+        # a key, the type of a text (8), its length and the text
+        assert key.encode() + struct.pack("<IQ", 8, len(text)) + text.encode() in metadata
+    assert b"\0llama.block_count" in metadata

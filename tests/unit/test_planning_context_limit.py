@@ -130,6 +130,23 @@ def test_a_cache_in_host_memory_has_no_limit(params: Params) -> None:
     assert limited(asked, record) == (asked, None)
 
 
+def test_a_model_without_caches_has_no_limit() -> None:
+    asked = request(MODEL, taking(limits(100_000), 4))
+    assert limited(asked, lambda params: Layout((), 128, params.n_ctx)) == (asked, None)
+
+
+def test_of_a_context_that_is_given_no_other_is_asked_about() -> None:
+    devices = taking(limits(100_000), 100)
+    llama, asked = SyntheticLlama(MODEL, devices), []
+
+    def record(params: Params) -> Layout:
+        asked.append(params.n_ctx)
+        return llama.record(params)
+
+    fixed = request(MODEL, devices, params=Params(n_ctx=16384), fixed=("n_ctx",))
+    assert limited(fixed, record) == (fixed, None) and asked == [16384]
+
+
 def test_a_device_without_the_limit_takes_what_another_one_refuses() -> None:
     devices = taking(limits(20_000, 40_000), 512, None)
     llama = Strict(MODEL, devices)
@@ -195,6 +212,16 @@ def test_only_layers_on_devices_count() -> None:
                 limited(asked, record)
         else:
             assert limited(asked, record) == (asked, None)
+
+
+def test_the_first_layer_counts_where_all_are_on_devices() -> None:
+    def record(params: Params) -> Layout:
+        return Layout((LayoutEntry("Recorder", "cache_k_l0", "context", 900 * MIB),), 128, params.n_ctx)
+
+    params = Params(n_ctx=4096, n_gpu_layers=99)
+    asked = request(MODEL, taking(limits(100_000), 100), params=params, fixed=("n_ctx", "n_gpu_layers"))
+    with pytest.raises(LlamaCppError, match="cache_k_l0"):
+        limited(asked, record)
 
 
 GROWTH: dict[str, Callable[[int], int]] = {

@@ -61,6 +61,10 @@ def known(
         pytest.param(known(3500, 3000, model=MOE), None, 13312, False, id="more-of-it-for-a-tensor-on-the-host"),
         pytest.param(known(900), None, 4096, False, id="the-smallest-and-weights-on-the-host"),
         pytest.param(known(900), 8192, 8192, False, id="from-a-floor-on"),
+        pytest.param(known(1215, host_mib=600), None, 4096, False, id="next-to-no-room-beside-it"),
+        pytest.param(known(512, 423, 543, host_mib=300), 8192, 8192, False, id="from-a-floor-on-where-more-would-fit"),
+        pytest.param(known(640, 1019, host_mib=600, objective="context"), None, 27392, False, id="what-the-host-holds"),
+        pytest.param(known(740, 740, host_mib=300), 32768, 4096, False, id="a-floor-that-no-memory-is-left-for"),
         pytest.param(known(900, n_ctx=5120), None, 5120, False, id="the-users"),
         pytest.param(known(1500, objective="context"), None, 32768, False, id="the-most"),
         # at 32768 tokens even the output alone is 27 MiB too much for its buffer
@@ -74,6 +78,27 @@ def test_best_on(found: Known, floor: int | None, n_ctx: int, is_whole: bool) ->
     trial = best_on(found, floor)
     assert trial.fits and trial.params.n_ctx == n_ctx
     assert (trial.placement.first == 0 and not trial.placement.moved) is is_whole
+
+
+def test_what_llama_cpp_does_by_itself_is_enough_where_nothing_can_be_priced() -> None:
+    devices = limits(8000, 4000)
+    found = known_of(request(DENSE, devices, params=Params(n_ctx=4096), fixed=("n_ctx",)), DENSE)
+    assert best_on(found).placement == found.default == Placement(0, (6, 3))
+
+
+def test_no_plan_has_more_context_than_the_largest() -> None:
+    assert not best_on(known(640, 1019, host_mib=600, n_ctx=27392 + 256)).fits
+
+
+def test_what_lacks_least_is_looked_for_at_the_smallest_context() -> None:
+    trial = best_on(known(3332, model=MOE, host_mib=300, objective="context"))
+    assert not trial.fits and trial.params.n_ctx == 4096
+
+
+@pytest.mark.parametrize("mib", range(1300, 2100, 90))
+def test_the_next_larger_context_leaves_no_room_for_the_whole_model(mib: int) -> None:
+    n_ctx = best_on(known(mib)).params.n_ctx
+    assert settle_whole(known(mib), n_ctx) is not None and settle_whole(known(mib), n_ctx + 256) is None
 
 
 def test_where_nothing_fits_it_is_what_lacks_least() -> None:
@@ -116,15 +141,20 @@ def test_what_is_too_large_by_itself(mib: int, too_large: bool, tight: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("mib", "expected"),
+    ("model", "mib", "expected"),
     [
-        pytest.param((1400,), 4096, id="one-device"),
-        pytest.param((4000, 4000), 32768, id="all-of-it"),
-        pytest.param((700, 700), 4096, id="none-of-it"),
+        pytest.param(DENSE, (1400,), 4096, id="one-device"),
+        pytest.param(DENSE, (4000, 4000), 32768, id="all-of-it"),
+        pytest.param(DENSE, (700, 700), 4096, id="none-of-it"),
+        # 1429 MiB at 4096 tokens, 2437 at 32768, and 3 times 66 of 1800 are wasted
+        pytest.param(DENSE, (900, 900), 8960, id="a-part-of-it"),
+        pytest.param(DENSE, (30, 900, 900), 8960, id="a-device-that-adds-nothing"),
+        # 5829 MiB, 6837, and 3 times 114 of 6400
+        pytest.param(MOE, (3200, 3200), 10496, id="experts-waste-less"),
     ],
 )
-def test_context_in_total(mib: tuple[int, ...], expected: int) -> None:
-    found = known(*mib)
+def test_context_in_total(model: SyntheticModel, mib: tuple[int, ...], expected: int) -> None:
+    found = known(*mib, model=model)
     top, bottom = (found.trial(found.default, n_ctx) for n_ctx in (32768, 4096))
     assert context_in_total(found, top, bottom) == expected
 

@@ -46,6 +46,7 @@ def test_default_placement(request_: Request, first: int, counts: tuple[int, ...
     [
         pytest.param(asked(devices=limits(60, 0, 70)), ["CUDA0", "CUDA2"], id="nothing-beyond-the-margin"),
         pytest.param(asked("devices", devices=limits(60, 0)), ["CUDA0", "CUDA1"], id="the-users-devices"),
+        pytest.param(asked("tensor_split", devices=limits(60, 0)), ["CUDA0", "CUDA1"], id="the-users-split"),
         pytest.param(asked(devices=limits(60, 0), pinned=1), ["CUDA0", "CUDA1"], id="an-override-needs-it"),
         pytest.param(asked(devices=limits(0, 0)), [], id="none"),
         pytest.param(

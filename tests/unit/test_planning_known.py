@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from fitter.errors import TimeLimitError
-from fitter.llama.types import Breakdown, Params
+from fitter.llama.types import Breakdown, Layout, Params, Row, TensorBuftOverride
 from fitter.planning import proposals
 from fitter.planning.known import Callbacks, CutShort, Known
-from fitter.planning.memory import Unit
+from fitter.planning.memory import HOST, Unit
 from fitter.planning.placement import Placement
-from fitter.planning.request import DeviceLimit
+from fitter.planning.request import SHARED_ROW, DeviceLimit
 from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
@@ -127,6 +127,65 @@ def test_room_is_what_the_trial_that_was_gone_back_to_leaves() -> None:
     assert room.with_caches[0] == 3000 * MIB - first.breakdown.on("CUDA0").compute
 
 
+class Heavier(SyntheticLlama):
+    """A llama.cpp that needs 7 MiB more on the first device where the second has nothing."""
+
+    def measure(self, params: Params) -> Breakdown:
+        found = super().measure(params)
+        alone = not found.on("CUDA1").used
+        rows = (
+            replace(row, model=row.model + 7 * MIB) if alone and row.device == "CUDA0" else row for row in found.rows
+        )
+        return replace(found, rows=tuple(rows))
+
+
+def test_what_the_trial_that_was_gone_back_to_was_off_by_is_left_out() -> None:
+    llama = Heavier(MODEL, TWO)
+    found = Known(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
+    first, second = (found.trial(Placement(0, counts), 4096) for counts in ((9, 0), (5, 4)))
+    for trial, off in ((first, 7), (second, 0), (first, 7)):
+        left = found.room_left_by(trial, True).with_caches[0]
+        assert left == (3000 - off) * MIB - trial.breakdown.on("CUDA0").compute
+
+
+def test_an_optimist_takes_buffers_of_the_whole_model_for_no_others() -> None:
+    found, _ = known()
+    taken = found.trial(Placement(0, (9, 0)), 4096).breakdown.on("CUDA0").compute
+    for optimistic, left in ((False, 3000 * MIB - taken), (True, 3000 * MIB)):
+        assert found.room(4096, False, optimistic).with_caches[0] == left
+
+
+def test_buffers_beside_a_cache_are_learned_apart() -> None:
+    found, _ = known()
+    item = found.units(4096)[0].items[0]
+    with_cache = found.trial(Placement(0, (5, 4), ((item, HOST),)), 4096).breakdown.on("CUDA1").compute
+    without = found.trial(Placement(0, (9, 0), ((item, 1),)), 4096).breakdown.on("CUDA1").compute
+    assert with_cache > without > 0
+    room = found.room(4096, False)
+    assert (room.with_caches[1], room.without[1]) == (1000 * MIB - with_cache, 1000 * MIB - without)
+
+
+def test_what_stands_beside_the_model_goes_along_to_other_devices() -> None:
+    found, _ = known()
+    draft = Row(SHARED_ROW, "CUDA0", False, 0, 0, 8 * MIB)
+    found.buffers.learn(Breakdown((draft,), ("CUDA0",), 4096), 4096, True, {})
+    assert found.on(TWO[:1]).room(4096, True).with_caches == (2992 * MIB,)
+
+
+def test_sizes_are_recorded_without_the_users_overrides() -> None:
+    llama = SyntheticLlama(MODEL, TWO)
+    asked: list[Params] = []
+
+    def record(params: Params) -> Layout:
+        asked.append(params)
+        return llama.record(params)
+
+    override = TensorBuftOverride("blk.0.ffn_up", "CPU")
+    params = Params(n_ctx=4096, n_batch=1024, tensor_buft_overrides=(override,))
+    Known(request(MODEL, TWO, params=params, fixed=("n_ctx",)), TWO, Callbacks(llama.measure, record)).units(4096)
+    assert asked == [Params(n_ctx=4096, n_batch=1024)]
+
+
 @pytest.mark.parametrize(
     ("placements", "least"),
     [
@@ -168,6 +227,42 @@ def test_a_time_limit_ends_with_what_fits(first: tuple[int, int], expected: type
     found.trial(Placement(0, first), 32768)
     with pytest.raises(expected):
         found.trial(Placement(0, (5, 4)), 32768)
+
+
+class Limited(SyntheticLlama):
+    """A llama.cpp that answers so many questions in time."""
+
+    in_time = 2
+
+    def measure(self, params: Params) -> Breakdown:
+        if len(self.asked) == self.in_time:
+            raise TimeLimitError("too late")
+        return super().measure(params)
+
+
+@pytest.mark.parametrize("contexts", [(32768, 8192), (8192, 32768)], ids=["the-first", "the-second"])
+def test_a_time_limit_ends_with_the_best_that_fits(contexts: tuple[int, int]) -> None:
+    llama = Limited(MODEL, TWO)
+    found = Known(request(MODEL, TWO), TWO, Callbacks(llama.measure, llama.record))
+    for n_ctx in contexts:
+        found.trial(Placement(0, (9, 0)), n_ctx)
+    for late, counts in ((found, (8, 1)), (found.on(TWO[:1]), (9,))):
+        with pytest.raises(CutShort) as ended:
+            late.trial(Placement(0, counts), 4096)
+        assert ended.value.best.params.n_ctx == 32768
+
+
+def test_a_time_limit_ends_with_what_has_a_price() -> None:
+    """What has none may have more context: nothing says what that costs."""
+    llama = Limited(MODEL, TWO)
+    asked = priced(request(MODEL, TWO), MODEL, CARD, SLOW_CARD)
+    found = Known(asked, TWO, Callbacks(llama.measure, llama.record))
+    found.trial(Placement(0, (9, 0)), 32768)
+    found.units(4096)
+    found.trial(Placement(0, (9, 0)), 4096)
+    with pytest.raises(CutShort) as ended:
+        found.trial(Placement(0, (8, 1)), 4096)
+    assert ended.value.best.params.n_ctx == 4096 and ended.value.best.seconds is not None
 
 
 class Deciding(SyntheticLlama):
@@ -226,11 +321,13 @@ def test_a_plain_proposal_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(proposals, "partial", partial)
     for is_plain in (False, True, True, False):
         found.partial(at, True, is_plain=is_plain)
+    found.partial(at, False)
     found.be_plain()
     found.partial(at, True)
-    assert said == [False, True], "each is proposed once"
+    assert said == [False, True, False], "each is proposed once"
     found.partial(at, False)
-    assert said == [False, True, True], "what is plain is so for all"
+    assert said == [False, True, False, True], "what is plain is so for all"
+    assert not at.is_short and found.situation(4096, at.room).is_short, "then bytes count, not time"
 
 
 def test_what_was_recorded_and_the_best_go_along() -> None:

@@ -157,10 +157,14 @@ def test_is_worth_giving_up(found: Trial, before: Trial, gives_context: bool, ex
 
 @pytest.mark.parametrize(
     ("n_ctx", "gives_context", "expected"),
-    [pytest.param(9216, False, True, id="more"), pytest.param(4096, True, False, id="less-though-it-is-given")],
+    [
+        pytest.param(9216, False, True, id="more"),
+        pytest.param(8192, False, False, id="as-much-and-no-faster"),
+        pytest.param(4096, True, False, id="less-though-it-is-given"),
+    ],
 )
 def test_giving_up_for_context(n_ctx: int, gives_context: bool, expected: bool) -> None:
-    found = trial(n_ctx=n_ctx, seconds=10.0 if expected else 1.0)
+    found = trial(n_ctx=n_ctx, seconds=1.0 if n_ctx < 8192 else 10.0)
     assert is_worth_giving_up(_MOST_CONTEXT, found, trial(), gives_context=gives_context) is expected
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -166,6 +168,29 @@ def test_patterns_find_their_tensors_and_no_others() -> None:
     assert not set(pattern) & set("\\ '\",*?[]=")
 
 
+GATE, UP, DOWN, ALL = "ffn_gate", "ffn_up", "ffn_down", range(4)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "pattern"),
+    [
+        pytest.param({GATE: [0], UP: [1]}, "^blk.(0.ffn_gate|1.ffn_up).weight$", id="nothing-in-common"),
+        pytest.param({UP: [3], f"{UP}_exps": [3]}, "^blk.3.ffn_up(|_exps).weight$", id="a-name-that-goes-on"),
+        pytest.param({GATE: ALL, UP: ALL}, "^blk.(0|1|2|3).ffn_(gate|up).weight$", id="every-layer-has-all"),
+        pytest.param(
+            {GATE: [1], UP: [1, 2], DOWN: [2]}, "^blk.(2.ffn_(down|up)|1.ffn_(gate|up)).weight$", id="by-layer"
+        ),
+        pytest.param({GATE: [1, 2], UP: [1, 2, 3]}, "^blk.((1|2).ffn_(gate|up)|3.ffn_up).weight$", id="some-have-all"),
+    ],
+)
+def test_patterns_are_short(tensors: dict[str, Sequence[int]], pattern: str) -> None:
+    items = [Item(n, f"blk.{n}.{name}", ("weight",), 1) for name, layers in tensors.items() for n in layers]
+    found = pattern_for(items)
+    assert found == pattern
+    names = [f"blk.{n}.{name}.weight" for n in range(14) for name in (GATE, UP, DOWN, f"{UP}_exps")]
+    assert {name for name in names if re.search(found, name)} == {f"{item.stem}.weight" for item in items}
+
+
 def test_one_override_per_target() -> None:
     a, b, c = (Item(n, f"blk.{n}.ffn_up", ("weight",), 1) for n in range(3))
     overrides = overrides_of(Placement(0, (2, 2), ((a, HOST), (b, 1), (c, HOST))), ["CUDA0", "CUDA1"])
@@ -187,6 +212,8 @@ def test_layout_becomes_layers() -> None:
             entry("blk.0.ffn_up.weight", "model", 127),
             entry("blk.0.ffn_up.bias", "model", 1),
             entry("blk.1.ffn_up.weight", "model", 256),
+            entry("blk.1.scale", "model", 128),
+            entry("enc.layer.0.weight", "model", 128),
             entry("cache_k_l0", "context", 256),
             entry("cache_v_l1 (view)", "context", 1),
         ),
@@ -194,14 +221,18 @@ def test_layout_becomes_layers() -> None:
         256,
     )
     units = units_of(layout, 2, lambda name: "ffn_up" in name, {"blk.1.ffn_up.weight": HOST})
-    assert [(u.fixed, u.cache, u.movable) for u in units] == [(128, 256, 256), (0, 128, 0), (256, 0, 0)]
+    assert [(u.fixed, u.cache, u.movable) for u in units] == [(128, 256, 256), (128, 128, 0), (384, 0, 0)]
     assert units[0].items[0].suffixes == ("weight", "bias")
+    # what is not named as tensors of a layer are cannot be placed apart
+    assert [[item.stem for item in unit.rest] for unit in units] == [["blk.0.attn_q"], [], []]
 
 
 def test_caches_between_two_contexts() -> None:
     low, high = (Unit(0, 10, 100),), (Unit(0, 10, 300),)
+    with_state = replace(layer(0, cache=15), state=4, rest=(Item(0, "blk.0.attn_q", ("weight",), 10),))
     assert between(low, 1000, high, 3000, 2000)[0].cache == 200
     assert between(low, 1000, high, 1000, 1000)[0].cache == 300
+    assert between((layer(0),), 1000, (with_state,), 3000, 2000)[0] == replace(with_state, cache=10)
 
 
 def test_compute_is_learned() -> None:
@@ -332,12 +363,34 @@ def test_layers_on_the_host_bring_their_tensors_to_devices_with_room() -> None:
         (0, "down"), (1, "down"), (0, "gate"),
     }  # fmt: skip
     together = brought(units, budgets, base, "layers")
-    assert {item.layer for item, _ in together.moved} == {1}
+    assert {item.layer for item, _ in together.moved} == {1} and len(together.moved) == 3
     whole = brought(units, budgets, base, "all")
     assert {item.layer for item, _ in whole.moved} == {1} and len(whole.moved) == 4
     for placement in (items, together, whole):
         assert weights_on(units, placement)[0] + caches_on(units, placement)[0] <= budgets[0]
         assert all(target == 0 for _, target in placement.moved), "what stays with its layer is not moved"
+
+
+@pytest.mark.parametrize("bring", ["items", "layers", "all"])
+def test_layers_on_the_host_stay_there_where_all_devices_are_far(bring: Literal["items", "layers", "all"]) -> None:
+    nowhere = Placement(5, (0,))
+    assert brought(with_rest(model(4)), [1000], nowhere, bring, far=(0,)) == nowhere
+
+
+def test_what_leaves_a_device_leaves_room_for_others_tensors() -> None:
+    """The first device is 25 bytes short: the tensor of 30 leaves it, and one of the second takes its place."""
+    units = [layer(0), layer(1, items=(5, 50)), Unit(2, 15, 0)]
+    placement = pack(units, [85 - 25, 70 + 15 - 5], spread=True, counts=(1, 2))
+    assert placement is not None
+    moved = [(item.stem, target) for item, target in placement.moved]
+    assert moved == [("blk.0.ffn_down", HOST), ("blk.1.ffn_gate", 0)]
+
+
+def test_a_tensor_goes_where_the_least_room_is_left() -> None:
+    """A tensor of 20 leaves the first device; the others have room for 30 and for 22 bytes more."""
+    units = [*map(layer, range(3)), Unit(3, 15, 0)]
+    placement = pack(units, [85 - 20, 85 + 30, 85 + 15 + 22], spread=True, counts=(1, 1, 2))
+    assert placement is not None and [target for _, target in placement.moved] == [2]
 
 
 def test_only_the_caches_of_bare_layers_are_on_devices() -> None:

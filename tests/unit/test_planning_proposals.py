@@ -33,6 +33,7 @@ MOE = SyntheticModel(experts=(200 * MIB, 200 * MIB, 250 * MIB))
 CACHES = SyntheticModel(cache=65536)
 N_CTX = 4096
 SPLIT = ("tensor_split",)
+ON_A_FAST_NETWORK, ON_A_SLOW_NETWORK = (replace(REMOTE_CARD, round_trip=each, pcie=1e12) for each in (0.0, 5e-2))
 
 
 def situation(
@@ -65,6 +66,9 @@ def is_within(at: Situation, placement: Placement) -> bool:
         pytest.param(situation(800, 800), (4, 5), id="left-even"),
         pytest.param(situation(800, 800, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), (3, 6), id="split"),
         pytest.param(situation(800, 300, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), None, id="too-much"),
+        # the first has 3 layers of 136 MiB with their caches, the second 5 and the output
+        pytest.param(situation(408, 780, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), (3, 6), id="just-fits"),
+        pytest.param(situation(407, 780, fixed=SPLIT, params=Params(tensor_split=(1.0, 2.0))), None, id="by-a-cache"),
         pytest.param(
             situation(500, fixed=("n_gpu_layers",), params=Params(n_gpu_layers=3)), (3,), id="as-many-as-the-user-says"
         ),
@@ -80,6 +84,8 @@ def test_whole(at: Situation, counts: tuple[int, ...] | None) -> None:
     [
         pytest.param((SLOW_CARD, CARD), (3000, 3000), (0, 9), id="nothing-on-the-slow-one"),
         pytest.param((CARD, REMOTE_CARD), (3000, 3000), (9, 0), id="nothing-over-a-network"),
+        pytest.param((SLOW_CARD, ON_A_FAST_NETWORK), (3000, 3000), (0, 9), id="over-a-network-that-takes-no-time"),
+        pytest.param((SLOW_CARD, ON_A_SLOW_NETWORK), (3000, 3000), (9, 0), id="over-a-network-that-takes-long"),
         pytest.param((SLOW_CARD, CARD), (3000, 500), (6, 3), id="what-the-fast-one-holds"),
         pytest.param((SLOW_CARD, CARD), (300, 500), None, id="no-room"),
     ],
@@ -106,6 +112,15 @@ def test_partial(at: Situation, spread: bool, first: int, layers_apart: int) -> 
     found = partial(at, spread)
     assert found is not None and is_within(at, found)
     assert (found.first, len({item.layer for item, _ in found.moved})) == (first, layers_apart)
+
+
+@pytest.mark.parametrize("spread", [True, False], ids=["experts", "dense"])
+@pytest.mark.parametrize(("speeds", "counts"), [((CARD, SLOW_CARD), (7, 2)), ((SLOW_CARD, CARD), (2, 7))])
+def test_the_faster_device_has_what_it_holds(
+    speeds: tuple[DeviceSpeed, ...], counts: tuple[int, ...], spread: bool
+) -> None:
+    found = partial(situation(1000, 1000, speeds=speeds), spread, is_plain=True)
+    assert found == Placement(0, counts)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +176,7 @@ def test_tensors_come_nearer_than_a_slow_remote_device(round_trip: float, host_m
 
 
 def test_what_the_host_has_of_layers_and_tensors_is_all_counted() -> None:
-    remote = replace(REMOTE_CARD, round_trip=5e-2, pcie=1e12)
-    at = situation(600, 8000, model=replace(MOE, cache=CACHES.cache), speeds=(CARD, remote))
+    at = situation(600, 8000, model=replace(MOE, cache=CACHES.cache), speeds=(CARD, ON_A_SLOW_NETWORK))
     far = pack(at.units, at.room.with_caches, spread=True, counts=(2, 5))
     assert far is not None and far.first == 2 and {place for _, place in far.moved} == {1}
     on_host = sum(unit.weights + unit.cache for unit in at.units[:2]) + sum(item.bytes for item, _ in far.moved)
@@ -180,8 +194,85 @@ def test_a_split_of_the_users_may_leave_a_single_layer() -> None:
     assert found is not None and found.counts == (1, 0), "the output alone"
 
 
-def long_prompts(mib: int, gives: Workload) -> Situation:
-    at = situation(mib, model=replace(DENSE, cache=8192))
+UNEQUAL = replace(DENSE, n_layer=4, ffn=(30 * MIB, 30 * MIB + 65536, 128))
+"""A device with room for two layers' larger tensors can have those, or all tensors of one layer, 64 KiB less."""
+
+FOR_TWO_LARGER = 2 * (20 + 16) * MIB + 2 * UNEQUAL.ffn[1] + 2 * UNEQUAL.ffn[2]
+
+
+def test_fewer_layers_lose_tensors() -> None:
+    at = situation(1000, model=replace(UNEQUAL, n_layer=2))
+    at = replace(at, room=Room((100 * MIB + FOR_TWO_LARGER,), (0,)))
+    found = partial(at, True, is_plain=True)
+    assert found is not None and found.first == 0 and {item.layer for item, _ in found.moved} == {1}
+
+
+def test_fewer_layers_lose_tensors_where_the_user_splits() -> None:
+    params = Params(tensor_split=(1.0,), n_gpu_layers=3)
+    at = situation(1000, model=UNEQUAL, fixed=(*SPLIT, "n_gpu_layers"), params=params)
+    at = replace(at, room=Room((100 * MIB + FOR_TWO_LARGER,), (0,)))
+    for each, layers in ((at, {3}), (replace(at, prices=None), {2, 3})):
+        found = partial(each, True)
+        assert found is not None and {item.layer for item, _ in found.moved} == layers
+
+
+def test_fewer_layers_lose_tensors_to_the_host_than_to_a_slow_remote_device() -> None:
+    at = situation(1000, 8000, model=UNEQUAL, speeds=(CARD, ON_A_SLOW_NETWORK))
+    at = replace(at, room=Room((FOR_TWO_LARGER, 8000 * MIB), (0, 0)))
+    far = pack(at.units, at.room.with_caches, spread=True, counts=(2, 3))
+    assert far is not None and {item.layer for item, _ in far.moved} == {0, 1}
+    assert {(item.layer, target) for item, target in nearer(at, far).moved} == {(1, HOST)}
+
+
+TWO_LAYERS = replace(CACHES, n_layer=2)
+"""Each with 20 MiB of attention, 100 of tensors and 256 of cache, and an output of 100 MiB."""
+
+
+@pytest.mark.parametrize(
+    ("mib", "tensors_on_host", "first"),
+    [
+        pytest.param(500, False, 2, id="a layer is on the host"),
+        pytest.param(652, True, 1, id="tensors are on the host"),
+    ],
+)
+def test_large_caches_give_way_to_what_is_on_the_host(mib: int, tensors_on_host: bool, first: int) -> None:
+    at = situation(mib, model=TWO_LAYERS)
+    items = [item for unit in at.units for item in unit.items]
+    found = Placement(0, (3,), tuple((item, HOST) for item in items)) if tensors_on_host else Placement(1, (2,))
+    assert at.prices is not None and is_within(at, found)
+    better = without_caches(at, found)
+    assert better.first == first and is_within(at, better)
+    assert at.prices.seconds(better) < at.prices.seconds(found)
+
+
+@pytest.mark.parametrize(("n_seq_max", "first"), [(1, 2), (4, 1)], ids=["one request", "four at once"])
+def test_caches_give_way_where_all_requests_gain_together(n_seq_max: int, first: int) -> None:
+    """A seventh of the time is gained by one request, a fifth is lost where four read a cache each at once."""
+    at = situation(500, model=TWO_LAYERS, params=Params(n_seq_max=n_seq_max))
+    assert without_caches(at, Placement(1, (2,))).first == first
+
+
+def test_a_device_without_a_cache_has_more_room() -> None:
+    at = situation(700, model=CACHES)
+    at = replace(at, room=Room((90 * MIB,), (700 * MIB,)))
+    found = without_caches(at, Placement(9, (0,)))
+    assert found.first == 8 and weights_on(at.units, found) == [(100 + 6 * 100) * MIB]
+
+
+def test_weights_that_caches_give_way_to_go_to_the_faster_device() -> None:
+    for speeds, counts in (((CARD, SLOW_CARD), (6, 3)), ((SLOW_CARD, CARD), (2, 7))):
+        at = situation(1240, 1240, model=replace(CACHES, cache=16384), speeds=speeds)
+        assert without_caches(at, Placement(9, (0, 0))).counts == counts
+
+
+def test_no_single_tensor_goes_to_a_remote_device_without_a_layer() -> None:
+    at = situation(242, 661, model=replace(CACHES, cache=16384), speeds=(replace(REMOTE_CARD, round_trip=5e-3), CARD))
+    found = without_caches(at, Placement(9, (0, 0)))
+    assert found.counts[0] == 0 and {target for _, target in found.moved} == {1}
+
+
+def long_prompts(mib: int, gives: Workload, n_layer: int = 8) -> Situation:
+    at = situation(mib, model=replace(DENSE, cache=8192, n_layer=n_layer))
     asked = replace(at.request, workload=gives)
     return replace(at, request=asked, prices=PriceList(asked, at.devices, {N_CTX: at.units}))
 
@@ -206,6 +297,28 @@ def test_caches_come_to_the_device_for_long_prompts(mib: int, gives: Workload, f
     # nothing of a state can be there without its weights
     states = replace(at, units=tuple(replace(unit, state=unit.cache) for unit in at.units))
     assert with_caches(states, plain) is plain
+
+
+@pytest.mark.parametrize(
+    ("mib", "first", "count"),
+    [pytest.param(360, 1, 6, id="six"), pytest.param(280, 3, 4, id="four"), pytest.param(300, 3, 3, id="three")],
+)
+def test_no_more_layers_are_bare_than_there_is_no_room_for(mib: int, first: int, count: int) -> None:
+    at = long_prompts(mib, Workload(30000, 512))
+    plain = partial(at, True, is_plain=True)
+    assert plain is not None
+    found = with_caches(at, plain)
+    bare = {item.layer for item, target in found.moved if "attn" in item.stem and target == HOST}
+    assert found.first == first and bare == set(range(first, first + count))
+    assert pack(at.units, at.room.with_caches, spread=True, first=first, bare=count - 1) is None
+
+
+def test_many_caches_gain_what_one_of_them_does_not() -> None:
+    at = long_prompts(3000, Workload(6000, 512), n_layer=60)
+    plain = partial(at, True, is_plain=True)
+    assert plain is not None and at.prices is not None
+    assert at.prices.all.bare_gain(0) < 0.02 * at.prices.seconds(plain)
+    assert with_caches(at, plain).first < plain.first
 
 
 def test_room_without_caches_is_for_devices_that_have_none() -> None:

@@ -89,14 +89,14 @@ def test_a_plan_that_cannot_be_another_does_not_fit() -> None:
     assert run(asked, {"CUDA0": 10})[0].fits
     plan, _ = run(asked, {"CUDA0": 11})
     assert [(problem.device, problem.missing) for problem in plan.problems] == [("CUDA0", MIB)]
-    assert "MiB are needed plus up to 11 MiB more when it is loaded for real, but " in plan.problems[0].message
+    assert "MiB are needed plus up to 11 MiB more in use, but " in plan.problems[0].message
 
 
 def test_a_host_without_room_for_it() -> None:
     plan, _ = run(request(MODEL, limits(900), host_mib=700), {"CPU": 200})
     (problem,) = plan.problems
     assert problem.device == "host" and 18 * MIB < problem.missing < 20 * MIB
-    assert " plus up to 200 MiB more when it is loaded for real, but " in problem.message
+    assert " plus up to 200 MiB more in use, but " in problem.message
 
 
 def test_what_was_measured_is_not_measured_again() -> None:
@@ -127,7 +127,7 @@ ROOMS: dict[str, tuple[tuple[int, int | None], tuple[int, int | None], dict[str,
 def test_room(first: tuple[int, int | None], second: tuple[int, int | None], expected: dict[str, int]) -> None:
     asked = request(MODEL, (bytes_of("CUDA0", 100), bytes_of("CUDA1", 100)))
     found = Breakdown((row("CUDA0", *first), row("CUDA1", *second), row("CPU", 1, 1)), ("CUDA0", "CUDA1"), 256)
-    room = room_for(asked, found)
+    room = room_for(asked, found, Params())
     assert room == expected
     assert [device.target for device in with_room(asked, room).devices] == [100 - room.get("CUDA0", 0)] * 2
 

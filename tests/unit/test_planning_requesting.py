@@ -142,6 +142,12 @@ WORKLOADS: dict[str, tuple[dict[str, Any], Workload, int]] = {
     "a small context": ({"n_ctx": 1000}, Workload(800, 200), 4096),
     "a small context for each": ({"n_ctx": 4000, "n_seq_max": 4}, Workload(800, 200), 4096),
     "a small smallest one": ({"fit_ctx": 500}, Workload(400, 100), 500),
+    "a small smallest one beside a large context": ({"n_ctx": 20000, "fit_ctx": 500}, Workload(2048, 512), 500),
+    "the model's own context, said so": ({"n_ctx": 0, "fit_ctx": 500}, Workload(2048, 512), 500),
+    "a context for each slot": (
+        {"kv_unified_per_slot": 1000, "n_seq_max": 2, "fit_ctx": 500},
+        *(Workload(800, 200), 500),
+    ),
     "a long prompt wants a long context": ({"prompt": 9000}, Workload(9000, 512), 9512),
     "a long answer does": ({"generate": 9000}, Workload(2048, 9000), 11048),
     "a short one does not": ({"prompt": 10, "generate": 10}, Workload(10, 10), 4096),
@@ -191,7 +197,7 @@ REAL = tuple(
 
 MARGINS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "what was measured": ({}, [1412, 1024]),
-    "that alone, here and of others like it": ({"margin": "auto"}, [1412, 153 + 512]),
+    "that alone, here and of others like it": ({"margin": "auto"}, [1412, 245 + 512]),
     "one for all": ({"margin": "100MiB"}, [100, 100]),
     "one for each": ({"margin": ["100MiB", "200MiB"]}, [100, 200]),
     "one for each, in the order that is said": (

@@ -69,6 +69,16 @@ def test_room(
     assert is_whole or all(here <= there for here, there in zip(room.with_caches, room.without, strict=True))
 
 
+def test_only_what_is_not_whole_is_forgotten() -> None:
+    buffers = Buffers()
+    for kind, breakdown, used in (WHOLE, PART):
+        buffers.learn(breakdown, 4096, kind, used)
+    buffers.forget_partial()
+    assert (buffers.knows(True), buffers.knows(False)) == (True, False)
+    for is_whole in (True, False):
+        assert buffers.room(DEVICES, 4096, is_whole, [0, 0]).with_caches == (70 * MIB, 60 * MIB)
+
+
 def test_what_shares_the_memory_is_there_on_other_devices_too() -> None:
     buffers = Buffers()
     buffers.learn(measured(30, 20, shared=8), 4096, True, {})

@@ -46,7 +46,10 @@ def test_one_layer_gives(over: int, expected: list[int] | None) -> None:
         pytest.param(ALIKE, 209, [(2, 20)], id="a-late-layer-loses-one"),
         pytest.param(ALIKE, 140, [(2, 20), (2, 20), (2, 30)], id="a-whole-layer"),
         pytest.param(ALIKE, 30, [(0, 20), (0, 20), *[(i, s) for i in (1, 2) for s in (20, 20, 30)]], id="one-item"),
+        pytest.param(layers((40, 40), (10, 60)), 55, [(0, 40), (1, 60)], id="two-layers-lose-a-part-each"),
         pytest.param(layers((10,), (15,)), 15, [(0, 10)], id="a-larger-layer-in-exchange"),
+        pytest.param(layers((10,), (10,), (15,), (15,)), 30, [(0, 10), (1, 10)], id="two-in-exchange"),
+        pytest.param(layers((30,), (10,), (20,), (35,)), 50, [(1, 10), (3, 35)], id="the-exchange-that-gains-most"),
     ],
 )
 def test_few_layers_give(units: list[Unit], gap: int, expected: list[tuple[int, int]]) -> None:
@@ -62,6 +65,11 @@ def test_few_layers_give(units: list[Unit], gap: int, expected: list[tuple[int, 
 )
 def test_exact_choice(apart: int, expected: list[tuple[int, int]]) -> None:
     assert said(spill_exact(layers((30, 40), (30, 40)), 80, apart)) == expected
+
+
+def test_the_most_may_stay_without_the_largest() -> None:
+    """Three of 30 bytes fill 90 exactly, one of 50 leaves room for one of 30 only."""
+    assert said(spill_exact(layers(*[(50, 30)] * 3), 90, 0)) == [(0, 50), (1, 50), (2, 50)]
 
 
 @pytest.mark.parametrize(

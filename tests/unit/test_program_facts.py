@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import stat
 import sys
@@ -198,21 +197,3 @@ def test_a_program_that_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     assert facts_of("llama-server", executable=str(tmp_path / "llama-server")) == facts_of("llama-server")
-
-
-def test_which_program_may_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("own/bin", "own/lib", "other"):
-        (tmp_path / name).mkdir(parents=True)
-    libllama = str(tmp_path / "own" / "lib" / "libllama.so")
-    beside = script(tmp_path / "own" / "bin" / "llama-server", "exit 0")
-    other = script(tmp_path / "other" / "llama-server", "exit 0")
-    in_path = {"none": "", "beside the library": os.path.dirname(beside), "elsewhere": os.path.dirname(other)}
-    found = {}
-    for name, path in in_path.items():
-        monkeypatch.setenv("PATH", path or str(tmp_path))
-        found[name] = program_help.program_of("llama-server", "python", libllama)
-    assert found == {"none": None, "beside the library": beside, "elsewhere": None}
-    # what the user names is asked, if it is that program
-    assert program_help.program_of("llama-server", other, libllama) == other
-    assert program_help.program_of("llama-cli", other, libllama) is None
-    assert program_help.program_of("llama-server", str(tmp_path / "own"), libllama) is None

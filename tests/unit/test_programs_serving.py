@@ -51,7 +51,7 @@ def test_how_a_program_ends(monkeypatch: pytest.MonkeyPatch, script: str, status
 
 
 def test_what_a_program_started_ends_with_it() -> None:
-    with Attended([SH, "-c", "sleep 60 & echo $!; wait"], os.environ) as program:
+    with Attended([SH, "-c", "(trap '' TERM; exec sleep 60) & echo $!; wait"], os.environ) as program:
         other = int(program.output.readline())
         assert is_there(other)
     until = time.monotonic() + 5
@@ -168,7 +168,7 @@ def test_the_environment_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = {"LLAMA_ARG_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
     for name, value in {**ours, **theirs}.items():
         monkeypatch.setenv(name, value)
-    found = serving._environment()
+    found = serving.environment()
     assert not ours.keys() & found.keys() and theirs.items() <= found.items()
 
 
@@ -193,6 +193,8 @@ class Server:
         return self.status
 
     def ask(self, method: str, path: str, body: Mapping[str, Any], seconds: float) -> tuple[int, Any]:
+        if path == "/tokenize":
+            return 200, {"tokens": [1, 7]}
         with self._lock:
             self.asked.append((path, body))
             self.at_once += 1
@@ -226,6 +228,7 @@ def test_prompts_fill_the_slots() -> None:
     assert max(lengths) <= 512 - 12 and max(lengths) > 400 and min(lengths[8:]) >= 250
     assert len({body["prompt"][0] for _, body in server.asked}) == 40, "no two begin alike"
     assert {path for path, _ in server.asked} == {"/completion"}
+    assert all(body["logit_bias"] == [[7, 1000.0]] for _, body in server.asked), "what it writes is text"
     assert all(0 <= token < 1000 for _, body in server.asked for token in body["prompt"])
 
 
@@ -245,7 +248,7 @@ def test_embeddings_are_only_read() -> None:
 
 
 def test_a_slow_server_gets_short_prompts_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "_SECONDS", 0.02)
+    monkeypatch.setattr(prompts, "SECONDS", 0.02)
     server = Server(0.1)
     started = time.monotonic()
     fed = sent(server, room=4096, slots=2)

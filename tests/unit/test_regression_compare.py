@@ -22,6 +22,10 @@ def with_host(**more: int) -> Snapshot:
     return replace(SNAPSHOT, host=replace(SNAPSHOT.host, memory={**SNAPSHOT.host.memory, "CPU": new}))
 
 
+def later(size: int) -> Snapshot:
+    return replace(SNAPSHOT, host=replace(SNAPSHOT.host, later=size))
+
+
 def with_speed(prompt: float = 1000.0, generation: float = 50.0) -> Snapshot:
     return replace(SNAPSHOT, estimate=LockedSpeed(prompt, generation))
 
@@ -83,6 +87,8 @@ ROWS: dict[str, tuple[Snapshot, Case, list[str]]] = {
         CASE,
         [],
     ),
+    "as much later": (later(GIB), replace(CASE, max_growth=Growth(bytes=GIB)), []),
+    "more later": (later(MIB), CASE, ["host takes 117.0 MiB instead of 116.0 MiB (+1.0 MiB, +0.9 %)"]),
     "a token less": (
         replace(SNAPSHOT, n_ctx=8191),
         CASE,
@@ -161,6 +167,12 @@ def test_still_not_fitting_is_no_failure_of_its_own() -> None:
     worse = replace(with_memory(TOO_LARGE, context=MIB), fits=False)
     assert [move.what for move in compare(CASE, TOO_LARGE, worse).moves] == ["missing", "CUDA0"]
     assert compare(CASE, TOO_LARGE, SNAPSHOT).failures == ()
+
+
+def test_what_moved_is_said() -> None:
+    both = replace(SNAPSHOT, host=replace(SNAPSHOT.host, shared=2 * MIB, later=3 * MIB))
+    [move] = compare(CASE, both, later(MIB)).moves
+    assert (move.what, move.detail, move.failure) == ("host", "shared -2.0 MiB, later -2.0 MiB", "")
 
 
 # --- causes

@@ -20,7 +20,12 @@ from fitter.regression.lockfile import Lock, dumps, read_lock, replace_file, wri
 from tests.unit.snapshots import SNAPSHOT
 
 NOT_FITTING = replace(SNAPSHOT, fits=False, estimate=None, params=Params(devices=()), devices={})
-LOCK = Lock({"b": SNAPSHOT, "a/x.y": NOT_FITTING})
+SERVED = replace(
+    SNAPSHOT,
+    params=replace(SNAPSHOT.params, n_outputs_max=4, more=(("cache_ram", 512), ("cache_idle_slots", False))),
+    host=replace(SNAPSHOT.host, later=512 << 20),
+)
+LOCK = Lock({"b": SNAPSHOT, "a/x.y": NOT_FITTING, "served": SERVED})
 
 
 def test_read_as_written(tmp_path: Path) -> None:
@@ -29,6 +34,7 @@ def test_read_as_written(tmp_path: Path) -> None:
     assert read_lock(path) == LOCK
     text = path.read_text()
     assert text.endswith("\n")
+    assert text.count("later") == 1, "a lock says nothing of what is nothing"
     assert text.index('[cases."a/x.y"]') < text.index("[cases.b]")
     assert dumps(Lock(dict(reversed(list(LOCK.cases.items()))))) == text, "the order of cases is no matter"
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()

@@ -204,6 +204,14 @@ def test_cards_of_a_library_are_measured_each_time(files: tuple[Path, ...], monk
     assert measured(case, replace(locked, settings=settings), FakeWorker()) is None
 
 
+@pytest.mark.parametrize(("program", "holds"), [("any", True), ("llama-server", False), ("llama-cpp-python", False)])
+def test_a_program_is_asked_anew_what_it_takes(program: str, holds: bool, files: tuple[Path, ...]) -> None:
+    locked = locked_of(files)
+    settings = {**locked.settings, "program": program}
+    case = replace(case_of(files), settings=settings)
+    assert (measured(case, replace(locked, settings=settings), FakeWorker()) is not None) is holds
+
+
 def rows(**changes: int) -> tuple[Row, ...]:
     return (replace(ROWS[0], **changes), *ROWS[1:])
 

@@ -50,6 +50,12 @@ DIFFERENCES: dict[str, tuple[Any, list[str], list[str]]] = {
     "a byte": (changed(set_key("devices", 0, "compute", to=DEVICE["compute"] + 1)), [f"{NAME}: compute +1 B"], []),
     "what shares a device": (changed(set_key("devices", 0, "shared", to=2**20)), [f"{NAME}: shared +1.0 MiB"], []),
     "the host": (changed(set_key("host", "model", to=DOCUMENT["host"]["model"] + 1024)), ["host: model +1.0 KiB"], []),
+    "what comes later": (changed(set_key("host", "later", to=2**20)), ["host: later +1.0 MiB"], []),
+    "another program": (
+        changed(set_key("program", to="llama-server")),
+        [],
+        ["parameter: program any → llama-server"],
+    ),
     "a parameter": (changed(set_key("params", "n_ubatch", to=64)), [], ["parameter: n_ubatch 512 → 64"]),
     "an override": (
         changed(set_key("params", "tensor_buft_overrides", to=[{"pattern": "a", "buffer_type": "CPU"}])),
@@ -91,6 +97,7 @@ def test_keys_that_older_plans_lack(tmp_path: Path) -> None:
     def remove(document: Any) -> None:
         for use in (*document["devices"], document["host"]):
             del use["shared"]
+        del document["host"]["later"], document["program"]
 
     assert plans.diff(read(tmp_path, changed(remove)), read(tmp_path, DOCUMENT)).is_empty
 

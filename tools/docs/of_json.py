@@ -26,6 +26,7 @@ from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price
 from fitter.planning.summary import DeviceUse, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
 from fitter.planning.verified import LaterUse, MemoryUse, ServerUse, Verification
+from fitter.programs.later import Later
 from fitter.regression.check import CaseResult
 from fitter.regression.compare import CaseComparison, Cause, Move
 from fitter.regression.plans import PlanDiff
@@ -178,26 +179,30 @@ def _explanation() -> Schema:
 
 def plan() -> Schema:
     """The document of ``fitter --json`` and ``Plan.to_dict``."""
-    uses = ("model", "context", "compute", "shared", "used", "left")
+    uses = (*_MEMORY, "shared", "used", "left")
+    host = members(HostUse, "total", "free", "margin", *_MEMORY, "shared", "later", "used", "left")
     price = members(Price, "prompt_tokens_per_second", "generation_tokens_per_second")
     device = members(DeviceUse, "name", "description", "total", "free", "margin", *uses)
     rows = an_object(members(Row, "buffer_type", "device", "is_host", *_MEMORY, "reserved"))
     search = members(Search, "dummy_loads", "shared_loads", "seconds", cut_short="is_cut_short")
+    later = members(Later, "kind", "bytes", "each", "count", "per_slot")
     arguments = a_list({"type": "string"}, "llama.cpp's command-line arguments for all of it.")
     return document(
         "A plan of llama-fitter",
         {
             "fits": member(Plan, "fits"),
+            "program": member(Plan, "program"),
             "model": _model(),
             "params": _params(),
             "arguments": arguments,
             "devices": a_list(an_object(device), said(Plan, "devices")),
-            "host": an_object(members(HostUse, "total", "free", "margin", *uses), said(Plan, "host")),
+            "host": an_object(host, said(Plan, "host")),
             "memory": a_list(rows, "What llama.cpp measured for each buffer type."),
             "estimate": or_null(an_object(price, "Estimated tokens per second; null where the plan does not fit.")),
             "explanation": _explanation(),
             "levers": member(Plan, "levers"),
             "shared": _shared(),
+            "later": a_list(an_object(later), said(Plan, "later")),
             "left_out": a_list(an_object(members(LeftOut, "device", "reason", "message")), said(Plan, "left_out")),
             "rpc": member(Plan, "rpc"),
             "notes": member(Plan, "notes"),

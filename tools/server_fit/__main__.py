@@ -8,38 +8,21 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from fitter.llama.client import Worker
-from tools.server_fit.compare import Models, fitted, one_load_differs, plan_differs, planned
+from tools.server_fit.compare import Models, compare_plan, one_load_differs
 from tools.server_fit.pairs import Case, cases
 
-Report = Callable[[Case, Models, Worker], list[str]]
+Part = Callable[[Case, Models, Worker], tuple[list[str], str]]
+"""What differs, and why nothing could."""
 
 
-def loads(case: Case, models: Models, worker: Worker) -> list[str]:
+def loads(case: Case, models: Models, worker: Worker) -> tuple[list[str], str]:
     """Where one load is not measured the same."""
-    return [str(each) for each in one_load_differs(case, models, worker)]
-
-
-def plans(case: Case, models: Models, worker: Worker) -> list[str]:
-    """Where a plan is not what llama-server measures, or gets less context or weights on devices than its own fit."""
-    plan = planned(case, models, worker)
-    if not plan.fits:
-        return []
-    said = [str(each) for each in plan_differs(plan, case, models)]
-    theirs = fitted(case, models, worker, plan)
-    if theirs is None or theirs.is_over:
-        return said
-    n_ctx = theirs.decided.params["n_ctx"]
-    if plan.params.n_ctx < n_ctx:
-        said.append(f"context: llama-server {n_ctx}, fitter {plan.params.n_ctx}")
-    full = planned(case, models, worker, strategy="llama.cpp")
-    ours = sum(each.model for each in full.devices)
-    if full.params.n_ctx <= n_ctx and ours < theirs.on_devices:
-        said.append(f"weights on devices: llama-server {theirs.on_devices}, fitter {ours}")
-    return said
+    return [str(each) for each in one_load_differs(case, models, worker)], ""
 
 
 def main() -> int:
@@ -52,19 +35,22 @@ def main() -> int:
     wanted = [case for case in cases() if options.only in case.name]
     if options.draw is not None:
         wanted = random.Random(options.seed).sample(wanted, min(options.draw, len(wanted)))
-    parts: dict[str, Report] = {"loads": loads, "plans": plans}
-    n_different = 0
+    parts: dict[str, Part] = {"loads": loads, "plans": compare_plan}
+    n_different, notes = 0, Counter[str]()
     with tempfile.TemporaryDirectory() as directory, Worker() as worker:
         models = Models(Path(directory))
         for name, part in parts.items():
             if options.part not in (None, name):
                 continue
             for case in wanted:
-                found = part(case, models, worker)
+                found, note = part(case, models, worker)
                 n_different += bool(found)
+                notes[note] += 1
                 for each in found:
                     print(f"{name}: {case.name}: {each}", flush=True)
     print(f"{len(wanted)} cases, {n_different} differences")
+    for note, count in notes.items():
+        print(f"{count}: {note or 'compared'}")
     return 1 if n_different else 0
 
 

@@ -111,9 +111,12 @@ def _load_differs(
 
 def planned(case: Case, models: Models, worker: Worker, **keywords: Any) -> Plan:
     """fitter's plan for llama-server, which places the model itself."""
-    more: dict[str, Any] = {**keywords_of((*case.options, *models.beside(case))), **keywords}
-    model = models.of(case.pair.shape)
-    return fitter.fit(model, gpus=case.pair.gpus, program="llama-server", worker=worker, **more)
+    more: dict[str, Any] = {
+        "program": "llama-server",
+        **keywords_of((*case.options, *models.beside(case))),
+        **keywords,
+    }
+    return fitter.fit(models.of(case.pair.shape), gpus=case.pair.gpus, worker=worker, **more)
 
 
 def plan_differs(plan: Plan, case: Case, models: Models) -> list[Difference]:
@@ -171,16 +174,47 @@ def fitted(case: Case, models: Models, worker: Worker, plan: Plan) -> Fitted | N
         "override_tensor": decided.override_tensor,
         "devices": [gpu.name for gpu in gpus],
     }
-    measured = fitter.measure(model, gpus=case.pair.gpus, worker=worker, **keywords)
-    theirs = _uses(
-        ((row.buffer_type, row.device or "", row.is_host), (row.model, row.context, row.compute))
-        for row in measured.rows
-    )
-    shared = {each.name: each.shared for each in plan.devices}
-    over = any(
-        sum(theirs.get(each.name, (0, 0, 0))) + shared[each.name] > each.free - each.margin for each in plan.devices
-    )
-    return Fitted(decided, measured, over)
+    ask = Ask.of_a_load({**keywords, "gpus": case.pair.gpus})
+    with one_load(ask, str(model), worker, None) as load:
+        measured, _ = load.measured()
+        beside = _beside(case, load, measured, models)
+    used = {each.name: measured.on(each.name).used for each in plan.devices}
+    for each in plan.devices:
+        row = beside.on(each.name) if beside is not None else None
+        if row is not None:
+            # the second context of a model has its weights from the first
+            used[each.name] += row.context + row.compute + (0 if case.feature.beside == "mtp" else row.model)
+        if case.feature.beside == "projector":
+            used[each.name] += each.shared
+    is_over = any(used[each.name] > each.free - each.margin for each in plan.devices)
+    return Fitted(decided, measured, is_over)
+
+
+def compare_plan(case: Case, models: Models, worker: Worker) -> tuple[list[str], str]:
+    """Where a plan is not what llama-server measures, or gets less context or weights on devices than its own fit.
+
+    Beside it why its own fit was not compared, '' where it was.
+    """
+    try:
+        plan = planned(case, models, worker)
+    except LlamaCppError as error:
+        return [], f"no plan ({error})"
+    if not plan.fits:
+        return [], "no plan fits"
+    said = [str(each) for each in plan_differs(plan, case, models)]
+    theirs = fitted(case, models, worker, plan)
+    if theirs is None:
+        return said, "llama-server's fit gives up"
+    if theirs.is_over:
+        return said, "llama-server's fit takes more than the margins leave"
+    n_ctx = theirs.decided.params["n_ctx"]
+    if plan.params.n_ctx < n_ctx:
+        said.append(f"context: llama-server {n_ctx}, fitter {plan.params.n_ctx}")
+    full = planned(case, models, worker, strategy="llama.cpp")
+    ours = sum(each.model for each in full.devices)
+    if full.params.n_ctx <= n_ctx and ours < theirs.on_devices:
+        said.append(f"weights on devices: llama-server {theirs.on_devices}, fitter {ours}")
+    return said, ""
 
 
 def _beside(case: Case, load: OneLoad, main: Breakdown, models: Models) -> Breakdown | None:

@@ -158,7 +158,7 @@ FEATURES: tuple[Feature, ...] = (
     _feature("draft", "--spec-type draft-simple", "draft-simple", beside="draft"),
     _feature("draft of 7", "--spec-type draft-simple --spec-draft-n-max 7", 7, beside="draft"),
     _feature(
-        *("draft on the host", "--spec-type draft-simple -devd none -ngld 0 -ctkd q8_0 -ctvd q8_0", "draft-simple"),
+        *("draft on the host", "--spec-type draft-simple -devd none -ngld 0 -ctkd q8_0", "draft-simple"),
         beside="draft",
     ),
     _feature(
@@ -167,7 +167,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     _feature("draft and n-grams", "--spec-type draft-simple,ngram-cache", "ngram-cache", beside="draft"),
     _mtp("mtp", "--spec-type draft-mtp", _MTP, _MTP),
-    _mtp("mtp of 5", "--spec-type draft-mtp --spec-draft-n-max 5 -ctkd q8_0 -ctvd q8_0", 5, 5),
+    _mtp("mtp of 5", "--spec-type draft-mtp --spec-draft-n-max 5 -ctkd q8_0", 5, 5),
     _mtp("mtp and n-grams", "--spec-type draft-mtp,ngram-simple", _MTP, _DRAFTS["ngram-simple"]),
     _feature("n-grams", "--spec-type ngram-mod", "ngram-mod"),
     _feature("n-grams of a map", "--spec-type ngram-map-k", "ngram-map-k"),

@@ -64,6 +64,12 @@ def _shared_kwargs(plan: Plan) -> dict[str, Any]:
         each, value = beside.get(argument.option.name), argument.value
         if each is not None:
             found[each.name] = _shared_value(each.kind, value)
+    ways = found.pop("spec_type", [])
+    # a draft model drafts by itself, and for layers of the model there is a keyword that all programs know
+    if "draft-mtp" in ways:
+        found["mtp"] = True
+    if ngrams := [way for way in ways if not way.startswith("draft-")]:
+        found["spec_type"] = ngrams
     for use in plan.shared:
         if use.kind == "reserve":
             found["reserve"] = [f"{row.device or 'host'}={row.used}B" for row in use.rows]

@@ -1,0 +1,605 @@
+"""What a plan is for: each program's outputs, slots and what it keeps later, in plans, locks and loaded models."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+import fitter
+from fitter.errors import PlanError, UsageError
+from fitter.parameters import PROGRAMS
+from fitter.programs import facts
+from fitter.programs.later import Later
+from fitter.regression import check
+from tests.unit.plans import GIB, MIB
+from tools import shapes
+from tools.shapes import write_shape
+from tools.tiny import write_tiny
+from tools.tiny_kinds import write_hybrid, write_swa
+
+SERVER, CLI, PYTHON, BENCH, ANY = PROGRAMS
+CHECKPOINTED = ("swa", "hybrid")
+
+SHAPES = {
+    "llama-3.1-8b": shapes.SHAPES["llama-3.1-8b"],
+    "qwen3-0.6b": shapes.qwen3("Qwen3 0.6B", 28, 1024, 3072, 16, 8),
+    "qwen3-30b-a3b": shapes.SHAPES["qwen3-30b-a3b"],
+    "gemma3-12b": shapes.SHAPES["gemma3-12b"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Headers of real shapes, and small models that run."""
+    found = tmp_path_factory.mktemp("models")
+    for name, shape in SHAPES.items():
+        write_shape(shape, found / f"{name}.gguf", vocab=False)
+    write_tiny(found / "tiny.gguf")
+    write_swa(found / "swa.gguf")
+    write_hybrid(found / "hybrid.gguf")
+    return found
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the command printed, and how it ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def arguments(self) -> str:
+        return self.out.strip()
+
+
+def command(*words: Any, program: str | None = None, cwd: Path | None = None) -> Said:
+    """The command as a user has it, whose environment names ``program``, or none."""
+    environment = {name: value for name, value in os.environ.items() if name != "FITTER_PROGRAM"}
+    if program is not None:
+        environment["FITTER_PROGRAM"] = program
+    done = subprocess.run(
+        [sys.executable, "-m", "fitter", *map(str, words)],
+        env=environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+# --- whom a plan is for
+
+ONE = "-c 4096 -dev CUDA0 -ngl 33 -np 1 -fit off"
+FOUR = "-c 4096 -dev CUDA0 -ngl 33 -np 4 -kvu -fit off"
+
+LINES: dict[str, tuple[tuple[str, ...], str | None, str, str]] = {
+    "nothing is said": ((), None, FOUR, SERVER),
+    "the environment says any": ((), ANY, ONE, ANY),
+    "the option goes before it": (("--for", SERVER), ANY, FOUR, SERVER),
+    "one slot": (("-np", "1"), None, ONE, SERVER),
+    "slots, each with its cache": (("-np", "4"), None, FOUR.replace("-kvu ", ""), SERVER),
+    **{f"for {name}": (("--for", name), None, ONE, name) for name in PROGRAMS if name != SERVER},
+}
+
+
+@pytest.mark.parametrize(("words", "program", "arguments", "expected"), LINES.values(), ids=LINES)
+def test_the_command_is_for_a_llama_server(
+    folder: Path, words: tuple[str, ...], program: str | None, arguments: str, expected: str
+) -> None:
+    said = command(folder / "llama-3.1-8b.gguf", "--gpu", "24GiB", "-c", "4096", "--json", *words, program=program)
+    assert said.status == 0, said.err
+    document = json.loads(said.out)
+    assert (document["program"], " ".join(document["arguments"])) == (expected, arguments)
+
+
+def test_a_plan_for_python_is_for_llama_cpp_python(folder: Path) -> None:
+    words = (folder / "llama-3.1-8b.gguf", "--gpu", "24GiB", "-c", "4096")
+    assert 'program="llama-cpp-python"' in command(*words, "--format", "python").out
+    assert fitter.fit(words[0], gpus="24GiB", n_ctx=4096).program == "any", "as the environment of these tests says"
+
+
+def test_python_is_for_llama_cpp_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FITTER_PROGRAM")
+    plan = fitter.fit(folder / "llama-3.1-8b.gguf", gpus="24GiB", n_ctx=4096)
+    assert (plan.program, plan.params.n_outputs_max, plan.later) == (
+        PYTHON,
+        1,
+        (Later("logits", 4 * 128256, 4 * 128256, 1),),
+    )
+
+
+BAD: dict[str, tuple[tuple[str, ...], str | None, str]] = {
+    "a program that there is not": (
+        ("--for", "llama-serve"),
+        None,
+        "Invalid value for '--for': 'llama-serve' is not one of 'llama-server', 'llama-cli', 'llama-cpp-python', "
+        "'llama-bench', 'any'",
+    ),
+    "the environment names none": (
+        (),
+        "llama_server",
+        "FITTER_PROGRAM is 'llama_server': give one of llama-server, llama-cli, llama-cpp-python, llama-bench, any, or "
+        "unset it",
+    ),
+    "a prompt cache for any": (
+        ("--for", "any", "-cram", "512"),
+        None,
+        "-cram is an option of llama-server, but the plan is for any: leave one of the two out",
+    ),
+    "reranking with llama-cli": (
+        ("--for", "llama-cli", "--rerank"),
+        None,
+        "--reranking is an option of llama-server, but the plan is for llama-cli: leave one of the two out",
+    ),
+    "texts and a draft model": (
+        ("--embedding", "-md", "d.gguf"),
+        None,
+        "--embedding is for texts that are only read, and -md drafts tokens: leave one of them out",
+    ),
+    "ways to draft that are none": (
+        ("--spec-type", "ngram-mod,ngram"),
+        None,
+        "no plan can be made for drafting with 'ngram' (--spec-type): choose from draft-simple, draft-mtp, "
+        "ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache",
+    ),
+    "a cache without a limit on a host that has one": (
+        ("-cram", "-1", "--host-memory", "8GiB"),
+        None,
+        "-cram -1 has no limit, so no plan has room for it: give the MiB that it may take",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "program", "message"), BAD.values(), ids=BAD)
+def test_bad_input(folder: Path, words: tuple[str, ...], program: str | None, message: str) -> None:
+    said = command(folder / "llama-3.1-8b.gguf", "--gpu", "24GiB", "-c", "4096", *words, program=program)
+    assert (said.status, said.out) == (2, "")
+    assert said.err.replace(" (see fitter fit --help)", "") == f"fitter: error: {message}\n"
+
+
+# --- outputs
+
+
+def used(plan: fitter.Plan) -> dict[str, int]:
+    return {each.name: each.used for each in plan.devices}
+
+
+FREED = {"llama-3.1-8b": 118, "qwen3-0.6b": 240, "qwen3-30b-a3b": 185}
+"""MiB that a server leaves free on the device with the output layer, at least: one output for each slot is enough."""
+
+
+@pytest.mark.parametrize(("name", "mib"), FREED.items())
+def test_a_server_has_an_output_for_each_slot(folder: Path, name: str, mib: int) -> None:
+    words: dict[str, Any] = {"gpus": ["24GiB", "24GiB"], "n_ctx": 8192, "n_seq_max": 4, "kv_unified": True}
+    words |= {"tensor_split": (1, 1), "n_gpu_layers": 99}
+    model = folder / f"{name}.gguf"
+    every, few = (fitter.fit(model, program=program, **words) for program in (ANY, SERVER))
+    assert (every.params.n_outputs_max, few.params.n_outputs_max) == (0, 4)
+    freed = {device: size - used(few)[device] for device, size in used(every).items()}
+    assert freed["CUDA1"] >= mib * MIB
+    assert freed["CUDA0"] == 0, "the output layer is on the last device"
+    # what a plan says is what llama.cpp says of such a load
+    for plan in (every, few):
+        pinned = {name: value for name, value in words.items() if name != "n_gpu_layers"}
+        again = fitter.measure(
+            model, **pinned, n_gpu_layers=plan.params.n_gpu_layers, n_outputs_max=plan.params.n_outputs_max
+        )
+        assert {device: again.on(device).used for device in used(plan)} == used(plan)
+
+
+OUTPUTS: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
+    # n_seq_max, n_outputs_max, n_batch
+    "a server": ({"program": SERVER}, (4, 4, 2048)),
+    "a server that drafts with ngrams": ({"program": SERVER, "spec_type": "ngram-mod"}, (4, 260, 2048)),
+    "with fewer tokens at a time": (
+        {"program": SERVER, "n_seq_max": 2, "spec_type": "ngram-mod", "spec_ngram_mod_n_max": 8},
+        (2, 18, 2048),
+    ),
+    "a server that embeds": ({"program": SERVER, "embedding": True}, (4, 0, 512)),
+    "a server that ranks": ({"program": SERVER, "reranking": True, "n_ubatch": 1024}, (4, 0, 1024)),
+    "llama-cli": ({"program": CLI}, (1, 1, 2048)),
+    "Llama": ({"program": PYTHON}, (1, 1, 2048)),
+    "Llama with every logit": ({"program": PYTHON, "logits_all": True}, (1, 0, 2048)),
+    "Llama that embeds": ({"program": PYTHON, "embedding": True}, (256, 0, 512)),
+    "llama-bench": ({"program": BENCH}, (1, 0, 2048)),
+    "any": ({"program": ANY}, (1, 0, 2048)),
+}
+
+
+@pytest.mark.parametrize(("words", "expected"), OUTPUTS.values(), ids=OUTPUTS)
+def test_outputs_of_each_program(folder: Path, words: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    plan = fitter.fit(folder / "tiny.gguf", gpus="24GiB", n_ctx=1024, **words)
+    assert (plan.params.n_seq_max, plan.params.n_outputs_max, plan.params.n_batch) == expected
+    assert plan.program == words["program"]
+    kinds = [later.kind for later in plan.later]
+    assert ("prompt cache" in kinds) == (words["program"] in (SERVER, CLI))
+    assert ("logits" in kinds) == (words["program"] not in (BENCH, ANY)), "of those it is not known"
+
+
+def test_a_small_card_has_room_for_more(folder: Path) -> None:
+    model = folder / "llama-3.1-8b.gguf"
+    n_ctx = {program: fitter.fit(model, gpus="8GiB", program=program).breakdown.n_ctx for program in (ANY, PYTHON)}
+    a_token = 2 * 32 * 8 * 128 * 2
+    assert (n_ctx[PYTHON] - n_ctx[ANY]) * a_token >= 100 * MIB
+
+
+# --- what comes later
+
+LIMITS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
+    "a host without a limit": ("llama-3.1-8b", {}, "", True),
+    "room for all": ("llama-3.1-8b", {"host_memory": "12GiB"}, "", True),
+    "room for less": ("llama-3.1-8b", {"host_memory": "4GiB"}, "-cram 2764", True),
+    "room for nothing": ("llama-3.1-8b", {"host_memory": "1332MiB"}, "-cram 0", True),
+    "a cache that is set": ("llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 512}, "-cram 512", True),
+    "a cache that has no room": ("llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 2765}, "-cram 2765", False),
+    "no cache": ("llama-3.1-8b", {"host_memory": "4GiB", "cache_ram": 0}, "-cram 0", True),
+    "no limit": ("llama-3.1-8b", {"cache_ram": -1}, "-cram -1", True),
+    "checkpoints": ("gemma3-12b", {}, "", True),
+    "room for some": ("gemma3-12b", {"host_memory": "8GiB"}, "-cram 3788 -ctxcp 2", True),
+    "a cache, and room for some": ("gemma3-12b", {"host_memory": "8GiB", "cache_ram": 512}, "-cram 512 -ctxcp 4", True),
+    "checkpoints that are set": (
+        "gemma3-12b",
+        {"host_memory": "8GiB", "ctx_checkpoints": 1},
+        "-cram 5068 -ctxcp 1",
+        True,
+    ),
+    "more than there is room for": (
+        "gemma3-12b",
+        {"host_memory": "8GiB", "ctx_checkpoints": 8},
+        "-cram 0 -ctxcp 8",
+        False,
+    ),
+    "one slot has room for more": ("gemma3-12b", {"host_memory": "8GiB", "n_seq_max": 1}, "-cram 3474 -ctxcp 9", True),
+    "none of either": (
+        "gemma3-12b",
+        {"host_memory": "8GiB", "cache_ram": 0, "ctx_checkpoints": 0},
+        "-cram 0 -ctxcp 0",
+        True,
+    ),
+    "a full window is rolled back": ("gemma3-12b", {"host_memory": "12GiB", "swa_full": True}, "", True),
+}
+
+
+@pytest.mark.parametrize(("name", "words", "expected", "fits"), LIMITS.values(), ids=LIMITS)
+def test_host_memory_is_planned_with_what_comes_later(
+    folder: Path, name: str, words: dict[str, Any], expected: str, fits: bool
+) -> None:
+    plan = fitter.fit(folder / f"{name}.gguf", gpus="24GiB", n_ctx=8192, program=SERVER, **words)
+    said = " ".join(plan.arguments()) if plan.fits else ""
+    assert plan.fits == fits
+    assert plan.host.later == sum(later.bytes or 0 for later in plan.later)
+    assert plan.to_dict()["host"]["later"] == plan.host.later
+    if fits:
+        limits = [" ".join(pair) for pair in itertools.pairwise(said.split()) if pair[0] in ("-cram", "-ctxcp")]
+        assert " ".join(limits) == expected
+    else:
+        [problem] = plan.problems
+        assert problem.device == "host"
+    if plan.host.left is not None:
+        assert (plan.host.left >= plan.host.margin) == fits
+
+
+def test_what_is_kept_has_the_size_that_llama_cpp_gives_it(folder: Path) -> None:
+    plan = fitter.fit(folder / "llama-3.1-8b.gguf", gpus="24GiB", n_ctx=8192, program=SERVER)
+    cache, idle, logits = plan.later
+    a_cell = 2 * 32 * 8 * 128 * 2
+    assert (cache.kind, cache.bytes) == ("prompt cache", 8 * GIB)
+    assert 8192 * a_cell < cache.each < 8192 * (a_cell + 32), "the rows of every token, and a little beside them"
+    assert cache.count == 8 * GIB // cache.each
+    assert (idle.kind, idle.bytes, idle.each, idle.count) == ("idle slots", 0, cache.each, 4)
+    other = fitter.fit(
+        folder / "llama-3.1-8b.gguf", gpus="24GiB", n_ctx=8192, program=SERVER, cache_idle_slots=False, type_k="q8_0"
+    )
+    assert [later.kind for later in other.later] == ["prompt cache", "logits"]
+    assert other.later[0].each < cache.each
+    row = 4 * 128256
+    assert logits == Later("logits", 4 * row, row, 4)
+
+
+@pytest.mark.parametrize(("name", "is_made"), [("tiny", False), ("swa", True), ("hybrid", True)])
+def test_checkpoints_are_made_where_nothing_can_be_rolled_back(folder: Path, name: str, is_made: bool) -> None:
+    plan = fitter.fit(folder / f"{name}.gguf", gpus="24GiB", n_ctx=2048, program=SERVER)
+    kinds = {later.kind: later for later in plan.later}
+    assert ("checkpoints" in kinds) == is_made
+    if is_made:
+        made = kinds["checkpoints"]
+        assert (made.per_slot, made.count) == (32, 4 * 32)
+        assert made.bytes == 4 * 32 * made.each
+        assert 0 < made.each < kinds["prompt cache"].each
+
+
+def test_a_draft_model_has_a_state_too(folder: Path) -> None:
+    words: dict[str, Any] = {"gpus": "24GiB", "n_ctx": 4096, "program": SERVER}
+    model = folder / "llama-3.1-8b.gguf"
+    alone, both = (fitter.fit(model, **words, **more) for more in ({}, {"model_draft": str(folder / "tiny.gguf")}))
+    assert both.later[0].each > alone.later[0].each
+    assert both.params.n_outputs_max == 4 * (1 + 3)
+
+
+def test_the_table_says_what_is_smaller_and_why(folder: Path) -> None:
+    words = (folder / "gemma3-12b.gguf", "--gpu", "24GiB", "-c", "8192", "--host-memory", "8GiB")
+    said = command(*words)
+    assert said.arguments.endswith("-np 4 -kvu -cram 3788 -ctxcp 2 -fit off")
+    assert "the host has no room for more of it: -cram 3788 -ctxcp 2\n" in said.err
+    given = command(*words, "-cram", "3788", "-ctxcp", "2")
+    assert given.arguments == said.arguments
+    assert "no room" not in given.err
+
+
+def test_what_is_set_and_has_no_room_is_said(folder: Path) -> None:
+    words = ("--gpu", "24GiB", "-c", "8192", "--host-memory", "4GiB", "-cram", "8192")
+    said = command(folder / "llama-3.1-8b.gguf", *words)
+    assert (said.status, said.out) == (1, "")
+    [line] = (line for line in said.err.splitlines() if line.startswith("fitter: "))
+    assert line.startswith("fitter: does not fit: the host lacks 5428 MiB: ")
+    assert "MiB of them for what the program keeps later) plus a margin of 1024 MiB" in line
+    assert "; use a smaller -cram, use a smaller -c, free host memory" in line
+
+
+# --- Llama
+
+LOADED: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+PROMPT = b"ba lu mi tu " * 30
+"""More tokens than a batch of 64 has."""
+
+
+@pytest.fixture
+def for_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FITTER_PROGRAM")
+
+
+@pytest.fixture
+def pair(folder: Path, for_python: None, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """``fitter.Llama`` and ``llama_cpp.Llama`` of the same model, batches and attention."""
+    name, words = request.param
+    words = {**LOADED, "n_batch": 64, "n_ubatch": 64, "flash_attn": True, **words}
+    if words.pop("drafts", False):
+        words["draft_model"] = LlamaPromptLookupDecoding(num_pred_tokens=4)
+    ours = fitter.Llama(folder / f"{name}.gguf", **words)
+    # without it, Llama has no rows for what a prompt of several batches asks of it with a draft model
+    words |= {"logits_all": True} if "draft_model" in words else {}
+    theirs = llama_cpp.Llama(str(folder / f"{name}.gguf"), **words)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def generated(llm: llama_cpp.Llama, **how: Any) -> list[int]:
+    tokens = llm.tokenize(PROMPT)
+    assert len(tokens) > 64
+    return list(itertools.islice(llm.generate(tokens, **how), 24))
+
+
+TEXTS = ["tiny", *CHECKPOINTED]
+ONE_OUTPUT = [(name, {}) for name in TEXTS]
+EVERY_LOGIT = [("tiny", {"logits_all": True}), ("swa", {"logits_all": True})]
+DRAFTING = [("tiny", {"drafts": True})]
+
+
+@pytest.mark.parametrize("pair", ONE_OUTPUT, indirect=True, ids=TEXTS)
+def test_one_output_says_the_same_tokens(pair: tuple[fitter.Llama, llama_cpp.Llama]) -> None:
+    ours, theirs = pair
+    assert (ours.plan.program, ours.plan.params.n_outputs_max) == (PYTHON, 1)
+    assert ours.context_params.n_outputs_max == 1
+    assert generated(ours, temp=0) == generated(theirs, temp=0)
+    # what has never been read of the rows of logits
+    how: dict[str, Any] = {"max_tokens": 24, "temperature": 1.5, "seed": 7, "top_k": 0, "top_p": 1.0}
+    texts = [each.create_completion("ba lu mi", **how)["choices"] for each in pair]  # type: ignore[index]
+    assert texts[0] == texts[1]
+    chat: list[Any] = [{"role": "user", "content": "ba lu " * 40}]
+    said = [each.create_chat_completion(chat, max_tokens=16, temperature=0)["choices"] for each in pair]  # type: ignore[index]
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("pair", EVERY_LOGIT, indirect=True, ids=["tiny", "swa"])
+def test_every_logit_is_the_same(pair: tuple[fitter.Llama, llama_cpp.Llama]) -> None:
+    ours, theirs = pair
+    assert ours.plan.params.n_outputs_max == 0
+    tokens = ours.tokenize(PROMPT)
+    for each in pair:
+        each.reset()
+        each.eval(tokens)
+    found, expected = (np.array(each.scores[: len(tokens)]) for each in pair)
+    assert found.shape[0] == len(tokens)
+    assert np.array_equal(found, expected)
+    assert found.std() > 0
+    how: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "logprobs": 3}
+    assert ours.create_completion("ba lu", **how)["choices"] == theirs.create_completion("ba lu", **how)["choices"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("pair", DRAFTING, indirect=True, ids=["tiny"])
+def test_a_draft_model_has_the_logits_that_it_needs(pair: tuple[fitter.Llama, llama_cpp.Llama]) -> None:
+    ours, theirs = pair
+    assert ours.plan.params.n_outputs_max == 0
+    assert generated(ours, temp=0) == generated(theirs, temp=0)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_embeddings_are_the_same(folder: Path, for_python: None, name: str) -> None:
+    words: dict[str, Any] = {**LOADED, "n_batch": 512, "n_ubatch": 512, "embedding": True, "flash_attn": True}
+    ours = fitter.Llama(folder / f"{name}.gguf", **words)
+    theirs = llama_cpp.Llama(str(folder / f"{name}.gguf"), **words)
+    texts = ["ba", "lu mi ba", "ba lu mi " * 40]
+    assert ours.embed(texts) == theirs.embed(texts)
+    assert ours.create_embedding(texts)["data"] == theirs.create_embedding(texts)["data"]
+    ours.close()
+    theirs.close()
+
+
+NEEDED: dict[str, tuple[dict[str, Any], str]] = {
+    "every logit": (
+        {"logits_all": True},
+        "logits_all needs the outputs of all tokens, and the plan counts 1: fit again with logits_all=True",
+    ),
+    "a draft model": (
+        {"draft_model": LlamaPromptLookupDecoding()},
+        "draft_model needs the outputs of all tokens, and the plan counts 1: fit again with logits_all=True, which a "
+        "draft model needs",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), NEEDED.values(), ids=NEEDED)
+def test_a_plan_of_one_output_is_not_loaded_for_more(
+    folder: Path, for_python: None, words: dict[str, Any], message: str
+) -> None:
+    plan = fitter.fit(folder / "tiny.gguf", n_ctx=1024)
+    with pytest.raises(UsageError) as caught:
+        plan.load(verbose=False, **words)
+    assert str(caught.value) == message
+    plan.load(verbose=False, logits_all=False, draft_model=None).close()
+
+
+def test_a_plan_of_all_outputs_is_loaded_for_both(folder: Path, for_python: None) -> None:
+    plan = fitter.fit(folder / "tiny.gguf", n_ctx=1024, logits_all=True)
+    assert plan.llama_kwargs()["logits_all"] is True
+    plan.load(verbose=False, logits_all=True, draft_model=LlamaPromptLookupDecoding()).close()
+
+
+def test_a_llama_of_ones_own_where_there_is_room(folder: Path, for_python: None) -> None:
+    plan = fitter.fit(folder / "tiny.gguf", n_ctx=1024)
+    assert plan.params.n_outputs_max == 1
+    kwargs = plan.llama_kwargs()
+    assert "logits_all" not in kwargs
+    llm = llama_cpp.Llama(str(folder / "tiny.gguf"), verbose=False, **kwargs)
+    assert llm.create_completion("ba", max_tokens=2)
+    llm.close()
+
+
+def test_a_llama_of_ones_own_where_there_is_none(folder: Path, for_python: None) -> None:
+    ample = fitter.fit(folder / "tiny.gguf", n_ctx=1024)
+    full = ample.host.used + ample.host.margin
+    plan = fitter.fit(folder / "tiny.gguf", n_ctx=1024, host_memory=full)
+    assert plan.fits
+    more = fitter.fit(folder / "tiny.gguf", n_ctx=1024, program="any").host.used - ample.host.used
+    assert more > 0
+    with pytest.raises(PlanError) as caught:
+        plan.llama_kwargs()
+    assert str(caught.value) == (
+        "llama_cpp.Llama makes every token of a batch an output, which the plan does not count, and for which the host "
+        f"lacks {-(-more // MIB)} MiB: use plan.load(), or fit with program='any'"
+    )
+    plan.load(verbose=False).close()
+
+
+# --- cases and their locks
+
+CASES = """\
+[defaults]
+gpu = "24GiB"
+n_ctx = 4096
+
+[cases.any]
+model = "tiny.gguf"
+
+[cases.served]
+model = "swa.gguf"
+program = "llama-server"
+"""
+
+
+@pytest.fixture(scope="module")
+def locked(folder: Path) -> Path:
+    (folder / "fitter.toml").write_text(CASES)
+    assert all(each.error is None for each in check.lock(folder / "fitter.toml"))
+    return folder / "fitter.toml"
+
+
+def found(cases: Path) -> dict[str, tuple[str, list[str]]]:
+    """The status of every case, and what moved where it failed."""
+    results = {}
+    for each in check.check(cases):
+        assert each.comparison is not None, each.error
+        moves = [move for move in each.comparison.moves if move.failure]
+        results[each.name] = each.status, [f"{move.what}: {move.detail}" for move in moves]
+    return results
+
+
+def test_nothing_changed(locked: Path) -> None:
+    assert found(locked) == {"any": ("same", []), "served": ("same", [])}
+    for program in (None, SERVER, ANY):
+        said = command("check", "--file", locked, program=program)
+        assert (said.status, said.out) == (0, "2 cases: 2 unchanged\n"), "whatever the environment is for"
+
+
+def set_fact(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
+    """Have every version of llama-server set ``value`` by itself."""
+    module = importlib.import_module("fitter.programs.facts")
+    data = copy.deepcopy(module.data())
+    data[SERVER][name] = [{"since": "0.13.1", "value": value, "source": "a test"}]
+    monkeypatch.setattr(module, "data", lambda: data)
+    assert getattr(facts(SERVER), name) == value
+
+
+CHANGED: dict[str, tuple[str, Any, str]] = {
+    "twice the checkpoints": ("n_ctx_checkpoints", 64, "host: later +"),
+    "a larger prompt cache": ("cache_ram_mib", 8193, "host: later +1.0 MiB"),
+    "outputs without a limit": ("sets_outputs", False, "CUDA0: compute +"),
+    "more slots": ("n_parallel", 8, "CUDA0: context +"),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "moved"), CHANGED.values(), ids=CHANGED)
+def test_a_new_default_of_the_server_fails(
+    locked: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any, moved: str
+) -> None:
+    """A later version of llama-server, which takes more."""
+    set_fact(monkeypatch, name, value)
+    results = found(locked)
+    assert results["any"] == ("same", [])
+    status, moves = results["served"]
+    assert status == "failed"
+    assert any(each.startswith(moved) for each in moves), moves
+
+
+def test_a_default_that_takes_less_does_not_fail(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_fact(monkeypatch, "cache_ram_mib", 4096)
+    assert found(locked)["served"] == ("changed", [])
+
+
+OF_EVERY_LOCK = {
+    *("n_ctx", "n_gpu_layers", "tensor_split", "tensor_buft_overrides", "n_batch", "n_ubatch", "n_seq_max"),
+    *(
+        "kv_unified",
+        "type_k",
+        "type_v",
+        "flash_attn",
+        "offload_kqv",
+        "op_offload",
+        "swa_full",
+        "embeddings",
+        "split_mode",
+    ),
+    *("main_gpu", "devices", "load_mtp", "n_rs_seq", "n_outputs_max", "ctx_type", "lora"),
+}
+"""What locks said of parameters before cases had a program."""
+
+
+def test_a_case_without_a_program_is_locked_as_before(locked: Path) -> None:
+    lock = check.read_lock(locked.with_name("fitter.lock"))
+    text = locked.with_name("fitter.lock").read_text()
+    alone = text[text.index("[cases.any]") : text.index("[cases.served]")]
+    assert "program" not in alone
+    assert "later" not in alone
+    [params] = (part for part in alone.split("\n[") if part.startswith("cases.any.params]"))
+    assert {line.split(" = ")[0] for line in params.splitlines() if " = " in line} <= OF_EVERY_LOCK
+    assert lock.cases["served"].host.later > 8 * GIB
+    assert lock.cases["served"].params.n_outputs_max == 4
+    assert replace(lock.cases["any"].host, later=0) == lock.cases["any"].host

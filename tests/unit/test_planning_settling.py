@@ -1,0 +1,159 @@
+"""Propose, measure, correct: what is proposed from, what is measured again, and what comes back to its layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from fitter.errors import LlamaCppCrashError, LlamaCppError
+from fitter.llama.types import Breakdown, Params
+from fitter.machine.speed import DeviceSpeed
+from fitter.planning.known import Callbacks, Known
+from fitter.planning.memory import HOST, Item
+from fitter.planning.placement import Placement
+from fitter.planning.proposals import Situation
+from fitter.planning.room import Room
+from fitter.planning.settling import fill, settle
+from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
+
+MODEL = SyntheticModel()
+N_CTX = 4096
+ON_BOTH, ON_THE_FIRST, ON_THE_SECOND = Placement(0, (5, 4)), Placement(0, (9, 0)), Placement(0, (0, 9))
+
+
+def known(
+    *mib: int, speeds: tuple[DeviceSpeed, ...] = (CARD,), is_priced: bool = True, host_mib: int | None = None
+) -> tuple[Known, SyntheticLlama]:
+    devices = limits(*mib)
+    llama = SyntheticLlama(MODEL, devices)
+    asked = request(MODEL, devices, host_mib=host_mib)
+    asked = priced(asked, MODEL, *speeds) if is_priced else asked
+    found = Known(asked, devices, Callbacks(llama.measure, llama.record))
+    found.units(N_CTX)
+    return found, llama
+
+
+def proposing(*placements: Placement | None) -> Callable[[Situation], Placement | None]:
+    each = iter(placements)
+    return lambda at: next(each, None)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_is_proposed_from(is_whole: bool) -> None:
+    """The buffers of placements of this kind; where nothing comes of that, not those of the other kind."""
+    found, _ = known(3000, 3000)
+    found.trial(ON_BOTH, N_CTX)
+    rooms: list[Room] = []
+
+    def propose(at: Situation) -> None:
+        rooms.append(at.room)
+
+    assert settle(found, N_CTX, is_whole, propose) is None
+    assert rooms == [found.room(N_CTX, is_whole, optimistic) for optimistic in (False, True)]
+    assert (rooms[0] == rooms[1]) is is_whole
+
+
+@pytest.mark.parametrize(
+    ("is_priced", "proposed", "placement", "loads"),
+    [
+        pytest.param(True, (ON_BOTH, None, ON_THE_FIRST), ON_THE_FIRST, 2, id="a-faster-one"),
+        pytest.param(True, (ON_THE_FIRST, None, ON_THE_SECOND), ON_THE_FIRST, 1, id="one-that-is-no-faster"),
+        pytest.param(True, (ON_BOTH, None, ON_BOTH), ON_BOTH, 1, id="the-same-again"),
+        pytest.param(False, (ON_BOTH, None, ON_THE_FIRST), ON_BOTH, 1, id="nothing-is-priced"),
+    ],
+)
+def test_a_plan_is_refined_in_the_room_that_it_leaves(
+    is_priced: bool, proposed: tuple[Placement | None, ...], placement: Placement, loads: int
+) -> None:
+    found, llama = known(3000, 3000, is_priced=is_priced)
+    trial = settle(found, N_CTX, True, proposing(*proposed))
+    assert trial is not None and (trial.placement, len(llama.asked)) == (placement, loads)
+
+
+def test_what_does_not_fit_refines_nothing() -> None:
+    found, llama = known(1000, 3000)
+    trial = settle(found, N_CTX, True, proposing(ON_BOTH, None, ON_THE_FIRST))
+    assert trial is not None and (trial.placement, len(llama.asked)) == (ON_BOTH, 2)
+
+
+@dataclass
+class Refusing(SyntheticLlama):
+    """A llama.cpp that cannot load placements with a tensor of their own place."""
+
+    error: LlamaCppError = field(default_factory=lambda: LlamaCppError("no"))
+
+    def measure(self, params: Params) -> Breakdown:
+        if params.tensor_buft_overrides:
+            raise self.error
+        return super().measure(params)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_plain", "is_raised"),
+    [
+        pytest.param(LlamaCppError("no"), False, False, id="refused"),
+        pytest.param(LlamaCppError("no"), True, True, id="refused-though-plain"),
+        pytest.param(LlamaCppCrashError("SIGABRT"), False, False, id="a-crash"),
+        pytest.param(LlamaCppCrashError("SIGABRT"), True, False, id="a-crash-though-plain"),
+    ],
+)
+def test_what_llama_cpp_refuses_is_plain_from_then_on(error: LlamaCppError, is_plain: bool, is_raised: bool) -> None:
+    found, _ = known(3000, 3000)
+    llama = Refusing(MODEL, found.devices, error=error)
+    refused = Known(found.original_request, found.devices, Callbacks(llama.measure, llama.record), found)
+    if is_plain:
+        refused.be_plain()
+    item = refused.units(N_CTX)[0].items[0]
+    propose = proposing(Placement(0, (9, 0), ((item, HOST),)), ON_THE_FIRST)
+    if is_raised:
+        with pytest.raises(LlamaCppError, match=r"^no$"):
+            settle(refused, N_CTX, False, propose)
+        return
+    trial = settle(refused, N_CTX, False, propose)
+    assert trial is not None and trial.placement == ON_THE_FIRST and refused.is_plain
+
+
+@pytest.mark.parametrize(("host_mib", "is_plain"), [(100, True), (1000, False)])
+def test_where_the_host_lacks_memory_placements_are_plain_from_then_on(host_mib: int, is_plain: bool) -> None:
+    found, _ = known(3000, host_mib=host_mib)
+    assert (settle(found, N_CTX, False, proposing(Placement(4, (5,)))) is None) is is_plain
+    assert found.is_plain is is_plain
+
+
+def items_of(found: Known) -> tuple[Item, Item]:
+    """Tensors of 30 and of 40 MiB."""
+    six, seven = (found.units(N_CTX)[layer].items for layer in (6, 7))
+    return next(item for item in six if item.bytes == 30 * MIB), next(item for item in seven if item.bytes == 40 * MIB)
+
+
+def test_what_is_on_the_host_comes_back_first() -> None:
+    # 1227 MiB without both: the buffer has room for the one on the host, until that is back
+    for mib, left in ((2000, []), (1267, []), (1260, [1]), (1250, [1, HOST])):
+        found, _ = known(mib, 3000)
+        small, large = items_of(found)
+        before = found.trial(Placement(0, (9, 0), ((large, 1), (small, HOST))), N_CTX)
+        assert before.fits and [target for _, target in fill(found, before).placement.moved] == left
+
+
+@pytest.mark.parametrize(
+    ("speeds", "comes_back"),
+    [((CARD, CARD), True), ((SLOW_CARD, CARD), False)],
+    ids=["alike", "the other device is faster"],
+)
+def test_what_is_on_another_device_comes_back_where_that_is_faster(
+    speeds: tuple[DeviceSpeed, ...], comes_back: bool
+) -> None:
+    found, llama = known(3000, 3000, speeds=speeds)
+    _, large = items_of(found)
+    before = found.trial(Placement(0, (9, 0), ((large, 1),)), N_CTX)
+    assert (not fill(found, before).placement.moved) is comes_back
+    assert len(llama.asked) == (2 if comes_back else 1)
+
+
+def test_what_comes_back_and_is_slower_stays_on_the_host() -> None:
+    found, llama = known(3000, speeds=(replace(SLOW_CARD, bandwidth=5e9, compute=1e11),))
+    small, large = items_of(found)
+    before = found.trial(Placement(0, (9,), ((large, HOST), (small, HOST))), N_CTX)
+    assert fill(found, before) is before and len(llama.asked) == 2
