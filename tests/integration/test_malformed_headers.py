@@ -233,4 +233,4 @@ def test_the_command_says_it_too(
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 def test_many_more_malformed_headers(folder: Path, models: list[tuple[bytes, Walk, int]], worker: Worker) -> None:
-    assert failures(folder, models, worker, str(folder), range(COUNT, 15 * COUNT)) == []
+    assert failures(folder, models, worker, str(folder), range(COUNT, 5 * COUNT)) == []
