@@ -498,6 +498,15 @@ def test_a_file_of_the_hub(hub: FileServer, server: FileServer, tiny: Path, work
     assert (len(hub.requests), hub.sent, server.requests) == (1, 0, [])
 
 
+def test_a_file_of_the_hub_that_another_host_changes(hub: FileServer, server: FileServer, folder: Path) -> None:
+    path = shapes.write("qwen3-30b-a3b", folder)
+    tags = iter(f'"{number}"' for number in range(1000))
+    server.etag = lambda path: next(tags)
+    with pytest.raises(ModelError) as caught:
+        fitter.measure(f"hf://org/repo/{path.name}", gpus="rtx-4090")
+    assert str(caught.value) == f"hf://org/repo/{path.name} has changed while its header was read: try again"
+
+
 @pytest.mark.parametrize("token", ["", "wrong"])
 def test_a_gated_file_of_the_hub(hub: FileServer, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
