@@ -221,7 +221,7 @@ test-server: install tools ## llama-server's own fit on virtual devices and fitt
 
 # MUTATION_ARGS="run 'fitter.planning.packing.*'" changes one file; "results" lists what no test noticed, "show NAME" a change.
 .PHONY: test-mutations
-test-mutations: install ## small changes to planning/, regression/ and parameters.py, each of which a unit test should notice: some hours
+test-mutations: install ## small changes to planning/, regression/ and parameters.py, each of which a unit test should notice: an hour or more
 	@$(PY) -c 'import mutmut' 2>/dev/null || $(PIP) install -q --no-build-isolation -e '.[mutations]'
 	@nice -n 19 $(PY) -m tools.mutations $(MUTATION_ARGS)
 	@$(PY) -m tools.mutations table

@@ -8,13 +8,15 @@ from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import LlamaCpp, Params, Row, Skeleton
 from fitter.model.header import Model
+from fitter.parameters import PARAMETERS
 from fitter.planning.ask import Ask
 from fitter.planning.plan import Plan
 from fitter.planning.request import Request
 from fitter.planning.shared import LATER, later_of
 from fitter.planning.summary import SharedUse
 from fitter.programs import PROGRAMS, Facts, LlamaServer, facts
-from fitter.programs.later import Keeps, Later, fitted, keeps, logits
+from fitter.programs.later import Keeps, Later, fitted, keeps
+from fitter.programs.outputs import output_bytes
 from fitter.programs.state import SequenceState, state_of
 from fitter.sharing import Drafts, drafting_params
 
@@ -93,7 +95,23 @@ class Keeper:
         """What is put out of a batch, where the program reads that."""
         if not PROGRAMS[self.ask.program].reads_logits:
             return ()
-        return (logits(params, self.model.n_vocab, self.model.n_embd),)
+        rows, model = params.n_outputs_max or params.n_batch, self.model
+        drafts_itself, has_samplers = self.ask.sharing.mtp, bool(params.of_parameter(PARAMETERS["backend_sampling"]))
+        of_batch = model.n_embd if drafts_itself else 0
+        n_embd = model.n_embd if params.embeddings else 0
+        size = output_bytes(
+            rows,
+            model.n_vocab,
+            n_embd=n_embd,
+            n_embd_of_batch=of_batch,
+            n_batch=params.n_batch,
+            has_samplers=has_samplers,
+        )
+        if drafts_itself:
+            size += output_bytes(params.n_seq_max, model.n_vocab, n_embd=model.n_embd, has_samplers=True)
+        elif self.drafts is not None:
+            size += output_bytes(params.n_seq_max, self.drafts.model.n_vocab)
+        return (Later("logits", size, size // rows, rows),)
 
     def _own(self, params: Params) -> Keeps:
         """What the program keeps with its own limits, or those that are set. Raises ``LlamaCppError``."""
@@ -101,6 +119,11 @@ class Keeper:
 
     def _limited(self, params: Params, states: tuple[SequenceState, ...]) -> Keeps:
         is_rolled_back = any(state.needs_checkpoints for state in states[:1])
+        drafted = self.ask.sharing.drafted(self.known)
+        takes_back = any(
+            state.removal == "whole" or (state.removal == "bounded" and drafted > state.caches.n_rs_seq)
+            for state in states
+        )
         return keeps(
             self.known,
             params.n_seq_max,
@@ -109,6 +132,7 @@ class Keeper:
             self.ask.words.get("cache_ram"),
             self.ask.words.get("ctx_checkpoints"),
             self.ask.words.get("cache_idle_slots"),
+            1 if drafted and takes_back else 0,
         )
 
     def _states(self, params: Params) -> tuple[SequenceState, ...]:

@@ -770,6 +770,18 @@ class ServerKeywords(TypedDict, total=False):
             "Plan for reranking: embeddings that are pooled to one number.",
         ),
     ]
+    backend_sampling: Annotated[
+        bool | None,
+        Parameter(
+            Flag(),
+            False,
+            "program",
+            ("-bs", "--backend-sampling"),
+            "LLAMA_ARG_BACKEND_SAMPLING",
+            PROGRAM,
+            "Sample on the device: more of what is put out is kept in host memory.",
+        ),
+    ]
     logits_all: Annotated[
         bool | None,
         Parameter(

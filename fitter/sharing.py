@@ -32,6 +32,10 @@ _HEADS = ("eagle3", "dflash", "gemma4-assistant")
 """Architectures of draft models that only run beside a context of the main one."""
 
 
+_TABLE = (Row("ngram-mod", None, True, 0, 0, 4 * 2**22),)
+"""Its table of 2**22 tokens of 4 bytes (``common_speculative_impl_ngram_mod``); the others grow with the prompts."""
+
+
 class Drafts:
     """Dummy loads of a draft model, counted apart from those of the model: each placement and context once."""
 
@@ -98,7 +102,9 @@ def choices(
     reserved = (*reservation(parse_reserve(sharing.reserve), machine.devices, machine.host_total), *more)
     type_k, type_v = sharing.type_k_draft or Params.type_k, sharing.type_v_draft or Params.type_v
     mtp = Mtp(model.path.name, type_k, type_v, sharing.n_rs_seq) if sharing.mtp else None
-    ngrams = tuple(SharedUse("ngram", word, (), words) for word, words in sharing.ngrams.items())
+    ngrams = tuple(
+        SharedUse("ngram", word, _TABLE if word == "ngram-mod" else (), words) for word, words in sharing.ngrams.items()
+    )
     named_draft, named_projector = sharing.named_for_draft, sharing.named_for_projector
     is_draft_free, is_projector_free = drafts is not None and named_draft is None, False
     projector = None

@@ -397,17 +397,11 @@ def _title(plan: Plan) -> Text:
 
 
 def _use_table(plan: Plan) -> Table:
-    parts = (
-        "model",
-        "context",
-        "compute",
-        *(["shared"] if plan.shared else []),
-        *(["later"] if plan.host.later else []),
-    )
-    columns = ("total", "free", *parts, "used", "left", "margin")
-    table = _table(
-        "MiB", *columns, spare=("", "total", ("model", "context", "compute", "shared", "later"), "free"), names=""
-    )
+    has_shared, has_later = any(use.rows for use in plan.shared), plan.host.later >= MIB
+    more = [part for part, is_there in (("shared", has_shared), ("later", has_later)) if is_there]
+    parts = ("model", "context", "compute", *more)
+    spare = ("", "total", ("model", "context", "compute", "shared", "later"), "free")
+    table = _table("MiB", "total", "free", *parts, "used", "left", "margin", spare=spare, names="")
     table.add_column("", overflow="fold", style="dim")
     for device in plan.devices:
         _add_use(table, device.name, device, device.description, parts)
@@ -445,6 +439,8 @@ def _smaller(plan: Plan) -> list[str]:
 
 def _shared(shared: SharedUse) -> str:
     """One line: what it is, and its bytes on each device and the host."""
+    if shared.kind == "ngram":
+        return f"drafts tokens with {printable(shared.name)}"
     places = ", ".join(f"{human(row.used)} on {row.device or 'the host'}" for row in shared.rows if row.used)
     name = "" if shared.kind == "reserve" else f" {printable(PurePath(shared.name).name)}"
     return f"{_KINDS.get(shared.kind, shared.kind)}{name}: {places or 'no memory'}"

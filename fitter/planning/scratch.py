@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 from fitter.llama.types import Breakdown, Params
 from fitter.planning.request import MIB, Request
 from fitter.planning.work import LayerFacts
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _BACKENDS = ("CUDA", "ROCm")
 """What the default buffer types of ggml-cuda begin with, on NVIDIA's and AMD's cards."""
@@ -25,8 +20,11 @@ _BACKENDS = ("CUDA", "ROCm")
 
 @cache
 def _figures() -> dict[str, int]:
-    text = resources.files(__package__).joinpath("scratch.toml").read_text(encoding="utf-8")
-    figures: dict[str, int] = tomllib.loads(text)
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    figures: dict[str, int] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return figures
 
 

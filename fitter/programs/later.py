@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fitter.llama.types import Params
 from fitter.programs.facts import Facts
 
 MIB = 1024 * 1024
@@ -32,7 +31,8 @@ class Keeps:
 
     ``state``: bytes of the whole state of one slot at most, ``checkpoint``: bytes of one context checkpoint, 0 where
     none are made. ``cache_ram`` (MiB) and ``ctx_checkpoints`` (for each slot) are as its options have them.
-    ``saves_idle``: idle slots are saved in the prompt cache.
+    ``saves_idle``: idle slots are saved in the prompt cache. ``drafting``: checkpoints that a slot has beyond those,
+    for tokens that are drafted and taken back.
     """
 
     n_slots: int
@@ -41,6 +41,7 @@ class Keeps:
     cache_ram: int
     ctx_checkpoints: int
     saves_idle: bool = False
+    drafting: int = 0
 
     @property
     def prompt_cache(self) -> int | None:
@@ -50,7 +51,12 @@ class Keeps:
     @property
     def checkpoints(self) -> int:
         """Bytes of the checkpoints of all slots at most; those of saved prompts count in the prompt cache."""
-        return self.n_slots * self.ctx_checkpoints * self.checkpoint
+        return self.n_slots * self.per_slot * self.checkpoint
+
+    @property
+    def per_slot(self) -> int:
+        """How many checkpoints a slot has at most."""
+        return self.ctx_checkpoints + self.drafting
 
     @property
     def bytes(self) -> int:
@@ -66,24 +72,10 @@ class Keeps:
             found.append(Later("prompt cache", cache, self.state, count))
             if self.saves_idle and self.state:
                 found.append(Later("idle slots", 0, self.state, self.n_slots, 1))
-        if self.checkpoint and self.ctx_checkpoints:
-            count = self.n_slots * self.ctx_checkpoints
-            found.append(Later("checkpoints", self.checkpoints, self.checkpoint, count, self.ctx_checkpoints))
+        if self.checkpoints:
+            count = self.n_slots * self.per_slot
+            found.append(Later("checkpoints", self.checkpoints, self.checkpoint, count, self.per_slot))
         return tuple(found)
-
-
-def logits(params: Params, n_vocab: int, n_embd: int) -> Later:
-    """The buffer for what a batch puts out, in host memory (``llama_context::output_reserve``).
-
-    It is in no figure of llama.cpp's, and as large as the largest batch was: a row of ``n_vocab`` for each output, and
-    one of ``n_embd`` more for embeddings.
-    """
-    rows = params.n_outputs_max or params.n_batch
-    row = _FLOAT * (n_vocab + (n_embd if params.embeddings else 0))
-    return Later("logits", rows * row, row, rows)
-
-
-_FLOAT = 4
 
 
 def keeps(
@@ -94,6 +86,7 @@ def keeps(
     cache_ram: int | None = None,
     ctx_checkpoints: int | None = None,
     cache_idle_slots: bool | None = None,
+    drafting: int = 0,
 ) -> Keeps:
     """What a server of these ``facts`` keeps, with its own limits where none are given (``None``)."""
     return Keeps(
@@ -103,6 +96,7 @@ def keeps(
         facts.cache_ram_mib if cache_ram is None else cache_ram,
         facts.n_ctx_checkpoints if ctx_checkpoints is None else ctx_checkpoints,
         facts.cache_idle_slots if cache_idle_slots is None else cache_idle_slots,
+        drafting,
     )
 
 
@@ -112,15 +106,16 @@ def fitted(own: Keeps, room: int, *, is_cache_fixed: bool, are_checkpoints_fixed
     What is fixed stays. Checkpoints have half of the room, and what the prompt cache leaves of the rest: without any, a
     prompt that changes is computed again from its beginning.
     """
-    fixed = (own.prompt_cache or 0 if is_cache_fixed else 0) + (own.checkpoints if are_checkpoints_fixed else 0)
-    left = max(0, room - fixed)
     one = own.n_slots * own.checkpoint
+    fixed = (own.prompt_cache or 0 if is_cache_fixed else 0) + one * own.drafting
+    fixed += one * own.ctx_checkpoints if are_checkpoints_fixed else 0
+    left = max(0, room - fixed)
     found = own
     if not are_checkpoints_fixed and one:
         half = left if is_cache_fixed else left // 2
         found = replace(found, ctx_checkpoints=min(own.ctx_checkpoints, half // one))
     if not is_cache_fixed:
-        mine = left - (0 if are_checkpoints_fixed else found.checkpoints)
+        mine = left - (0 if are_checkpoints_fixed else one * found.ctx_checkpoints)
         own_cache = own.cache_ram if own.cache_ram >= 0 else mine // MIB
         found = replace(found, cache_ram=min(own_cache, mine // MIB))
         if not are_checkpoints_fixed and one:

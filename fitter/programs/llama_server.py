@@ -15,7 +15,15 @@ class LlamaServer(Program):
     is_server: ClassVar[bool] = True
     reads_logits: ClassVar[bool] = True
     knows: ClassVar[frozenset[str]] = frozenset(
-        {"cache_ram", "ctx_checkpoints", "checkpoint_min_step", "cache_idle_slots", "reranking", "spec_type"}
+        {
+            "backend_sampling",
+            "cache_idle_slots",
+            "cache_ram",
+            "checkpoint_min_step",
+            "ctx_checkpoints",
+            "reranking",
+            "spec_type",
+        }
     )
 
     def batches(self, asked: Asked) -> tuple[int | None, int | None]:
@@ -42,4 +50,4 @@ class LlamaCli(LlamaServer):
     """llama-cli: the code of llama-server, with one slot."""
 
     name: ClassVar[str] = "llama-cli"
-    knows: ClassVar[frozenset[str]] = frozenset({"cache_ram", "ctx_checkpoints", "spec_type"})
+    knows: ClassVar[frozenset[str]] = frozenset({"backend_sampling", "cache_ram", "ctx_checkpoints", "spec_type"})

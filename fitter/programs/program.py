@@ -95,5 +95,6 @@ _OF_A_SERVER = {
     "cache_idle_slots": "--cache-idle-slots",
     "reranking": "--reranking",
     "spec_type": "--spec-type",
+    "backend_sampling": "-bs",
 }
 """Parameters that not all programs know, with the option of each."""

@@ -186,6 +186,7 @@ def test_a_format_that_is_no_arguments_names_them(
             "--cache_ram=100 --swa-checkpoints 4 -cms 64",
             {"cache_ram": 100, "ctx_checkpoints": 4, "checkpoint_min_step": 64},
         ),
+        ("-bs", {"backend_sampling": True}),
         ("--no-cache-idle-slots --rerank", {"cache_idle_slots": False, "reranking": True}),
     ],
 )
@@ -220,7 +221,7 @@ def test_the_model_may_be_an_option(calls: list[tuple[str, dict[str, Any]]], wor
         ("m.gguf -mx", "No such option '-mx'"),
         ("m.gguf -t", "Option '-t' requires an argument"),
         ("m.gguf --metrics=1", "Option '--metrics' does not take a value"),
-        ("m.gguf -bs", "-bs changes what llama.cpp allocates, and fitter cannot plan for it: leave it out"),
+        ("m.gguf --no-host", "--no-host changes what llama.cpp allocates, and fitter cannot plan for it: leave it out"),
         ("m.gguf --eagle3", "leave it out, or use --reserve DEVICE=SIZE"),
         ("m.gguf -cram -2", "Invalid value for '-cram' / '--cache-ram': -2 is too small; the smallest is -1"),
         ("m.gguf --control-vector-layer-range 1 2", "changes what llama.cpp allocates"),

@@ -26,6 +26,7 @@ CARD = {
 }
 HOST = {**CARD, "total": 48 * GIB, "free": 48 * GIB, "context": 0, "compute": 0, "used": 12 * GIB, "left": 36 * GIB}
 UNLIMITED = {**HOST, "total": None, "free": None, "margin": None, "left": None}
+LATER = {**HOST, "later": 6 * GIB, "used": 18 * GIB, "left": 30 * GIB}
 TOO_LARGE = {**CARD, "model": 30 * GIB, "used": 36 * GIB, "left": -13 * GIB}
 
 
@@ -56,6 +57,15 @@ def bars(devices: list[dict[str, Any]], host: dict[str, Any]) -> list[list[tuple
             UNLIMITED,
             [{"model": 12, "context": 4, "compute": 2, "shared": 2, "margin": 1, "left": 2, "taken": 1}, {"model": 12}],
             id="a host without a limit ends with what is used",
+        ),
+        pytest.param(
+            CARD,
+            LATER,
+            [
+                {"model": 12, "context": 4, "compute": 2, "margin": 1, "left": 4, "taken": 1},
+                {"model": 12, "later": 6, "margin": 1, "left": 29},
+            ],
+            id="what is taken later",
         ),
         pytest.param(
             {**CARD, "left": GIB // 2},

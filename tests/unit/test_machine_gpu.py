@@ -398,8 +398,8 @@ def test_every_figure_of_the_catalogue_has_a_source(key: str) -> None:
         sources.pcie,
     )
     for source in filter(None, cited):
-        has_page = re.search(r"https://[a-z0-9.-]+/\S+", source) or source.startswith("public log")
-        assert has_page, "a page that can be opened, or a log that is known to have had one"
+        is_known = re.search(r"https://[a-z0-9.-]+/\S+", source) or source.startswith(("public log", "measured 20"))
+        assert is_known, "a page that can be opened, a log that once had one, or a measurement of this project"
     maker = {"cuda": "NVIDIA, ", "rocm": "AMD, "}.get(card.profile)
     assert (sources.compute_capability or "").startswith(maker or "")
     assert (card.compute_capability == 0) == (sources.compute_capability is None) == (maker is None)
@@ -436,7 +436,8 @@ KNOWN = {
     "rtx-4090": (24564, 24077, 23608),
     "rtx-3090": (24576, 24124, 23832),
     "rtx-6000-ada": (49140, 48508, 48073),
-    "h200": (143771, 143149, 138020),
+    "h100-sxm": (81559, 81079, 80552),
+    "h200": (143771, 143149, 142629),
     "rtx-5090": (32607, 32109, 31331),
     "rtx-5060-ti-16gb": (16311, 15849, 15712),
     "a40": (46068, 45498, 45231),
@@ -476,4 +477,4 @@ def test_the_default_share_is_the_smallest_known(profiles: set[str], share: Call
 
 def test_free_is_known_or_the_default_share() -> None:
     assert catalogue.gpus()["rtx-4090"].free == 23608 * MIB
-    assert catalogue.gpus()["h200"].free == int(143771 * catalogue.default().free_fraction) * MIB
+    assert catalogue.gpus()["h100-pcie"].free == int(81559 * catalogue.default().free_fraction) * MIB

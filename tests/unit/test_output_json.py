@@ -81,6 +81,7 @@ def test_a_plan_by_the_schema() -> None:
             "checkpoint_min_step": None,
             "cache_idle_slots": True,
             "reranking": False,
+            "backend_sampling": False,
             "logits_all": False,
         },
         "arguments": arguments(plan),

@@ -123,6 +123,7 @@ OF_A_PROGRAM: dict[str, Any] = {
     "ctx_checkpoints": 4,
     "checkpoint_min_step": 64,
     "cache_idle_slots": False,
+    "backend_sampling": True,
     "reranking": True,
     "logits_all": True,
 }

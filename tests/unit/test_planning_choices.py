@@ -36,7 +36,7 @@ def trial(placement: Placement = LAYERS, seconds: float | None = 2.0, n_ctx: int
         pytest.param(
             Placement(0, (9, 0), ((QUERY, HOST),)), "the weights of some layers on the host", id="bare-caches"
         ),
-        pytest.param(Placement(2, (5, 2), ((UP, HOST), (UP_TOO, 1))), "whole layers", id="a-part-is-on-another-device"),
+        pytest.param(Placement(3, (4, 2), ((UP, HOST), (UP_TOO, 1))), "whole layers", id="a-part-is-on-another-device"),
         pytest.param(
             Placement(4, (5, 0), ((UP, 0),)), "the KV cache of some layers on the host", id="caches-on-the-host"
         ),

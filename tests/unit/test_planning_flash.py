@@ -91,3 +91,17 @@ def test_devices_that_cannot_compute_it_are_not_asked_for_it() -> None:
     assert (trial.params.flash_attn, said) == ("auto", [])
     assert {params.flash_attn for params in llama.asked} == {"auto"}
     assert any(params.n_gpu_layers < 0 or params.n_gpu_layers > 8 for params in llama.asked), "a whole model was tried"
+
+
+class Unwilling(FlashLlama):
+    """A llama.cpp that cannot load the whole model on devices."""
+
+    def measure(self, params: Params) -> Breakdown:
+        if params.n_gpu_layers > self.model.n_layer and not params.tensor_buft_overrides:
+            raise LlamaCppError("no")
+        return super().measure(params)
+
+
+def test_a_load_that_is_only_to_tell_of_it_may_fail() -> None:
+    trial, said = run(Unwilling(DENSE, limits(700)))
+    assert (trial.params.flash_attn, trial.breakdown.flash_attn, said) == ("auto", False, [])

@@ -12,10 +12,10 @@ from fitter.planning.memory import Unit
 from fitter.planning.placement import Placement
 from fitter.planning.request import SHARED_ROW
 from fitter.planning.room import Buffers, Room, off_by, room_left_by
-from fitter.planning.trial import Trial
-from tests.unit.synthetic import MIB, limits
+from fitter.planning.trial import Trial, missing_of
+from tests.unit.synthetic import MIB, SyntheticModel, limits, request
 
-DEVICES = limits(100, 80)
+DEVICES, BOTH = limits(100, 80), ("CUDA0", "CUDA1")
 UNITS = (Unit(0, 10 * MIB, 5 * MIB), Unit(1, 10 * MIB, 5 * MIB), Unit(2, 20 * MIB, 0))
 
 
@@ -179,3 +179,10 @@ def test_room_of_a_placement_is_by_where_its_caches_are() -> None:
     assert room.of(UNITS, Placement(0, (2, 1))) == [60, 65]
     assert room.of(UNITS, Placement(2, (1, 0))) == [70, 65]
     assert replace(room, without=(60, 50)).of(UNITS, Placement(0, (2, 1))) == [60, 50]
+
+
+@pytest.mark.parametrize(("used", "missing"), [(0, ()), (1, (("CUDA1", 10 * MIB + 1),))], ids=["nothing", "a byte"])
+def test_a_device_answers_for_what_is_on_it(used: int, missing: tuple[tuple[str, int], ...]) -> None:
+    devices = (DEVICES[0], replace(DEVICES[1], free=0, margin=10 * MIB))
+    rows = (Row("CUDA0", "CUDA0", False, 100 * MIB, 0, 0), Row("CUDA1", "CUDA1", False, 0, 0, used))
+    assert missing_of(request(SyntheticModel(), devices), Breakdown(rows, BOTH, 4096), devices) == missing

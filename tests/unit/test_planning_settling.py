@@ -10,16 +10,18 @@ import pytest
 from fitter.errors import LlamaCppCrashError, LlamaCppError
 from fitter.llama.types import Breakdown, Params
 from fitter.machine.speed import DeviceSpeed
+from fitter.planning.explain import Choice
 from fitter.planning.known import Callbacks, Known
 from fitter.planning.memory import HOST, Item
 from fitter.planning.placement import Placement
 from fitter.planning.proposals import Situation
 from fitter.planning.room import Room
-from fitter.planning.settling import fill, settle
+from fitter.planning.settling import fill, settle, settle_fastest, settle_partial
 from tests.unit.synthetic import CARD, MIB, SLOW_CARD, SyntheticLlama, SyntheticModel, limits, priced, request
 
 MODEL = SyntheticModel()
 N_CTX = 4096
+ON_ALL = Placement(0, (9,))
 ON_BOTH, ON_THE_FIRST, ON_THE_SECOND = Placement(0, (5, 4)), Placement(0, (9, 0)), Placement(0, (0, 9))
 
 
@@ -76,6 +78,59 @@ def test_what_does_not_fit_refines_nothing() -> None:
     found, llama = known(1000, 3000)
     trial = settle(found, N_CTX, True, proposing(ON_BOTH, None, ON_THE_FIRST))
     assert trial is not None and (trial.placement, len(llama.asked)) == (ON_BOTH, 2)
+
+
+def test_what_is_measured_slower_than_expected_refines_nothing() -> None:
+    found, llama = known(3000, 3000)
+
+    def measure(params: Params) -> Breakdown:
+        # the second load is of the placement without a hop
+        return replace(llama.measure(params), n_splits=(2, 2) if len(llama.asked) == 1 else (9000, 9000))
+
+    callbacks = replace(found.callbacks, measure=measure)
+    found = Known(found.original_request, found.devices, callbacks, found)
+    trial = settle(found, N_CTX, True, proposing(ON_BOTH, None, ON_THE_FIRST))
+    assert trial is not None and (trial.placement, len(llama.asked)) == (ON_BOTH, 2)
+
+
+@pytest.mark.parametrize(
+    ("is_whole", "expected"),
+    [
+        pytest.param(False, ["load", "told", "load"], id="what-a-first-load-corrected"),
+        pytest.param(True, ["load", "load"], id="not-of-the-whole-model"),
+    ],
+)
+def test_a_correction_is_told_of_before_it_is_measured(is_whole: bool, expected: list[str]) -> None:
+    found, llama = known(600)
+    events: list[str] = []
+
+    def measure(params: Params) -> Breakdown:
+        events.append("load")
+        return llama.measure(params)
+
+    callbacks = Callbacks(measure, llama.record, lambda params: events.append("told"))
+    found = Known(found.original_request, found.devices, callbacks, found)
+    placements = (ON_ALL, Placement(1, (8,))) if is_whole else (Placement(2, (7,)), Placement(1, (8,)))
+    assert settle(found, N_CTX, is_whole, proposing(*placements)) is None, "none of them fits"
+    assert events == expected
+
+
+def test_which_devices_have_the_layers_is_said() -> None:
+    said: list[Choice] = []
+    found, _ = known(3000, 3000, speeds=(SLOW_CARD, CARD))
+    found = Known(found.original_request, found.devices, replace(found.callbacks, on_choice=said.append), found)
+    trial = settle_fastest(found, N_CTX)
+    assert trial is not None and trial.placement == ON_THE_SECOND
+    assert [(choice.subject, choice.chosen) for choice in said] == [("which devices have the layers", "9 on CUDA1")]
+
+
+def test_buffers_of_a_part_of_the_model_are_not_those_of_all_of_it() -> None:
+    """All of it takes 1267 MiB; where a tensor of 40 is on the host the buffer is so much larger."""
+    found, _ = known(1270)
+    large = items_of(found)[1]
+    assert found.trial(Placement(0, (9,), ((large, HOST),)), N_CTX).fits
+    trial = settle_fastest(found, N_CTX)
+    assert trial is not None and trial.fits and trial.placement == ON_ALL
 
 
 @dataclass
@@ -157,3 +212,37 @@ def test_what_comes_back_and_is_slower_stays_on_the_host() -> None:
     small, large = items_of(found)
     before = found.trial(Placement(0, (9,), ((large, HOST), (small, HOST))), N_CTX)
     assert fill(found, before) is before and len(llama.asked) == 2
+
+
+class Losing(SyntheticLlama):
+    """A llama.cpp that turns flash attention off where a cache is apart from its layer's weights, for 600 MiB."""
+
+    def measure(self, params: Params) -> Breakdown:
+        found = super().measure(params)
+        is_on = not any(o.buffer_type == "CUDA0" or "attn" in o.pattern for o in params.tensor_buft_overrides)
+        more = 0 if is_on else 600 * MIB
+        rows = (replace(row, compute=row.compute + more) if row.device and row.used else row for row in found.rows)
+        return replace(found, rows=tuple(rows), flash_attn=is_on)
+
+
+def test_layers_are_in_one_place_where_flash_attention_is_lost_otherwise() -> None:
+    model, devices = replace(MODEL, cache=16384), limits(900)
+    llama = Losing(model, devices)
+    found = Known(priced(request(model, devices), model, CARD), devices, Callbacks(llama.measure, llama.record))
+    found.units(N_CTX)
+    trial = settle_partial(found, N_CTX)
+    assert trial is not None and trial.fits and trial.breakdown.flash_attn
+    assert (trial.placement.first, trial.placement.counts) == (4, (5,))
+    assert found.has_lost_flash and not found.is_plain, "what was known stays as it was"
+
+
+def test_where_the_weights_go_is_said_with_the_other_way() -> None:
+    said: list[Choice] = []
+    found, _ = known(900)
+    found = Known(found.original_request, found.devices, replace(found.callbacks, on_choice=said.append), found)
+    trial = settle_partial(found, N_CTX)
+    (choice,) = said
+    assert trial is not None and (choice.subject, choice.seconds) == ("where the weights go", trial.seconds)
+    assert choice.chosen.startswith("single feed-forward tensors on the host")
+    assert choice.runner_up is not None and choice.runner_up.startswith("the weights of some layers on the host")
+    assert choice.runner_up_seconds is not None and choice.runner_up_seconds > choice.seconds

@@ -173,8 +173,9 @@ OF_A_SERVER = {
     "cache_idle_slots": "--cache-idle-slots",
     "reranking": "--reranking",
     "spec_type": "--spec-type",
+    "backend_sampling": "-bs",
 }
-OF_CLI = {"cache_ram", "ctx_checkpoints", "spec_type"}
+OF_CLI = {"cache_ram", "ctx_checkpoints", "spec_type", "backend_sampling"}
 
 
 def cells() -> Iterable[tuple[str, str, bool]]:

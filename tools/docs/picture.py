@@ -19,7 +19,12 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs" / "images" / "plan.svg"
 SHAPE = "gpt-oss-120b"
-OPTIONS: dict[str, Any] = {"gpus": ["rtx-5090", "rtx-3090"], "host_memory": "64GiB", "n_ctx": 0}
+OPTIONS: dict[str, Any] = {
+    "gpus": ["rtx-5090", "rtx-3090"],
+    "host_memory": "64GiB",
+    "n_ctx": 0,
+    "program": "llama-server",
+}
 """What the README's first example asks for."""
 
 WIDTH, LEFT, RIGHT = 760, 96, 24
@@ -30,6 +35,7 @@ PARTS = (
     ("context", "KV cache"),
     ("compute", "compute buffers"),
     ("shared", "beside the model"),
+    ("later", "later"),
     ("margin", "margin, stays free"),
     ("left", "left"),
     ("taken", "not free"),
@@ -41,6 +47,7 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f232
 .title { font-size: 16px; font-weight: 600 }
 .small { font-size: 12px; fill: #59636e }
 .model { fill: #0072b2 } .context { fill: #e69f00 } .compute { fill: #009e73 } .shared { fill: #cc79a7 }
+.later { fill: #56b4e9 }
 .margin { fill: url(#hatched) } .left { fill: #eaeef2 } .taken { fill: #b6bec7 }
 .line { stroke: #8c959f; stroke-width: 2 }
 @media (prefers-color-scheme: dark) {
@@ -77,8 +84,8 @@ def picture(plan: Mapping[str, Any], title: str) -> str:
 
 def _parts(device: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """What a bar is made of, in bytes. Without a limit there is nothing left and no margin."""
-    for name in ("model", "context", "compute", "shared"):
-        yield name, device[name]
+    for name in ("model", "context", "compute", "shared", "later"):
+        yield name, device.get(name, 0)
     if device["total"] is not None:
         left = max(device["left"], 0)
         margin = min(device["margin"] or 0, left)
