@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from fitter import beginning, programs
-from fitter.asking import answering, limited, one_load, questions_of, worker_for
+from fitter.asking import answering, fetch, limited, one_load, questions_of, worker_for
 from fitter.door import door
 from fitter.errors import LibraryError, UsageError
 from fitter.keeping import Keeper, facts_of_program
@@ -22,6 +22,7 @@ from fitter.machine import calibrated
 from fitter.machine.devices import choose, described, device_speeds, machine_of, speed_of_host
 from fitter.machine.gpu import parse_twin, virtual_devices
 from fitter.machine.host import host_memory
+from fitter.model import location, source
 from fitter.model.header import open_model
 from fitter.parameters import AnyPath, Estimating, Fitting, Measuring
 from fitter.planning import fit as planning
@@ -129,6 +130,7 @@ def fit(
     deadline = None if ask.time_limit is None else started + ask.time_limit
     is_given = worker is not None
     beginning.parse_meanwhile()
+    fetch(model, min(ask.timeout, ask.time_limit or ask.timeout), on_progress)
     with (
         worker_for(ask, worker, on_log, at_once=True) as worker,
         limited(worker, deadline),
@@ -138,7 +140,7 @@ def fit(
         drafts = open_draft(ask.sharing, worker)
         opened = open_model(model, worker.header)
         check_mtp(ask.sharing, opened)
-        stamps = tuple(stamp_of(file) for file in opened.files)
+        stamps = tuple(stamp_of(file) for file in opened.files if not source.is_elsewhere(file))
         machine = machine_of(
             worker.devices, ask.virtual, ask.host_memory, is_described=ask.is_described, has_rpc=bool(ask.rpc)
         )
@@ -364,9 +366,11 @@ def verify(
     from fitter.planning import verification
 
     timeout = parameters.get("timeout") or DEFAULT_TIMEOUT
+    if model is not None:
+        location.check_is_here(os.fsdecode(model))
     if parameters.get("gpus"):
         raise UsageError("virtual devices cannot run a model: verify a plan for those that are here")
-    program = _verified_by(parameters.get("program"), server, prompts)
+    program = verification.loaded_by(parameters.get("program"), server, prompts)
     if plan is None:
         if model is None:
             raise UsageError("there is nothing to verify: give a model, a plan, or both")
@@ -378,6 +382,8 @@ def verify(
         from fitter.output.plan_file import read_plan
 
         plan = read_plan(path("plan", plan))
+    if model is None:
+        location.check_is_here(plan.model.path)
     check_can_run(plan)
     patience = timeout + plan.model.bytes / _LOADED_PER_SECOND
     llama_cpp = parameters.get("llama_cpp")
@@ -401,28 +407,22 @@ def verify(
         return verification.verify(plan, opened.path, worker, lambda: host_memory().available, allowed)
 
 
-def _verified_by(program: str | None, server: Path | None, prompts: int | None) -> str:
-    """The program that is to load the plan. Raises ``UsageError`` for one that cannot be verified with."""
-    chosen = SERVER if program is None and server is not None else program or programs.chosen("llama-cpp-python")
-    if chosen in ("llama-cli", "llama-bench"):
-        raise UsageError(
-            f"fitter verify cannot start {chosen}: use --for {SERVER}, or --for any to load with llama.cpp's library"
-        )
-    for option, value in (("--server", server), ("--prompts", prompts)):
-        if value is not None and chosen != SERVER:
-            raise UsageError(f"{option} is for --for {SERVER}: give that, or leave {option} out")
-    return chosen
-
-
 @door()
 def inspect(
-    model: Path, *, n_ctx: int | None = None, llama_cpp: Path | None = None, timeout: float = DEFAULT_TIMEOUT
+    model: Path,
+    *,
+    n_ctx: int | None = None,
+    llama_cpp: Path | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> Inspection:
     """What a model is made of: tensors by role, each layer's weights and its part of the KV cache at ``n_ctx``.
 
     ``n_ctx`` ``None`` or 0 is the model's own context. Weights are the bytes in the file; caches and compute buffers
-    are what llama.cpp asks for with everything on the host. Raises what ``fit`` raises.
+    are what llama.cpp asks for with everything on the host. ``on_progress`` is told how far the header of a model is
+    that is elsewhere. Raises what ``fit`` raises.
     """
+    fetch(os.fsdecode(model), timeout, on_progress)
     with Worker(timeout=timeout, llama_cpp=llama_cpp) as worker:
         opened = open_model(os.fsdecode(model), worker.header)
         check_context(n_ctx or opened.n_ctx_train, opened.n_ctx_train, 1)

@@ -11,13 +11,31 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Layout, Params, Skeleton, VirtualDevice
 from fitter.machine.devices import Machine, check_main_gpu, choose, described, device_speeds, speed_of_host
 from fitter.model.header import Model, open_model
+from fitter.model.location import is_address, model_files
 from fitter.planning.ask import Ask
 from fitter.planning.constraints import for_model
 from fitter.planning.limits import check_context
+from fitter.planning.request import Progress
 from fitter.planning.requesting import Questions, pinned_by, with_main_gpu
 
 if TYPE_CHECKING:
     from fitter.llama.cuda_library import Answering
+    from fitter.model.remote import Fetching
+
+
+def fetch(model: str, timeout: float, on_progress: Callable[[Progress], None] | None = None) -> None:
+    """Have the header of a model here that is elsewhere, within ``timeout`` seconds; for others there is nothing to do.
+
+    Raises ``ModelError`` where it cannot be read, ``LibraryError`` where a package is missing for that.
+    """
+    if not is_address(model):
+        return
+
+    def say(fetching: Fetching) -> None:
+        if on_progress:
+            on_progress(Progress(0, fetching.text, fetching.part))
+
+    model_files(model, timeout=timeout, say=say)
 
 
 @contextmanager
@@ -102,6 +120,7 @@ class OneLoad:
 @contextmanager
 def one_load(ask: Ask, model: str, given: Worker | None, on_log: Callable[[str], None] | None) -> Iterator[OneLoad]:
     """What is needed to ask about exactly the load of ``ask``. Raises what ``fit`` raises."""
+    fetch(model, ask.timeout)
     with worker_for(ask, given, on_log) as worker:
         params = ask.load
         if ask.is_described and ask.rpc and not ask.virtual:

@@ -20,7 +20,7 @@ from fitter.llama.types import Breakdown, Params, Skeleton, VirtualDevice
 from fitter.llama.virtual import is_surely_spilled
 from fitter.machine import catalogue
 from fitter.model.header import Model
-from fitter.model.source import model_files
+from fitter.model.location import model_files
 from fitter.parameters import of_a_struct
 from fitter.planning import cost
 from fitter.planning import fit as planning

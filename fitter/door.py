@@ -8,8 +8,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from fitter.errors import UsageError
+from fitter.errors import FitterError, LlamaCppError, UsageError
 from fitter.kinds import Path
+from fitter.model.source import with_addresses
 from fitter.parameters import PARAMETERS, Parameter, taken_by
 
 _P = ParamSpec("_P")
@@ -42,8 +43,12 @@ def door(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
             for name, value in values.items():
                 if value is None and name in own and own[name].default is inspect.Parameter.empty:
                     checked[name] = _checked(table, name, value)
-            # Python itself reports too many positional arguments
-            return function(*args[len(names) :], **checked)  # type: ignore[arg-type]
+            try:
+                # Python itself reports too many positional arguments
+                return function(*args[len(names) :], **checked)  # type: ignore[arg-type]
+            except FitterError as error:
+                _say_addresses(error)
+                raise
 
         enter.__signature__ = _signature(function, own, call)  # type: ignore[attr-defined]
         enter.__doc__ = _documentation(function, own, call)
@@ -67,6 +72,13 @@ def _table(own: Mapping[str, Any], call: Any) -> dict[str, Parameter]:
 def _checked(table: Mapping[str, Parameter], name: str, value: Any) -> Any:
     each = _MODEL if name == "model" else table.get(name)
     return value if each is None else each.check(value)
+
+
+def _say_addresses(error: FitterError) -> None:
+    """Have ``error`` name the address of a model, and not where its header is kept."""
+    error.args = tuple(with_addresses(each) if isinstance(each, str) else each for each in error.args)
+    if isinstance(error, LlamaCppError):
+        error.log = tuple(map(with_addresses, error.log))
 
 
 def _unknown(call: str, name: str, names: tuple[str, ...]) -> str:

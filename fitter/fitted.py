@@ -67,8 +67,10 @@ def _fitted(model_path: str | os.PathLike[str], keywords: Mapping[str, Any]) -> 
     """What ``Llama`` makes of its arguments."""
     from fitter import api, loading
     from fitter.llama.builds import PYTHON
+    from fitter.model.location import check_is_here
     from fitter.programs import LlamaCppPython
 
+    check_is_here(os.fsdecode(model_path))
     asked, rest = _split(keywords)
     if rest.get("draft_model") is not None:
         # Llama then needs the logits of every token

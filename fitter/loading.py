@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from fitter.errors import ModelError, OutOfMemoryError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
-from fitter.model.source import model_files, show
+from fitter.model.location import check_is_here, model_files
+from fitter.model.source import show
 from fitter.output.keywords import keywords
 from fitter.planning.plan import Plan, check_can_run, check_fits, check_llama_cpp, stamp_of
 
@@ -35,6 +36,7 @@ _UNMEASURED = {
 
 def load(plan: Plan, kwargs: Mapping[str, Any], fit: Callable[..., Plan]) -> PlannedLlama:
     """Load ``plan``, or what ``fit`` makes fit now where a device refuses memory that it counts on."""
+    check_is_here(plan.model.path)
     timeout = plan.fit_keywords.get("timeout", DEFAULT_TIMEOUT)
     for again in range(REFITS + 1):
         check_unchanged(plan)

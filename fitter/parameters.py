@@ -259,7 +259,7 @@ class MachineKeywords(TypedDict, total=False):
             is_ours=True,
             case=None,
             section=DEVICES,
-            help="Longest wait for a single answer of llama.cpp or an rpc-server.",
+            help="Longest wait for a single answer of llama.cpp or an rpc-server, and for a header from elsewhere.",
             unset="120",
         ),
     ]

@@ -10,6 +10,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, FlashAttn, Params, Row
 from fitter.machine.devices import Machine
 from fitter.model.header import Model, open_model
+from fitter.model.location import check_is_here, local_name
 from fitter.model.source import show
 from fitter.planning.ask import Sharing
 from fitter.planning.limits import layers_on_devices
@@ -140,12 +141,13 @@ def _draft(sharing: Sharing, drafts: Drafts, at: tuple[str, ...] | None, type_k:
         layers = 0 if at == () else -1
     layers = layers_on_devices(layers, drafts.model.n_layer)
     n_max = sharing.draft_max or DRAFT_MAX
-    return Draft(str(drafts.model.path), at, layers, type_k, type_v, drafts.measure, n_max)
+    return Draft(local_name(drafts.model.called), at, layers, type_k, type_v, drafts.measure, n_max)
 
 
 def _projector(sharing: Sharing, worker: Worker, flash_attn: FlashAttn) -> Callable[[str | None], Projector]:
     """The projector in the place that is asked for."""
     path = sharing.mmproj or ""
+    check_is_here(path)
     least, most = sharing.image_min_tokens, sharing.image_max_tokens
     words = [] if least is None else ["--image-min-tokens", str(least)]
     words += [] if most is None else ["--image-max-tokens", str(most)]

@@ -1,5 +1,6 @@
 // GGUF headers through libggml's own reader, so that tensor sizes are ggml's.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,10 @@
 namespace {
 
 const gguf_context * context(const void * gguf) { return static_cast<const gguf_context *>(gguf); }
+
+// ggml makes room for every length in a header that the file has room for, which is too much in one of hundreds of GiB.
+// As LONGEST of fitter/model/header_length.py.
+constexpr uint64_t longest_header = 64 << 20;
 
 bool in_range(int64_t index, int64_t n) { return index >= 0 && index < n; }
 
@@ -65,9 +70,10 @@ void * fitter_gguf_open(const char * path) {
         fitter::tensor_shapes  shapes;
         const gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/shapes.wanted()};
         fitter::file_reader    reader(path);
-        gguf_context *         gguf =
-            reader.size() > 0 ? gguf_init_from_callback(fitter::file_reader::read, &reader, 0, reader.size(), params)
-                              : gguf_init_from_file(path, params);
+        const uint64_t         most = std::min<uint64_t>(reader.size(), longest_header);
+        gguf_context *         gguf = most > 0
+                                          ? gguf_init_from_callback(fitter::file_reader::read, &reader, 0, most, params)
+                                          : gguf_init_from_file(path, params);
         shapes.keep_for(gguf);
         if (gguf == nullptr) {
             fitter::set_error("not a readable GGUF file");

@@ -23,9 +23,11 @@ def inspect(model: str, as_json: bool | None, **given: Any) -> int:
     KV cache and compute buffers are measured for a context of -c tokens, with everything in host memory.
     """
     from fitter import api
+    from fitter.output import progress
 
     options.import_meanwhile("fitter.output.json" if as_json else "fitter.output.table")
-    inspection = api.inspect(model, **options.given(given))
+    with progress.progress(sys.stderr) as on_progress:
+        inspection = api.inspect(model, on_progress=on_progress, **options.given(given))
     if as_json:
         from fitter.output import json
 

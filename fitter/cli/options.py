@@ -158,7 +158,7 @@ _model_option = _option(
     "--model",
     type=click.Path(),
     metavar="FILE",
-    help="The model, instead of MODEL: a GGUF file, or the first one of a split model.",
+    help="The model, instead of MODEL: a GGUF file or its address, or the first one of a split model.",
 )
 model_argument = stacked(
     click.argument("model", cls=_RequiredModel, type=click.Path(), metavar="MODEL", required=False), _model_option

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fitter.errors import ModelError
 from fitter.llama.types import Array, Header, MetadataValue, TensorInfo
-from fitter.model import source, tensors
+from fitter.model import location, source, tensors
 from fitter.model.source import show
 from fitter.text import LONGEST_NAME, printable
 
@@ -18,7 +18,8 @@ from fitter.text import LONGEST_NAME, printable
 class Model:
     """A model that llama.cpp can load. Sizes in bytes.
 
-    ``path``: the file to pass to llama.cpp. ``files``: all files of a split model. ``bytes``: the sum of all tensors.
+    ``path``: the file to pass to llama.cpp, which has only the header where the model is elsewhere. ``files``: all
+    files of a split model. ``bytes``: the sum of all tensors.
     ``n_layer``: ``<arch>.block_count``, which includes the ``n_layer_nextn`` layers for multi-token prediction.
     ``n_ctx_train``: 0 if the header does not tell. ``n_expert``: 0 for a dense model. ``metadata``: from the first
     file.
@@ -37,6 +38,11 @@ class Model:
     n_expert: int
     tensors: tuple[TensorInfo, ...]
     metadata: Mapping[str, MetadataValue]
+
+    @property
+    def called(self) -> str:
+        """What the model is called: its path, or the address that its header is from."""
+        return source.called(self.path)
 
     @property
     def n_vocab(self) -> int:
@@ -59,12 +65,12 @@ class Model:
 
 
 def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header]) -> Model:
-    """The model at ``path``, with its header checked; ``read_header`` reads the header of one file.
+    """The model at ``path`` (an address, too), with its header checked; ``read_header`` reads the header of one file.
 
     Raises ``ModelError`` if a file is missing, unreadable, truncated or not GGUF, or if it is not a language model (a
     vocabulary, an adapter, a multimodal projector).
     """
-    files = source.model_files(path)
+    files = location.model_files(path)
     headers = [_read(file, read_header) for file in files]
     metadata = headers[0].metadata
     architecture = _usable_architecture(files[0], metadata)
@@ -100,7 +106,8 @@ def _read(file: Path, read_header: Callable[[str], Header]) -> Header:
         return read_header(str(file))
     except ModelError as error:
         # the file exists and begins like a GGUF file, so the rest of its header is wrong
-        raise ModelError(f"{show(file)}: its header is truncated or damaged; download the model again") from error
+        again = source.again(file) if source.is_elsewhere(file) else "download the model again"
+        raise ModelError(f"{show(file)}: its header is truncated or damaged; {again}") from error
 
 
 def _usable_architecture(file: Path, metadata: Mapping[str, MetadataValue]) -> str:
@@ -127,21 +134,20 @@ def _check_split(files: Sequence[Path], headers: Sequence[Header]) -> None:
             name = source.split_path("<name>", 1, count)
             raise ModelError(f"{show(files[0])} is one of {count} split files; rename them to names such as {name}")
         raise ModelError(
-            f"{show(files[0])} is one of {count} files by its header, but one of {len(files)} by its name; download it "
-            "again"
+            f"{show(files[0])} is one of {count} files by its header, but one of {len(files)} by its name; "
+            f"{source.again(files[0])}"
         )
     if count == 1:
         return
     for index, (file, header) in enumerate(zip(files, headers, strict=True)):
         number = _integer(header.metadata, "split.no")
         if number != index or "split.no" not in header.metadata:
-            raise ModelError(f"{show(file)} is not file {index + 1} of {count} of its model; download it again")
+            raise ModelError(f"{show(file)} is not file {index + 1} of {count} of its model; {source.again(file)}")
     expected = _integer(headers[0].metadata, "split.tensors.count")
     found = sum(len(header.tensors) for header in headers)
     if expected and expected != found:
-        raise ModelError(
-            f"{show(files[0])}: its {count} split files have {found} of {expected} tensors; download them again"
-        )
+        again = source.again(files[0]) if source.is_elsewhere(files[0]) else "download them again"
+        raise ModelError(f"{show(files[0])}: its {count} split files have {found} of {expected} tensors; {again}")
 
 
 def _check_length(file: Path, header: Header) -> None:
@@ -149,7 +155,7 @@ def _check_length(file: Path, header: Header) -> None:
     missing = header.file_bytes - file.stat().st_size
     if missing > 0:
         raise ModelError(
-            f"{show(file)} is truncated: the last {missing} bytes of its tensors are missing; download it again"
+            f"{show(file)} is truncated: the last {missing} bytes of its tensors are missing; {source.again(file)}"
         )
 
 

@@ -31,9 +31,40 @@ def split_name(path: Path) -> tuple[str, int, int] | None:
     return (match["prefix"], number, count) if 1 <= number <= count else None
 
 
+_CALLED: dict[str, str] = {}
+"""Files whose headers were fetched from elsewhere, and the address of each."""
+
+
+def call(path: Path, address: str) -> None:
+    """Have the file at ``path`` called ``address`` wherever it is named."""
+    _CALLED[str(path)] = address
+
+
+def called(path: Path) -> str:
+    """What the file at ``path`` is called: the address that its header is from, or the path itself."""
+    return _CALLED.get(str(path), str(path))
+
+
+def is_elsewhere(path: Path) -> bool:
+    """Whether only the header of the file is here."""
+    return str(path) in _CALLED
+
+
+def with_addresses(text: str) -> str:
+    """``text`` with the address in place of each path of a file that is elsewhere."""
+    for path, address in tuple(_CALLED.items()):
+        text = text.replace(path, address)
+    return text
+
+
+def again(path: Path) -> str:
+    """What to do about a file that is not whole, for a message."""
+    return "ask who provides it, or take another file" if is_elsewhere(path) else "download it again"
+
+
 def show(path: Path) -> str:
-    """The path for a message, on one line and safe to print."""
-    text = str(path)
+    """The path for a message, or the address that it is from, on one line and safe to print."""
+    text = called(path)
     return printable(text if text.isprintable() else repr(text))
 
 
@@ -80,19 +111,24 @@ def _check(path: Path) -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ModelError(f"{show(path)} cannot be read: {reason}") from None
+    check_beginning(show(path), head)
+
+
+def check_beginning(name: str, head: bytes) -> None:
+    """Raise ``ModelError`` unless a file that begins with ``head`` is a little-endian GGUF file of a known version."""
     if not head:
-        raise ModelError(f"{show(path)} is empty; download the model again")
+        raise ModelError(f"{name} is empty; download the model again")
     if head[:4] != b"GGUF":
-        raise ModelError(f"{show(path)} is not a GGUF file; convert the model with llama.cpp's convert_hf_to_gguf.py")
+        raise ModelError(f"{name} is not a GGUF file; convert the model with llama.cpp's convert_hf_to_gguf.py")
     if len(head) < 8:
-        raise ModelError(f"{show(path)} is truncated after {len(head)} bytes; download the model again")
-    (version,) = struct.unpack("<I", head[4:])
+        raise ModelError(f"{name} is truncated after {len(head)} bytes; download the model again")
+    (version,) = struct.unpack("<I", head[4:8])
     if version & 0xFFFF == 0:
-        raise ModelError(f"{show(path)} is a big-endian GGUF; convert it with llama.cpp's gguf_convert_endian.py")
+        raise ModelError(f"{name} is a big-endian GGUF; convert it with llama.cpp's gguf_convert_endian.py")
     if version == 1:
-        raise ModelError(f"{show(path)} is GGUF version 1, which llama.cpp no longer reads; convert the model again")
+        raise ModelError(f"{name} is GGUF version 1, which llama.cpp no longer reads; convert the model again")
     if version > _NEWEST:
-        raise ModelError(f"{show(path)} is GGUF version {version}; this llama.cpp reads up to version {_NEWEST}")
+        raise ModelError(f"{name} is GGUF version {version}; this llama.cpp reads up to version {_NEWEST}")
 
 
 def _inside(directory: Path) -> str:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from fitter.planning.request import Progress
 
+_BAR = 24
+"""Characters of a bar."""
 _WORTH_COUNTING = 2
 """Seconds after which a step shows how long it has taken."""
 
@@ -26,12 +28,12 @@ def progress(stream: IO[str], *, every_step: bool = False) -> Iterator[Callable[
     On a terminal it updates one line, which is removed at the end; with ``every_step`` each step is a line of its own.
     """
     if every_step:
-        yield lambda step: print(_text(step), file=stream, flush=True)
+        yield lambda step: None if _is_on_its_way(step) else print(_text(step), file=stream, flush=True)
     elif stream.isatty():
         from rich.console import Console
 
         with Console(file=stream, highlight=False, markup=False).status(Step("reading the model")) as status:
-            yield lambda step: status.update(Step(_text(step)))
+            yield lambda step: status.update(Step(_text(step), step.part))
     else:
         yield None
 
@@ -62,18 +64,32 @@ def counted(stream: IO[str], doing: str) -> Iterator[Callable[[int, int, str], N
 
 
 class Step:
-    """The text of a step, with the seconds that it has taken if it is slow."""
+    """The text of a step, with the seconds that it has taken if it is slow, and a bar where its ``part`` is known."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, part: float | None = None) -> None:
         self._text = text
+        self._part = part
         self._began = time.monotonic()
 
     def __rich__(self) -> RenderableType:
         from rich.text import Text
 
         seconds = int(time.monotonic() - self._began)
-        return Text(f"{self._text} ({seconds} s)" if seconds >= _WORTH_COUNTING else self._text)
+        text = Text(f"{self._text} ({seconds} s)" if seconds >= _WORTH_COUNTING else self._text)
+        if self._part is None:
+            return text
+        from rich.columns import Columns
+        from rich.progress_bar import ProgressBar
+
+        return Columns([ProgressBar(total=1.0, completed=self._part, width=_BAR), text])
+
+
+def _is_on_its_way(step: Progress) -> bool:
+    """Whether a step is told again and again until it is done."""
+    return step.part is not None and step.part < 1
 
 
 def _text(step: Progress) -> str:
+    if step.part is not None:
+        return printable(step.text)
     return f"[{dummy_loads(step.dummy_loads)}] {printable(step.text)}"

@@ -146,3 +146,5 @@ class Progress:
     """Dummy loads made so far."""
     text: str
     """What is tried now."""
+    part: float | None = None
+    """What share of that is done, from 0 to 1; ``None`` where nobody knows."""

@@ -14,7 +14,7 @@ class ModelSummary:
     """What the plan is for."""
 
     path: str
-    """The path of the model, of the first file if it is split."""
+    """The path of the model, or its address without credentials; of the first file if it is split."""
     name: str
     """The name in its header."""
     architecture: str
@@ -25,7 +25,7 @@ class ModelSummary:
     @classmethod
     def of(cls, model: Model) -> ModelSummary:
         """What a plan says of ``model``."""
-        return cls(str(model.path), model.name, model.architecture, model.bytes)
+        return cls(model.called, model.name, model.architecture, model.bytes)
 
 
 @dataclass(frozen=True)

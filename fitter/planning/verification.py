@@ -9,12 +9,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fitter import programs
 from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Row
 from fitter.planning.calibration import Process
 from fitter.planning.plan import Plan, check_can_run, resolved
 from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem
 from fitter.planning.verified import MemoryUse, Verification, VerifiedRow
+from fitter.programs.finding import NAME as SERVER
+
+
+def loaded_by(program: str | None, server: object | None, prompts: int | None) -> str:
+    """The program that is to load the plan. Raises ``UsageError`` for one that cannot be verified with."""
+    chosen = SERVER if program is None and server is not None else program or programs.chosen("llama-cpp-python")
+    if chosen in ("llama-cli", "llama-bench"):
+        raise UsageError(
+            f"fitter verify cannot start {chosen}: use --for {SERVER}, or --for any to load with llama.cpp's library"
+        )
+    for option, value in (("--server", server), ("--prompts", prompts)):
+        if value is not None and chosen != SERVER:
+            raise UsageError(f"{option} is for --for {SERVER}: give that, or leave {option} out")
+    return chosen
 
 
 def check_same_model(planned: ModelSummary, found: ModelSummary) -> None:

@@ -14,6 +14,7 @@ from fitter.comparing import OnBuild, check_builds, compare_builds
 from fitter.errors import FitterError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.types import Row
+from fitter.model.location import called, is_address, name_of
 from fitter.output.units import human
 from fitter.planning.plan import Plan
 from fitter.planning.shared import HOST_NAME
@@ -31,7 +32,7 @@ class Subject:
     """A model on a machine, to be measured with several builds. ``keywords``: those of ``fitter.fit``."""
 
     name: str
-    model: Path
+    model: Path | str
     keywords: Mapping[str, Any] = field(default_factory=dict)
     max_growth: Growth = field(default_factory=Growth)
 
@@ -68,9 +69,10 @@ def of_cases(cases: Sequence[Case]) -> tuple[Subject, ...]:
 
 def of_models(models: Sequence[str], keywords: Mapping[str, Any]) -> tuple[Subject, ...]:
     """Models, all with the same keywords of ``fitter.fit``, as subjects that are called as their files."""
-    paths = [Path(model) for model in models]
-    count = Counter(path.stem for path in paths)
-    names = [path.stem if count[path.stem] == 1 else str(path) for path in paths]
+    paths = [model if is_address(model) else Path(model) for model in models]
+    stems = [Path(name_of(path)).stem for path in paths]
+    count = Counter(stems)
+    names = [stem if count[stem] == 1 else called(path) for stem, path in zip(stems, paths, strict=True)]
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise UsageError(f"{twice[0]} is named twice: leave one out")
     return tuple(Subject(name, path, keywords) for name, path in zip(names, paths, strict=True))

@@ -15,6 +15,7 @@ from fitter.errors import UsageError
 from fitter.kinds import Kind
 from fitter.llama.builds import PYTHON
 from fitter.machine.gpu import NO_GPU, parse_gpus
+from fitter.model.location import is_address
 from fitter.model.source import show, split_name
 from fitter.parameters import PARAMETERS, of_a_case
 from fitter.planning.limits import MOST_SPEED
@@ -76,8 +77,10 @@ class Case:
     """
 
     name: str
-    model: Path
-    """The model's path, or a pattern with one case for each match; relative to the directory of ``fitter.toml``."""
+    model: Path | str
+    """The model's path, or a pattern with one case for each match, relative to the directory of ``fitter.toml``; or
+    its address, such as ``hf://org/repo/model.gguf``.
+    """
     settings: Mapping[str, CaseValue]
     max_growth: Growth = Growth()
     """How much more than its lock each device and the host may take: a share such as ``1%``, or a size."""
@@ -111,7 +114,7 @@ class Case:
         return [self._file(text) for text in map(str, value)] if isinstance(value, tuple) else self._file(str(value))
 
     def _file(self, text: str) -> str:
-        return os.path.join(self.directory, os.path.expanduser(text))
+        return text if is_address(text) else os.path.join(self.directory, os.path.expanduser(text))
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
@@ -237,8 +240,10 @@ def _table(value: object, where: str) -> dict[str, Any]:
     return value
 
 
-def _models(text: str, directory: Path, where: str) -> list[tuple[str, Path]]:
-    """For each model that ``text`` names: what is added to the case's name, and the model's path."""
+def _models(text: str, directory: Path, where: str) -> Sequence[tuple[str, Path | str]]:
+    """For each model that ``text`` names: what is added to the case's name, and the model's path or address."""
+    if is_address(text):
+        return [("", text)]
     given = os.path.expanduser(text)
     whole = os.path.join(directory, given)
     if not glob.has_magic(given) or os.path.exists(whole):

@@ -17,7 +17,8 @@ from fitter.errors import FitterError, UsageError
 from fitter.llama import wire
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.machine.gpu import parse_gpus
-from fitter.model.source import model_files, show
+from fitter.model.location import is_address, model_files, name_of
+from fitter.model.source import show
 from fitter.output import table
 from fitter.parameters import of_a_case
 from fitter.planning.limits import MOST_SPEED
@@ -88,7 +89,7 @@ class Checks:
         self._config = config
         self.is_update = bool(self._given("fitter_update"))
         self.lock_path = self._path("fitter_lock") or self.root / LOCK_FILE
-        self.model = self._path("fitter_model")
+        self.model: Path | str | None = self._model()
         self._max_growth = self._growth()
         self._llama_cpp = self._build()
         self._plans: dict[Any, tuple[api.Plan, Snapshot] | FitterError] = {}
@@ -109,7 +110,7 @@ class Checks:
                 stored += marked.is_stored
                 case = replace(marked.case, name=name if stored < 2 else f"{name}#{stored}")
                 plan, snapshot = self._fitted(case)
-                sections.append((f"memory of {show(Path(case.model.name))}", _text(plan)))
+                sections.append((f"memory of {show(Path(name_of(case.model)))}", _text(plan)))
                 if failure := self._failure(case, plan, snapshot, marked.is_stored):
                     failures.append(failure)
                 elif marked.is_stored and self.is_update:
@@ -151,6 +152,10 @@ class Checks:
     def _given(self, name: str) -> Any:
         given = self._config.getoption(name)
         return self._config.getini(name) if given is None else given
+
+    def _model(self) -> Path | str | None:
+        given: str = self._given("fitter_model")
+        return given if given and is_address(given) else self._path("fitter_model")
 
     def _path(self, name: str) -> Path | None:
         """A path from the options: relative to where pytest was called, or to the directory of pytest's settings."""
@@ -261,7 +266,7 @@ class Checks:
                 raise UsageError(
                     f"{self.lock_name} has no entry for {case.name}: run pytest --fitter-update, and commit it"
                 )
-        comparison, model = compare(case, locked, snapshot), show(Path(case.model.name))
+        comparison, model = compare(case, locked, snapshot), show(Path(name_of(case.model)))
         if not plan.fits:
             failure = f"{model} does not fit: {'; '.join(problem.message for problem in plan.problems)}"
         elif comparison.failures:
@@ -314,7 +319,7 @@ def _sentence(error: FitterError) -> str:
     return f"{MARKER}: {' '.join(str(error).split())}"
 
 
-def _stamp(model: Path) -> tuple[tuple[int, int], ...] | None:
+def _stamp(model: Path | str) -> tuple[tuple[int, int], ...] | None:
     """Sizes and times of the model's files, which change if the model is replaced."""
     try:
         states = [file.stat() for file in model_files(model)]

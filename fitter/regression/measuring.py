@@ -21,7 +21,7 @@ from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.process import processors
 from fitter.llama.types import Row, Skeleton, VirtualDevice
 from fitter.machine.gpu import parse_gpus
-from fitter.model.source import model_files
+from fitter.model.location import model_files
 from fitter.regression import headers
 from fitter.regression.cases import DEFAULT_PROGRAM, Case
 from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, LockedSpeed, Memory, Snapshot

@@ -131,7 +131,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 
 @pytest.fixture
-def fitter_model(request: pytest.FixtureRequest) -> Path | None:
+def fitter_model(request: pytest.FixtureRequest) -> Path | str | None:
     """The model for ``fits_memory`` tests that name none, from --fitter-model or the ini file. You may override it."""
     return _checks(request.config).model
 

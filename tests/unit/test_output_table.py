@@ -304,7 +304,23 @@ def test_progress_counts_the_seconds_of_a_long_step(monkeypatch: pytest.MonkeyPa
     assert [str(step.__rich__()), str(step.__rich__())] == ["[3 dummy loads] loading", "[3 dummy loads] loading (75 s)"]
 
 
+def test_progress_of_which_a_part_is_done_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal()
+    with progress(terminal) as on_progress:
+        assert on_progress is not None
+        on_progress(Progress(0, "fetching 3 of 9 files", 0.5))
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    assert f"{'━' * 12}╺{'━' * 11} fetching 3 of 9 files" in plain
+
+
 def test_progress_with_a_line_for_each_step() -> None:
+    out = io.StringIO()
+    with progress(out, every_step=True) as on_progress:
+        assert on_progress is not None
+        for part in (0.0, 0.5, 1.0):
+            on_progress(Progress(0, f"fetching {part:.0%}", part))
+    assert out.getvalue() == "fetching 100%\n"
     out = io.StringIO()
     with progress(out, every_step=True) as on_progress:
         assert on_progress is not None

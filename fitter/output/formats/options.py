@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fitter.errors import PlanError
 from fitter.kinds import Flag
+from fitter.model.location import local_name
 from fitter.output.arguments import arguments
 from fitter.parameters import PARAMETERS
 from fitter.planning.plan import Plan
@@ -68,7 +69,7 @@ def option_values(plan: Plan) -> list[OptionValue]:
 
 def with_absolute_paths(plan: Plan) -> list[OptionValue]:
     """The model and the arguments of ``plan`` with absolute paths, for a file that may be read in another directory."""
-    found = [OptionValue(MODEL, os.path.abspath(plan.model.path))]
+    found = [OptionValue(MODEL, os.path.abspath(local_name(plan.model.path)))]
     for argument in option_values(plan):
         if argument.option.is_files:
             argument = OptionValue(argument.option, ",".join(map(os.path.abspath, argument.value.split(","))))

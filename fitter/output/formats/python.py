@@ -8,6 +8,7 @@ from typing import Any
 
 from fitter.errors import PlanError
 from fitter.kinds import Kind, Paths, Texts
+from fitter.model.location import local_name
 from fitter.output.formats.options import option_values
 from fitter.parameters import PARAMETERS, SHARED, LoadKeywords, taken_by
 from fitter.planning.plan import Plan
@@ -21,7 +22,7 @@ def text(plan: Plan) -> str:
     """
     from fitter.output.keywords import llama_kwargs
 
-    path = os.path.abspath(plan.model.path)
+    path = os.path.abspath(local_name(plan.model.path))
     try:
         return _script("import llama_cpp", "llm = llama_cpp.Llama", path, llama_kwargs(plan, anyway=True))
     except PlanError:

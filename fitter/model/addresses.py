@@ -1,0 +1,190 @@
+"""Addresses of models that are not on this machine: what is asked for, and what of it may be shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import urllib.parse
+from dataclasses import dataclass
+
+from fitter.errors import LibraryError, ModelError
+from fitter.model.source import split_path
+
+EXTRA = "pip install 'llama-fitter[remote]'"
+"""Installs what reads addresses that are not HTTP's."""
+
+HUB = "hf"
+"""The scheme of files on Hugging Face's hub: ``hf://org/repo/file.gguf``."""
+
+_URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]+)://.*", re.DOTALL)
+_CHAINED = re.compile(r"[a-z][a-z0-9+.-]+(://[^:]*)?::.*", re.DOTALL)
+_FLATTENED = re.compile(r"(?P<scheme>https?|hf|s3|gs|gcs|az|abfs|ftp|sftp|file):/(?P<rest>[^/].*)", re.DOTALL)
+"""What ``pathlib`` makes of a URL."""
+_USER = re.compile(r"//[^/]*@")
+_QUERY = re.compile(r"[?#].*?(?=::|$)", re.DOTALL)
+_REFERENCE = re.compile(r"refs/(?:pr|convert)/[^/]+")
+"""A revision of the hub's whose name has slashes."""
+_SPLIT = re.compile(r"(?P<before>[^?#]*?)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf(?=$|[?#]|::)")
+_KINDS = {"datasets": "dataset", "spaces": "space"}
+_PAGE = re.compile(r"(/[^/]+/[^/]+)/blob/")
+"""The page that shows a file on the hub, which is not the file."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a file of a model is.
+
+    ``url`` is asked for, and may hold credentials; ``shown`` is what is said of it, without them. ``is_hub``: it is a
+    file of Hugging Face's hub, whose token goes with the request.
+    """
+
+    url: str
+    shown: str
+    is_hub: bool = False
+
+    @property
+    def scheme(self) -> str:
+        """How it is asked, in lower case, such as ``https``."""
+        return self.url.partition(":")[0].lower()
+
+    @property
+    def is_http(self) -> bool:
+        """Whether a web server has it."""
+        return self.scheme in ("http", "https")
+
+    @property
+    def name(self) -> str:
+        """The name of the file, by the last part of its path."""
+        return file_name(self.shown)
+
+
+def as_url(path: str | os.PathLike[str]) -> str | None:
+    """The URL that ``path`` is, also where ``pathlib`` has taken a slash of it; ``None`` for a file of this machine."""
+    text = os.fspath(path)
+    if _URL.fullmatch(text) or _CHAINED.fullmatch(text):
+        return text
+    flat = _FLATTENED.fullmatch(text)
+    return f"{flat['scheme']}://{flat['rest']}" if flat and not os.path.lexists(text) else None
+
+
+def shown(url: str) -> str:
+    """``url`` without what may be secret: a user with a password, and what follows ``?`` or ``#``."""
+    return _QUERY.sub("", _USER.sub("//", url))
+
+
+def file_name(url: str) -> str:
+    """The name of a file by its URL. Raises ``ModelError`` where that names none."""
+    scheme, _, path = shown(url).partition("://")
+    # In others :: begins what the file is in.
+    path = path.partition("/")[2] if scheme.lower() in ("http", "https") else path.partition("::")[0]
+    name = urllib.parse.unquote(path.rstrip("/").rpartition("/")[2])
+    if not name or name in (".", "..") or "/" in name or "\0" in name or len(os.fsencode(name)) > 200:
+        raise ModelError(f"{shown(url)} names no file: give the address of a GGUF file")
+    return name
+
+
+def addresses(url: str) -> tuple[Address, ...]:
+    """The addresses of all files of the model, of which ``url`` names one.
+
+    Raises ``ModelError`` for what is no address of a file, ``LibraryError`` where the package for it is missing.
+    """
+    file_name(url)
+    split = _split(url)
+    if split is None:
+        return (address(url),)
+    before, after, count = split
+    return tuple(address(split_path(before, number, count) + after) for number in range(1, count + 1))
+
+
+def _split(url: str) -> tuple[str, str, int] | None:
+    """What is before and after the number of a split file, and how many there are; ``None`` for any other file."""
+    match = _SPLIT.match(url)
+    if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
+        return None
+    return match["before"], url[match.end() :], int(match["count"])
+
+
+def address(url: str) -> Address:
+    """The address that ``url`` is. Raises ``ModelError`` for what is none, ``LibraryError`` without its package."""
+    scheme = url.partition(":")[0].lower()
+    if scheme == HUB:
+        return Address(_of_hub(url), shown(url), is_hub=True)
+    if scheme not in ("http", "https"):
+        return Address(url, shown(url))
+    try:
+        parts = urllib.parse.urlsplit(url)
+        # each raises for what is none
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host:
+        raise ModelError(f"{shown(url)} is not a URL: write it as https://host/path/model.gguf")
+    if f"{parts.scheme}://{parts.netloc}".lower() != endpoint():
+        return Address(url, shown(url))
+    path = _PAGE.sub(r"\1/resolve/", parts.path, count=1)
+    return Address(urllib.parse.urlunsplit(parts._replace(path=path)), shown(url), is_hub=True)
+
+
+def endpoint() -> str:
+    """Where Hugging Face's hub is (``HF_ENDPOINT``)."""
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/").lower()
+
+
+def hub_file(url: str) -> tuple[str, str, str | None, str | None]:
+    """Repository, file, revision and kind of repository of ``hf://org/repo[@revision]/file``.
+
+    ``None`` is the usual revision, and a repository with models. Raises ``ModelError`` for anything else.
+    """
+    path = shown(url).partition("://")[2].strip("/")
+    first, _, rest = path.partition("/")
+    kind = _KINDS.get(first)
+    if kind:
+        path = rest
+    org, _, rest = path.partition("/")
+    repo, _, file = rest.partition("/")
+    repo, is_revised, revision = repo.partition("@")
+    if is_revised and (long := _REFERENCE.match(f"{revision}/{file}")):
+        revision, file = long[0], f"{revision}/{file}"[long.end() + 1 :]
+    if not org or not repo:
+        raise ModelError(f"{shown(url)} names no file: write it as hf://org/repo/file.gguf")
+    if not file:
+        raise ModelError(f"{shown(url)} is a whole repository: add the name of a GGUF file in it")
+    return f"{org}/{repo}", file, urllib.parse.unquote(revision) or None, kind
+
+
+def _of_hub(url: str) -> str:
+    """The URL at which the hub has the file."""
+    repository, file, revision, kind = hub_file(url)
+    try:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:
+        raise LibraryError(f"{shown(url)} is read with huggingface_hub, which is not installed: {EXTRA}") from None
+    where = os.environ.get("HF_ENDPOINT")
+    try:
+        file = urllib.parse.unquote(file)
+        found: str = hf_hub_url(repository, file, repo_type=kind, revision=revision, endpoint=where)
+    except (HFValidationError, ValueError) as error:
+        raise ModelError(f"{shown(url)} is not a file of the hub: {' '.join(str(error).split())}") from None
+    return found
+
+
+def download_command(url: str) -> str:
+    """The command that downloads the whole model."""
+    plain, split = shown(url), _split(shown(url))
+    scheme = plain.partition(":")[0].lower()
+    if scheme == HUB:
+        repository, file, revision, kind = hub_file(url)
+        files = [file]
+        if split is not None:
+            files = ["--include", f"{hub_file(split[0])[1]}-*-of-{split[2]:05d}.gguf"]
+        more = [*(["--revision", revision] if revision else []), *(["--repo-type", kind] if kind else [])]
+        return shlex.join(["hf", "download", repository, *files, *more, "--local-dir", "."])
+    if scheme in ("http", "https"):
+        if split is not None:
+            plain = f"{split[0]}-[00001-{split[2]:05d}]-of-{split[2]:05d}.gguf"
+        return shlex.join(["curl", "-LO", plain])
+    if split is not None:
+        plain = f"{split[0]}-*-of-{split[2]:05d}.gguf"
+    return shlex.join(["python", "-c", f"import fsspec; fsspec.filesystem({scheme!r}).get({plain!r}, '.')"])

@@ -1,0 +1,162 @@
+"""Headers that were fetched from elsewhere, kept in the platform's cache directory: sparse files of the full length.
+
+A folder for each address, by a digest of what may be shown of it; in it a folder for each content that it has had,
+with a file for each file of the model, named as there. A folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fitter.errors import ModelError
+from fitter.model.addresses import Address
+from fitter.model.source import show
+
+_ABOUT = "about.json"
+_PARTIAL = ".partial-"
+_KEPT_SECONDS = 24 * 3600
+"""How long a content that is no longer the newest stays, since somebody may still be reading it."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of a file: its name, its tag, its length, and how much of that is its header, with a digest."""
+
+    name: str
+    tag: str
+    file_bytes: int
+    header_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a file that was fetched: ``data`` are its first bytes."""
+
+    name: str
+    tag: str
+    file_bytes: int
+    data: bytes
+
+    @property
+    def kept(self) -> Kept:
+        """What is kept of it."""
+        return Kept(self.name, self.tag, self.file_bytes, len(self.data), hashlib.sha256(self.data).hexdigest())
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The headers of a model that are kept in ``folder``."""
+
+    folder: Path
+    files: tuple[Kept, ...]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files, in their order."""
+        return tuple(self.folder / each.name for each in self.files)
+
+    def header(self, index: int) -> Header:
+        """One of its headers. Raises ``OSError``."""
+        kept = self.files[index]
+        with (self.folder / kept.name).open("rb") as file:
+            return Header(kept.name, kept.tag, kept.file_bytes, file.read(kept.header_bytes))
+
+    def is_whole(self) -> bool:
+        """Whether every file is as it was written."""
+        try:
+            return all(
+                path.stat().st_size == kept.file_bytes and self.header(index).kept == kept
+                for index, (path, kept) in enumerate(zip(self.paths, self.files, strict=True))
+            )
+        except OSError:
+            return False
+
+
+def folder() -> Path:
+    """``llama-fitter/headers`` in the cache directory (``XDG_CACHE_HOME``)."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("llama-fitter", appauthor=False) / "headers"
+
+
+def newest(model: Sequence[Address]) -> Entry | None:
+    """What was fetched last of a model; ``None`` if nothing was, or if it is damaged."""
+    try:
+        found = sorted(_of(model).glob(f"*/{_ABOUT}"), key=os.path.getmtime)
+    except OSError:
+        return None
+    entry = _read(found[-1].parent) if found else None
+    names = [address.name for address in model]
+    return entry if entry and [each.name for each in entry.files] == names and entry.is_whole() else None
+
+
+def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
+    """Keep the headers of all files of a model. Raises ``ModelError`` where they cannot be written."""
+    kept = tuple(header.kept for header in headers)
+    words = json.dumps([asdict(each) for each in kept], indent=1)
+    place = _of(model) / hashlib.sha256(words.encode()).hexdigest()[:32]
+    entry = Entry(place, kept)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not entry.is_whole():
+            _write(entry, headers, words)
+        os.utime(place / _ABOUT)
+    except OSError as error:
+        raise ModelError(
+            f"the header of {model[0].shown} cannot be kept in {show(folder())}: {error.strerror}; set XDG_CACHE_HOME "
+            "to a directory that can be written"
+        ) from None
+    _tidy(place)
+    return entry
+
+
+def _of(model: Sequence[Address]) -> Path:
+    return folder() / hashlib.sha256(model[0].shown.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _read(place: Path) -> Entry | None:
+    try:
+        found = json.loads((place / _ABOUT).read_text(encoding="utf-8"))
+        return Entry(place, tuple(Kept(**each) for each in found))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def _write(entry: Entry, headers: Sequence[Header], words: str) -> None:
+    partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=entry.folder.parent))
+    try:
+        for header in headers:
+            with (partial / header.name).open("xb") as file:
+                file.write(header.data)
+                file.truncate(header.file_bytes)
+        (partial / _ABOUT).write_text(words + "\n", encoding="utf-8")
+        try:
+            partial.rename(entry.folder)
+        except OSError:
+            # Another process was quicker, or what is there is damaged.
+            if entry.is_whole():
+                return
+            shutil.rmtree(entry.folder)
+            partial.rename(entry.folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _tidy(place: Path) -> None:
+    """Remove what the address had before, and what a process that was killed has left."""
+    with suppress(OSError):
+        long_ago = time.time() - _KEPT_SECONDS
+        for other in place.parent.iterdir():
+            with suppress(OSError):
+                if other != place and other.stat().st_mtime < long_ago:
+                    shutil.rmtree(other, ignore_errors=True)

@@ -1,0 +1,243 @@
+"""A model that is elsewhere, as files of this machine: its header is fetched, and nothing else of it.
+
+What is below sees files of the full length, whose bytes after the header were never written. A file is asked about
+once in a while only, with its ETag, and read again when that is another one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fitter.errors import FitterError, ModelError
+from fitter.model import kept_headers, source
+from fitter.model.addresses import Address, addresses, shown
+from fitter.model.header_length import LONGEST, Damaged, HeaderLength, TooLong
+from fitter.model.kept_headers import Entry, Header
+from fitter.model.ranges import FsspecRanges, Patience, Ranges, Unchanged, changed
+from fitter.text import human
+
+DEFAULT_TIMEOUT = 60.0
+"""Seconds for all of a header, where nothing else is said."""
+
+_BELIEVED = 60.0
+"""Seconds for which an answer is taken as still true, so that a plan asks once."""
+_AT_ONCE = 16
+_FIRST_OF_FIRST, _FIRST_OF_OTHERS = 1 << 14, 1 << 12
+"""Bytes that are read first: of the file with the metadata, and of one that only has tensors."""
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """How far the fetching of a header is."""
+
+    text: str
+    """What is fetched, and how far."""
+    part: float
+    """What share is here, from 0 to 1."""
+
+
+Say = Callable[[Fetching], None]
+
+
+@dataclass
+class _Answer:
+    """What is known of a URL: when it was asked, and the files."""
+
+    url: str
+    files: tuple[Path, ...] = ()
+    asked: float = float("-inf")
+
+
+_answers: dict[str, _Answer] = {}
+_locks: dict[str, threading.Lock] = {}
+_lock = threading.Lock()
+
+
+def fetched(url: str, *, timeout: float | None = None, say: Say | None = None) -> tuple[Path, ...]:
+    """The files of the model at ``url``, of which only the headers are here, and only the headers were read.
+
+    ``timeout``: seconds for all of them. Raises ``ModelError`` where they cannot be read, ``LibraryError`` where a
+    package is missing for that.
+    """
+    key = shown(url)
+    with _lock:
+        known = _answers.get(key)
+        if known is not None and url == key:
+            # What a plan says of its model is without the credentials.
+            url = known.url
+        mine = _locks.setdefault(key, threading.Lock())
+    with mine:
+        known = _answers.get(key)
+        if known is not None and known.url == url and time.monotonic() - known.asked < _BELIEVED and _are_there(known):
+            return known.files
+        files = _fetch(addresses(url), Patience(timeout or DEFAULT_TIMEOUT), say or (lambda _: None))
+        _answers[key] = _Answer(url, files, time.monotonic())
+        return files
+
+
+def forget() -> None:
+    """Forget what was answered; the next question about a URL is asked."""
+    _answers.clear()
+
+
+def _are_there(known: _Answer) -> bool:
+    return all(file.exists() for file in known.files)
+
+
+def _fetch(model: Sequence[Address], patience: Patience, say: Say) -> tuple[Path, ...]:
+    entry = kept_headers.newest(model)
+    headers = _headers() if any(address.is_hub for address in model) else {}
+    amounts = _Amounts(model, say)
+
+    def read(index: int) -> Header | None:
+        address = model[index]
+        # What follows a ? may be a signature, and is not kept; so another file may be meant with the same address.
+        is_same = address.is_hub or "?" not in address.url
+        known = entry.files[index].tag if entry is not None and is_same else ""
+        first = _FIRST_OF_OTHERS if index else _FIRST_OF_FIRST
+        try:
+            return _header(address, _ranges(address, headers, patience), first, known, amounts.of(index))
+        except Unchanged:
+            return None
+
+    found = _in_parallel(read, len(model), patience, model, amounts.show)
+    if entry is not None and not any(found):
+        files = entry
+    else:
+        files = kept_headers.keep(model, [_new_or_kept(each, entry, i, model) for i, each in enumerate(found)])
+    for path, address in zip(files.paths, model, strict=True):
+        source.call(path, address.shown)
+    return files.paths
+
+
+def _new_or_kept(found: Header | None, entry: Entry | None, index: int, model: Sequence[Address]) -> Header:
+    if found is not None:
+        return found
+    assert entry is not None
+    try:
+        return entry.header(index)
+    except OSError:
+        raise changed(model[index].shown) from None
+
+
+def _headers() -> dict[str, str]:
+    from fitter.model.http_ranges import hub_headers
+
+    return hub_headers()
+
+
+def _ranges(address: Address, headers: dict[str, str], patience: Patience) -> Ranges:
+    if not address.is_http:
+        return FsspecRanges(address)
+    from fitter.model.http_ranges import HttpRanges
+
+    return HttpRanges(address, headers if address.is_hub else {}, patience)
+
+
+def _header(address: Address, ranges: Ranges, first: int, known: str, report: Callable[[int, int], None]) -> Header:
+    """The header of one file. Raises ``ModelError``, and ``Unchanged`` where its tag is still ``known``."""
+    part = ranges.read(0, first, known)
+    source.check_beginning(address.shown, part.data[:8])
+    header = HeaderLength(part.file_bytes)
+    try:
+        header.add(part.data)
+        while header.missing:
+            report(len(header.data), header.expected)
+            more = ranges.read(len(header.data), header.missing)
+            if (more.file_bytes, more.tag) != (part.file_bytes, part.tag):
+                raise changed(address.shown)
+            if not more.data:
+                raise Damaged
+            header.add(more.data)
+    except Damaged:
+        raise ModelError(
+            f"{address.shown}: its header is truncated or damaged; ask who provides it, or take another file"
+        ) from None
+    except TooLong:
+        raise ModelError(
+            f"{address.shown}: its header has more than {human(LONGEST)}, which that of no model has; take another file"
+        ) from None
+    report(len(header.data), len(header.data))
+    return Header(address.name, part.tag, part.file_bytes, header.whole)
+
+
+class _Amounts:
+    """How much of each file's header is here, and how much it is expected to have; told by several threads."""
+
+    def __init__(self, model: Sequence[Address], say: Say) -> None:
+        self._have = [(0, 0)] * len(model)
+        self._say = say
+
+    def of(self, index: int) -> Callable[[int, int], None]:
+        """A function to call with what is here of a file, and what is expected."""
+
+        def report(have: int, expected: int) -> None:
+            self._have[index] = (have, expected)
+            if sum(have for have, _ in self._have) > LONGEST:
+                raise TooLong
+
+        return report
+
+    def show(self, done: int) -> None:
+        """Say how far it is, with ``done`` files."""
+        count, here = len(self._have), sum(have for have, _ in self._have)
+        known = [expected for _, expected in self._have if expected]
+        every = sum(known) + (count - len(known)) * (min(known) if known else 1)
+        of = f"{done} of {count} files, " if count > 1 else ""
+        self._say(Fetching(f"fetching the model's header: {of}{human(here)}", min(1.0, here / every) if every else 0.0))
+
+
+def _in_parallel(
+    read: Callable[[int], Header | None],
+    count: int,
+    patience: Patience,
+    model: Sequence[Address],
+    show: Callable[[int], None],
+) -> list[Header | None]:
+    """What ``read`` returns for every file, several of them at once. The first error ends all."""
+    found: list[Header | None] = [None] * count
+    left = iter(range(count))
+    results: queue.SimpleQueue[tuple[int, Header | None, BaseException | None]] = queue.SimpleQueue()
+    taking = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with taking:
+                index = next(left, None)
+            if index is None:
+                return
+            try:
+                results.put((index, read(index), None))
+            except BaseException as error:
+                results.put((index, None, error))
+                return
+
+    for _ in range(min(_AT_ONCE, count)):
+        # not waited for at the end, as a name that is being looked up cannot be interrupted
+        threading.Thread(target=work, daemon=True).start()
+    done = 0
+    try:
+        while done < count:
+            show(done)
+            try:
+                index, header, error = results.get(timeout=max(0.0, min(0.1, patience.left)))
+            except queue.Empty:
+                patience.check(model[0].shown)
+                continue
+            if isinstance(error, (FitterError, Unchanged)):
+                raise error
+            if error is not None:
+                raise ModelError(f"{model[index].shown} cannot be read: {type(error).__name__}: {error}") from error
+            found[index] = header
+            done += 1
+        if any(found):
+            show(done)
+    except BaseException:
+        patience.stop()
+        raise
+    return found

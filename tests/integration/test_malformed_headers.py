@@ -1,0 +1,236 @@
+"""Headers of real models with something wrong in them, as a file and over HTTP: one line each, and little memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+import fitter
+from fitter.cli import main
+from fitter.errors import FitterError, LlamaCppCrashError
+from fitter.llama.client import Worker
+from fitter.model import remote
+from tools import shapes
+from tools.ranges import clean_environment, serving
+from tools.tiny import write_tiny
+
+COUNT = 200
+SOON = 5.0
+"""Seconds for one of them."""
+LITTLE = 500 * 10**6
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class Field:
+    """A number in a header, or a name: what it is, where, and how many bytes it has."""
+
+    kind: str
+    at: int
+    size: int
+
+
+class Walk:
+    """The fields of a header that begins with ``data``."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at, self.fields = (
+            data,
+            24,
+            [Field("count", 8, 8), Field("count", 16, 8), Field("version", 4, 4)],
+        )
+        n_tensors, n_kv = struct.unpack_from("<QQ", data, 8)
+        for _ in range(n_kv):
+            self.string("key length", "key")
+            self.value(self.number("type", 4))
+        for _ in range(n_tensors):
+            self.string("name length", "name")
+            for _ in range(self.number("dimensions", 4)):
+                self.number("dimension", 8)
+            self.number("tensor type", 4)
+            self.number("offset", 8)
+
+    def number(self, kind: str, size: int) -> int:
+        self.fields.append(Field(kind, self.at, size))
+        self.at += size
+        return int.from_bytes(self.data[self.at - size : self.at], "little")
+
+    def string(self, kind: str, text: str = "") -> None:
+        length = self.number(kind, 8)
+        if text:
+            self.fields.append(Field(text, self.at, length))
+        self.at += length
+
+    def value(self, kind: int) -> None:
+        if kind == _STRING:
+            self.string("length")
+        elif kind == _ARRAY:
+            inner, count = self.number("type", 4), self.number("count", 8)
+            for _ in range(count if inner == _STRING else 0):
+                self.string("length")
+            self.at += 0 if inner == _STRING else count * _SIZES[inner]
+        else:
+            self.at += _SIZES[kind]
+
+
+NUMBERS = {
+    "version": (0, 1, 4, 0x03000000),
+    "count": (-1, 1, 2**27, 2**29, 2**31, 2**40, 2**61, 2**63, 2**64 - 1),
+    "key length": (-1, 1, 2**16, 2**29, 2**33, 2**63, 2**64 - 1),
+    "length": (2**27, 2**29, 2**31, 2**33, 2**40, 2**62, 2**63, 2**64 - 1),
+    "name length": (-1, 1, 64, 2**31, 2**63, 2**64 - 1),
+    "type": (13, 255, 2**31, 2**32 - 1),
+    "dimensions": (5, 255, 2**31, 2**32 - 1),
+    "dimension": (0, 7, 2**32, 2**62, 2**63, 2**64 - 1),
+    "tensor type": (4, 5, 99, 2**31, 2**32 - 1),
+    "offset": (7, 32, 2**40, 2**63, 2**64 - 32),
+}
+"""What is written in place of each; -1 and 1 are added to what is there."""
+
+
+def malformed(data: bytes, walk: Walk, draw: random.Random) -> bytes:
+    """``data`` with one field that cannot be so."""
+    kind = draw.choice([*NUMBERS, "name"])
+    field = draw.choice([field for field in walk.fields if field.kind == kind])
+    old = data[field.at : field.at + field.size]
+    if kind == "name":
+        new = draw.choice([b"\xff" * field.size, b"x" * field.size, b"\0" * field.size])
+    else:
+        value = draw.choice([n for n in NUMBERS[kind] if n.bit_length() <= 8 * field.size])
+        if value in (-1, 1) and kind not in ("version",):
+            value += int.from_bytes(old, "little")
+        new = value.to_bytes(field.size, "little")
+    if new == old:
+        return malformed(data, walk, draw)
+    return data[: field.at] + new + data[field.at + field.size :]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("malformed")
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def models(folder: Path) -> list[tuple[bytes, Walk, int]]:
+    """Headers to change, and how long their files are: small ones, and some of models of many GiB."""
+    paths = [
+        write_tiny(folder / "tiny.gguf"),
+        shapes.write("llama-3.1-8b", folder, vocab=False),
+        shapes.write("deepseek-v3.1", folder),
+    ]
+    found = []
+    for path in paths:
+        with path.open("rb") as file:
+            data = file.read(8 << 20)
+        walk = Walk(data)
+        found.append((data[: walk.at + -walk.at % 32], walk, path.stat().st_size))
+    return found
+
+
+def written(path: Path, models: list[tuple[bytes, Walk, int]], number: int) -> Path:
+    """A file with a header that is malformed in the way of ``number``."""
+    draw = random.Random(number)
+    data, walk, size = models[number % len(models)]
+    with path.open("wb") as file:
+        file.write(malformed(data, walk, draw))
+        file.truncate(size)
+    return path
+
+
+def most_memory() -> int:
+    """The most that this process and its children have had in memory at once, each for itself."""
+    every = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    found = []
+    for process in every:
+        try:
+            text = Path(f"/proc/{process.pid}/status").read_text()
+        except OSError:
+            continue
+        match = re.search(r"VmHWM:\s+(\d+) kB", text)
+        found.append(int(match[1]) * 1024 if match else 0)
+    return max(found)
+
+
+def failures(
+    folder: Path, models: list[tuple[bytes, Walk, int]], worker: Worker, where: str, numbers: range
+) -> list[str]:
+    """Those of ``numbers`` that do not end as they should, with the reason."""
+    found = []
+    for number in numbers:
+        path = written(folder / f"{number}.gguf", models, number)
+        address = str(path) if where == str(folder) else f"{where}/{path.name}"
+        began = time.monotonic()
+        try:
+            fitter.measure(address, gpus="24GiB", worker=worker)
+            found.append(f"{number}: it is a model")
+        except FitterError as error:
+            text = str(error)
+            if error.exit_code != 3 or isinstance(error, LlamaCppCrashError) or not text.isprintable():
+                found.append(f"{number}: {type(error).__name__}: {text}")
+            elif not text.startswith(address):
+                found.append(f"{number}: of what? {text}")
+        if time.monotonic() - began > SOON:
+            found.append(f"{number}: {time.monotonic() - began:.1f} s")
+        path.unlink()
+    return found
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in clean_environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    remote.forget()
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("where", ["file", "HTTP"])
+def test_a_malformed_header_is_one_line(
+    folder: Path, models: list[tuple[bytes, Walk, int]], worker: Worker, where: str
+) -> None:
+    before = most_memory()
+    with serving(folder) as server:
+        place = str(folder) if where == "file" else server.url
+        assert failures(folder, models, worker, place, range(COUNT)) == []
+    assert most_memory() < max(LITTLE, before + LITTLE // 2)
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("where", ["file", "HTTP"])
+def test_the_command_says_it_too(
+    folder: Path, models: list[tuple[bytes, Walk, int]], capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    with serving(folder) as server:
+        for number in range(0, COUNT, 25):
+            path = written(folder / f"{number}.gguf", models, number)
+            began = time.monotonic()
+            assert main([str(path) if where == "file" else f"{server.url}/{path.name}", "--gpu", "24GiB"]) == 3
+            shown = capsys.readouterr()
+            assert (shown.out, shown.err.count("\n")) == ("", 1)
+            assert shown.err.startswith("fitter: error: ")
+            assert time.monotonic() - began < SOON
+            path.unlink()
+    left = [path.name for path in Path(os.environ["XDG_CACHE_HOME"]).rglob("*") if ".partial" in path.name]
+    assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_many_more_malformed_headers(folder: Path, models: list[tuple[bytes, Walk, int]], worker: Worker) -> None:
+    assert failures(folder, models, worker, str(folder), range(COUNT, 5 * COUNT)) == []

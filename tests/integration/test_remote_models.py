@@ -1,0 +1,664 @@
+"""Models that are elsewhere: planned from their headers alone, which are fetched from servers of every kind once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fitter
+from fitter.cli import main
+from fitter.errors import FitterError, LibraryError, ModelError
+from fitter.llama.client import Worker
+from fitter.model import kept_headers, remote
+from tools import shapes
+from tools.ranges import FileServer, Request, clean_environment, serving
+from tools.tiny import write_tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+GPUS = ["4x 31600MiB", "2x 23688MiB", "2x 48270MiB"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """No proxies and no tokens of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        kept = clean_environment()
+        for name in [name for name in os.environ if name not in kept]:
+            patch.delenv(name)
+        for name, value in kept.items():
+            patch.setenv(name, value)
+        patch.setenv("HF_HOME", os.path.join(os.environ["XDG_CACHE_HOME"], "hub"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def tiny(folder: Path) -> Path:
+    return write_tiny(folder / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as worker:
+        yield worker
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[FileServer]:
+    remote.forget()
+    with serving(folder) as server:
+        yield server
+
+
+def kept() -> set[str]:
+    """All that is in the cache of headers."""
+    place = kept_headers.folder()
+    return {str(path.relative_to(place)) for path in place.rglob("*")} if place.exists() else set()
+
+
+def said_of(plan: fitter.Plan) -> dict[str, Any]:
+    """What a plan says but for where its model is, and what the search took."""
+    document = plan.to_dict()
+    document["model"] = {**document["model"], "path": ""}
+    del document["search"]
+    return document
+
+
+@pytest.mark.parametrize(("shape", "n_files", "given"), [("deepseek-v3.1", 9, 3), ("kimi-k2", 14, 1)])
+def test_a_large_model_is_planned_from_its_header(
+    server: FileServer, worker: Worker, folder: Path, shape: str, n_files: int, given: int
+) -> None:
+    first = shapes.write_split(shape, folder, n_files)
+    files = sorted(folder.glob(f"{shape}-*.gguf"))
+    headers = sum(worker.header(str(file)).data_offset for file in files)
+    here = fitter.fit(first, gpus=GPUS, n_ctx=32768, worker=worker)
+
+    url = f"{server.url}/{files[given - 1].name}"
+    plan = fitter.fit(url, gpus=GPUS, n_ctx=32768, worker=worker)
+    assert plan.model.path == f"{server.url}/{first.name}"
+    assert said_of(plan) == said_of(here)
+    assert headers < server.sent < 1.2 * headers
+    assert set(server.statuses) == {206}
+
+    server.forget()
+    assert said_of(fitter.fit(url, gpus=GPUS, n_ctx=32768, worker=worker)) == said_of(here)
+    assert server.requests == []
+    remote.forget()
+    assert said_of(fitter.fit(url, gpus=GPUS, n_ctx=32768, worker=worker)) == said_of(here)
+    assert (server.statuses, server.sent) == ({304: n_files}, 0)
+
+
+def test_what_is_asked_of_a_model_has_the_same_answer(server: FileServer, worker: Worker, tiny: Path) -> None:
+    url = f"{server.url}/{tiny.name}"
+    words: dict[str, Any] = {"gpus": "rtx-4090", "n_ctx": 4096, "worker": worker}
+    assert fitter.measure(url, **words).rows == fitter.measure(tiny, **words).rows
+    assert fitter.estimate(url, **words) == fitter.estimate(tiny, **words)
+    seen = fitter.inspect(url, n_ctx=512)
+    assert seen.model.path == url
+    assert replace(seen, model=replace(seen.model, path=str(tiny))) == fitter.inspect(tiny, n_ctx=512)
+
+
+def test_every_command_takes_an_address(
+    server: FileServer, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"{server.url}/{tiny.name}"
+    monkeypatch.chdir(tmp_path)
+    Path("fitter.toml").write_text(f'[cases.chat]\nmodel = "{url}"\ngpu = "rtx-4090"\n')
+    two = ["--llama-cpp", "python", "--llama-cpp", "python", "--gpu", "rtx-4090"]
+    commands = {
+        "fit": [url, "--gpu", "rtx-4090", "--json"],
+        "inspect": ["inspect", url, "--json"],
+        "lock": ["lock"],
+        "check": ["check"],
+        "diff": ["diff", url, *two],
+        "history": ["history", url, *two],
+    }
+    said = {}
+    for name, words in commands.items():
+        assert main(words) == 0, capsys.readouterr().err
+        said[name] = capsys.readouterr().out
+    assert json.loads(said["fit"])["model"]["path"] == url
+    assert json.loads(said["inspect"])["model"]["path"] == url
+    place = str(kept_headers.folder())
+    assert not [name for name, text in said.items() if place in text]
+    lock = Path("fitter.lock").read_text()
+    assert 'file = "tiny.gguf"' in lock and server.url not in lock and place not in lock
+    # a lock says the same of the file and of its header
+    Path("fitter.toml").write_text(f'[cases.chat]\nmodel = "{tiny}"\ngpu = "rtx-4090"\n')
+    assert main(["lock"]) == 0
+    assert Path("fitter.lock").read_text() == lock
+
+
+# --- what a server may answer
+
+WHO = "ask who provides it, or take another file"
+DOWNLOAD = "download the model, and give its file"
+
+
+def status(number: int, body: bytes = b"", **headers: str) -> Callable[[Request], bool]:
+    """Answers everything with a status."""
+
+    def answer(request: Request) -> bool:
+        request.say(number, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        return True
+
+    return answer
+
+
+def another_part(request: Request) -> bool:
+    request.say(206, b"GGUF", {"Content-Range": "bytes 5-8/100"})
+    return True
+
+
+def broken_off(request: Request) -> bool:
+    request.close_connection = True
+    return True
+
+
+def not_http(request: Request) -> bool:
+    request.wfile.write(b"hello\r\n\r\n")
+    request.close_connection = True
+    return True
+
+
+def in_a_circle(request: Request) -> bool:
+    request.say(302, b"", {"Location": request.path})
+    return True
+
+
+REFUSED: dict[str, tuple[Callable[[Request], bool], str]] = {
+    "not there": (status(404), "{}: the server has no such file (404): check the address"),
+    "gone": (status(410), "{}: the server has no such file (410): check the address"),
+    "not allowed": (
+        status(403),
+        "{}: the server answers 403 Forbidden: check the address, and the credentials in it",
+    ),
+    "another refusal": (status(400), "{}: the server answers 400 Bad Request: check the address"),
+    "it fails": (status(503), "{}: the server answers 503 Service Unavailable: try again later"),
+    "no ranges": (
+        status(200, b"x" * (1 << 20)),
+        f"{{}}: the server sends no parts of files, only whole ones: {DOWNLOAD}",
+    ),
+    "another part": (
+        another_part,
+        f"{{}}: the server sends another part of the file than the one asked for: {DOWNLOAD}",
+    ),
+    "no length": (
+        status(206, b"GGUF", Content_Range="bytes 0-3/*"),
+        f"{{}}: the server sends another part of the file than the one asked for: {DOWNLOAD}",
+    ),
+    "compressed": (
+        status(206, b"GGUF", Content_Range="bytes 0-3/9", Content_Encoding="gzip"),
+        f"{{}}: the server compresses what it sends, so no part of it can be read: {DOWNLOAD}",
+    ),
+    "broken off": (
+        broken_off,
+        "{}: 127.0.0.1 cannot be reached (the connection broke off): check the address, and the network",
+    ),
+    "not HTTP": (not_http, "{}: what 127.0.0.1 answers is not HTTP: check the address"),
+    "in a circle": (in_a_circle, "{} is redirected more than 10 times: check the address"),
+    "to nowhere": (status(302), "{} is redirected to nowhere: check the address"),
+    "to https": (
+        status(302, Location="https://127.0.0.1/x.gguf?sig=secret"),
+        "{} is redirected from http to https, which is not followed: if you trust it, give https://127.0.0.1/x.gguf",
+    ),
+    "to a file": (
+        status(301, Location="file:///etc/passwd"),
+        "{} is redirected from http to file, which is not followed: if you trust it, give file:///etc/passwd",
+    ),
+    "empty": (status(416, Content_Range="bytes */0"), "{} is empty; download the model again"),
+    "text": (
+        status(206, b"<html>\n</html>\n", Content_Range="bytes 0-14/15"),
+        "{} is not a GGUF file; convert the model with llama.cpp's convert_hf_to_gguf.py",
+    ),
+    "another version": (
+        status(206, b"GGUF\x09\0\0\0", Content_Range="bytes 0-7/8"),
+        "{} is GGUF version 9; this llama.cpp reads up to version 3",
+    ),
+    "cut off": (
+        status(206, b"GGUF\x03\0\0\0", Content_Range="bytes 0-7/8"),
+        f"{{}}: its header is truncated or damaged; {WHO}",
+    ),
+    "too many tensors": (
+        status(206, b"GGUF\x03\0\0\0" + b"\xff" * 7 + b"\0" * 9, Content_Range="bytes 0-23/1000000"),
+        f"{{}}: its header is truncated or damaged; {WHO}",
+    ),
+    "a header without end": (
+        status(206, b"GGUF\x03\0\0\0" + b"\0\0\0\x10\0\0\0\0" + b"\0" * 8, Content_Range=f"bytes 0-23/{2**50}"),
+        "{}: its header has more than 64.0 MiB, which that of no model has; take another file",
+    ),
+}
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed requests are made again, but at once."""
+    from fitter.model.ranges import Patience
+
+    monkeypatch.setattr(Patience, "sleep", lambda self, seconds: None)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("answer", "said"), REFUSED.values(), ids=REFUSED)
+def test_an_answer_that_is_no_model(
+    server: FileServer, tiny: Path, capsys: pytest.CaptureFixture[str], answer: Callable[[Request], bool], said: str
+) -> None:
+    server.answer, before, began = answer, kept(), time.monotonic()
+    url = f"{server.url}/{tiny.name}"
+    assert main([url, "--gpu", "rtx-4090"]) == 3
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"fitter: error: {said.format(url)}\n")
+    assert kept() == before
+    assert time.monotonic() - began < 30
+    assert server.sent < 12 << 20
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    {
+        "no such host": (
+            "http://no-such-host.invalid/m.gguf",
+            "http://no-such-host.invalid/m.gguf: there is no host 'no-such-host.invalid': check the address, and the "
+            "network",
+        ),
+        "no host": ("http:///m.gguf", "http:///m.gguf is not a URL: write it as https://host/path/model.gguf"),
+        "no port": (
+            "http://127.0.0.1:x/m.gguf",
+            "http://127.0.0.1:x/m.gguf is not a URL: write it as https://host/path/model.gguf",
+        ),
+        "no file": ("http://127.0.0.1/", "http://127.0.0.1/ names no file: give the address of a GGUF file"),
+        "a repository": ("hf://org/repo", "hf://org/repo is a whole repository: add the name of a GGUF file in it"),
+        "half a repository": ("hf://org", "hf://org names no file: write it as hf://org/repo/file.gguf"),
+    }.values(),
+)
+def test_an_address_that_is_none(url: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    def nobody(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    with pytest.raises(ModelError) as caught:
+        fitter.measure(url, gpus="rtx-4090")
+    assert str(caught.value) == said
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_proxy_is_asked(server: FileServer, tiny: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("http_proxy", server.url.replace("//", "//me:s3cr3t@"))
+    assert fitter.measure(f"http://models.invalid/{tiny.name}", gpus="rtx-4090", worker=worker).rows
+    assert {path for _, path, _ in server.requests} == {f"http://models.invalid/{tiny.name}"}
+    assert {headers.get("Proxy-Authorization") for headers in server.headers} == {"Basic bWU6czNjcjN0"}
+
+
+def test_nobody_listens(folder: Path) -> None:
+    with serving(folder) as gone:
+        url = f"{gone.url}/tiny.gguf"
+    with pytest.raises(ModelError) as caught:
+        fitter.measure(url, gpus="rtx-4090")
+    assert str(caught.value) == (
+        f"{url}: 127.0.0.1 cannot be reached (Connection refused): check the address, and the network"
+    )
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_passes_is_tried_again(server: FileServer, tiny: Path, worker: Worker) -> None:
+    answers = iter([status(503), status(429, Retry_After="1"), broken_off])
+    server.answer = lambda request: next(answers, lambda _: False)(request)
+    assert fitter.measure(f"{server.url}/{tiny.name}", gpus="rtx-4090", worker=worker).rows
+    assert [number for _, _, number in server.requests][:3] == [503, 429, 206]
+
+
+@pytest.mark.parametrize("seconds", [0.5])
+def test_a_slow_server_is_given_up(server: FileServer, tiny: Path, seconds: float) -> None:
+    def slowly(request: Request) -> bool:
+        request.drip(b"GGUF" * 100, 0.1, {"Content-Range": "bytes 0-399/1000", "Content-Length": "400"})
+        return True
+
+    def silent(request: Request) -> bool:
+        time.sleep(10)
+        return True
+
+    before = kept()
+    for answer in (slowly, silent):
+        server.answer, began = answer, time.monotonic()
+        url = f"{server.url}/{tiny.name}"
+        with pytest.raises(ModelError) as caught:
+            fitter.measure(url, gpus="rtx-4090", timeout=seconds)
+        assert str(caught.value) == (
+            f"{url}: its header did not arrive within {seconds:g} s: give it more time (--timeout)"
+        )
+        assert time.monotonic() - began < 8
+    assert kept() == before
+
+
+def test_an_interrupt_ends_it_and_leaves_nothing(server: FileServer, tiny: Path) -> None:
+    def silent(request: Request) -> bool:
+        time.sleep(20)
+        return True
+
+    server.answer, before = silent, kept()
+    command = [sys.executable, "-m", "fitter", f"{server.url}/{tiny.name}", "--gpu", "rtx-4090"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    while not server.headers and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (130, b"", b"")
+    assert kept() == before
+
+
+def test_a_file_that_changes_while_it_is_read(server: FileServer, folder: Path) -> None:
+    first = shapes.write("qwen3-30b-a3b", folder)
+    tags = iter(f'"{number}"' for number in range(1000))
+    server.etag = lambda path: next(tags)
+    before = kept()
+    with pytest.raises(ModelError) as caught:
+        fitter.measure(f"{server.url}/{first.name}", gpus="rtx-4090")
+    assert str(caught.value) == f"{server.url}/{first.name} has changed while its header was read: try again"
+    assert kept() == before
+
+
+def test_a_file_that_has_changed_is_read_again(server: FileServer, worker: Worker, folder: Path) -> None:
+    path = write_tiny(folder / "changing.gguf")
+    url = f"{server.url}/{path.name}"
+    small = fitter.measure(url, gpus="24GiB", worker=worker)
+    shapes.write_shape(shapes.SHAPES["llama-3.1-8b"], path, vocab=False)
+    assert fitter.measure(url, gpus="24GiB", worker=worker).rows == small.rows
+    remote.forget()
+    large = fitter.measure(url, gpus="24GiB", worker=worker)
+    assert large.rows == fitter.measure(path, gpus="24GiB", worker=worker).rows != small.rows
+
+
+@pytest.mark.parametrize("tags", ["last changed", "none"])
+def test_a_server_without_etags(folder: Path, worker: Worker, tags: str) -> None:
+    remote.forget()
+    path = shapes.write("qwen3-30b-a3b", folder)
+    with serving(folder, has_etags=False) as server:
+        if tags == "last changed":
+            server.last_modified = "Sun, 22 Nov 2026 12:00:00 GMT"
+        url = f"{server.url}/{path.name}"
+        rows = fitter.measure(url, gpus="24GiB", worker=worker).rows
+        once, before = server.sent, kept()
+        remote.forget()
+        assert fitter.measure(url, gpus="24GiB", worker=worker).rows == rows
+        assert server.sent == 2 * once if tags == "none" else once < server.sent < 2 * once
+        assert kept() == before
+
+
+# --- secrets
+
+SECRET = "s3cr3t"
+
+
+def secrets_in(place: Path) -> list[Path]:
+    found = []
+    for path in (path for path in place.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            # the rest of a header's file was never written
+            if SECRET.encode() in file.read(1 << 20) or SECRET in str(path):
+                found.append(path)
+    return found
+
+
+@pytest.mark.parametrize("how", ["user", "query"])
+def test_credentials_go_to_their_server_and_nowhere_else(
+    server: FileServer, tiny: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    host = server.url.removeprefix("http://")
+    url = f"http://me:{SECRET}@{host}/{tiny.name}" if how == "user" else f"{server.url}/{tiny.name}?sig={SECRET}"
+    assert main([url, "--gpu", "rtx-4090", "--json", "-vv"]) == 0
+    shown = capsys.readouterr()
+    assert SECRET not in shown.out + shown.err
+    assert json.loads(shown.out)["model"]["path"] == f"{server.url}/{tiny.name}"
+    if how == "user":
+        assert {headers.get("Authorization") for headers in server.headers} == {"Basic bWU6czNjcjN0"}
+    else:
+        assert {path for _, path, _ in server.requests} == {f"/{tiny.name}?sig={SECRET}"}
+    assert secrets_in(kept_headers.folder()) == []
+    server.answer = status(403)
+    remote.forget()
+    assert main([url, "--gpu", "rtx-4090"]) == 3
+    said = capsys.readouterr().err
+    assert SECRET not in said and f"{server.url}/{tiny.name}: the server answers 403" in said
+
+
+def test_a_redirect_to_another_host_gets_no_credentials(server: FileServer, tiny: Path, worker: Worker) -> None:
+    def elsewhere(request: Request) -> bool:
+        if "/moved/" not in request.path:
+            return False
+        request.say(302, b"moved\n", {"Location": f"{server.url.replace('127.0.0.1', 'localhost')}/{tiny.name}"})
+        return True
+
+    server.answer = elsewhere
+    url = f"{server.url.replace('//', f'//me:{SECRET}@')}/moved/{tiny.name}"
+    assert fitter.measure(url, gpus="rtx-4090", worker=worker).rows
+    sent = {
+        (path, headers.get("Authorization") is not None)
+        for (_, path, _), headers in zip(server.requests, server.headers, strict=True)
+    }
+    assert sent == {(f"/moved/{tiny.name}", True), (f"/{tiny.name}", False)}
+
+
+# --- Hugging Face's hub
+
+
+@pytest.fixture
+def hub(folder: Path, server: FileServer, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    """A hub that has the files of ``folder`` in ``org/repo``, which another host sends to whoever has a token."""
+
+    def resolve(request: Request) -> bool:
+        words = request.path.split("?")[0].split("/")
+        if words[1:4] != ["org", "repo", "resolve"]:
+            request.say(401, b"", {"X-Error-Code": "RepoNotFound"})
+        elif request.headers.get("Authorization") != f"Bearer {SECRET}":
+            request.say(403, b"", {"X-Error-Code": "GatedRepo"})
+        else:
+            to = f"{server.url.replace('127.0.0.1', 'localhost')}/{words[-1]}?signed={time.monotonic()}"
+            request.say(302, b"", {"Location": to, "X-Linked-Etag": '"0123"', "X-Linked-Size": "1"})
+        return True
+
+    with serving(folder, answer=resolve) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", SECRET)
+        yield hub
+
+
+@pytest.mark.parametrize("form", ["hf://org/repo/{}", "hf://org/repo@main/{}", "{}/org/repo/blob/main/{}"])
+def test_a_file_of_the_hub(hub: FileServer, server: FileServer, tiny: Path, worker: Worker, form: str) -> None:
+    url = form.format(hub.url, tiny.name) if form.startswith("{}/") else form.format(tiny.name)
+    remote.forget()
+    shutil.rmtree(kept_headers.folder(), ignore_errors=True)
+    plan = fitter.fit(url, gpus="rtx-4090", worker=worker)
+    assert plan.model.path == url
+    assert said_of(plan) == said_of(fitter.fit(tiny, gpus="rtx-4090", worker=worker))
+    assert {path for _, path, _ in hub.requests} == {f"/org/repo/resolve/main/{tiny.name}"}
+    assert [headers for headers in server.headers if "Authorization" in headers] == []
+    assert secrets_in(kept_headers.folder()) == []
+    for each in (hub, server):
+        each.forget()
+    remote.forget()
+    assert fitter.fit(url, gpus="rtx-4090", worker=worker).model.path == url
+    assert (len(hub.requests), hub.sent, server.requests) == (1, 0, [])
+
+
+def test_a_file_of_the_hub_that_another_host_changes(hub: FileServer, server: FileServer, folder: Path) -> None:
+    path = shapes.write("qwen3-30b-a3b", folder)
+    tags = iter(f'"{number}"' for number in range(1000))
+    server.etag = lambda path: next(tags)
+    with pytest.raises(ModelError) as caught:
+        fitter.measure(f"hf://org/repo/{path.name}", gpus="rtx-4090")
+    assert str(caught.value) == f"hf://org/repo/{path.name} has changed while its header was read: try again"
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_a_gated_file_of_the_hub(hub: FileServer, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(ModelError) as caught:
+        fitter.measure("hf://org/repo/gated.gguf", gpus="rtx-4090")
+    assert str(caught.value) == (
+        f"hf://org/repo/gated.gguf is gated (403 Forbidden): ask for access at {hub.url}/org/repo, and set HF_TOKEN, "
+        "or log in with 'hf auth login'"
+    )
+    with pytest.raises(ModelError) as caught:
+        fitter.measure("hf://org/another/gated.gguf", gpus="rtx-4090")
+    assert str(caught.value) == (
+        f"hf://org/another/gated.gguf is gated, private or not there (401 Unauthorized): ask for access at "
+        f"{hub.url}/org/another, and set HF_TOKEN, or log in with 'hf auth login'"
+    )
+
+
+# --- other places
+
+
+def test_what_fsspec_knows(tiny: Path, worker: Worker) -> None:
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/models/tiny.gguf", tiny.read_bytes())
+    url = "memory://models/tiny.gguf"
+    remote.forget()
+    assert fitter.fit(url, gpus="rtx-4090", worker=worker).model.path == url
+    assert (
+        fitter.measure(url, gpus="24GiB", worker=worker).rows == fitter.measure(tiny, gpus="24GiB", worker=worker).rows
+    )
+    for broken, said in {
+        "memory://models/none.gguf": "memory://models/none.gguf: no such file; check the address",
+        "memory://models/folder": "memory://models/folder is a directory; give the address of a GGUF file in it",
+        "nosuch://models/tiny.gguf": "nosuch://models/tiny.gguf cannot be read: Protocol not known: nosuch",
+    }.items():
+        files.makedirs("/models/folder", exist_ok=True)
+        with pytest.raises(ModelError) as caught:
+            fitter.measure(broken, gpus="24GiB")
+        assert str(caught.value) == said
+
+
+def test_a_file_url_is_a_path(tiny: Path, worker: Worker) -> None:
+    plan = fitter.fit(f"file://{tiny}", gpus="rtx-4090", worker=worker)
+    assert plan.model.path == str(tiny)
+
+
+@pytest.mark.parametrize(
+    ("package", "url"), [("fsspec", "memory://models/x.gguf"), ("huggingface_hub", "hf://org/repo/x.gguf")]
+)
+def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, package: str, url: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(LibraryError) as caught:
+        fitter.measure(url, gpus="24GiB")
+    assert str(caught.value) == (
+        f"{url} is read with {package}, which is not installed: pip install 'llama-fitter[remote]'"
+    )
+    assert caught.value.exit_code == 3
+
+
+# --- what needs the weights
+
+TO_LOAD: Mapping[str, str] = {
+    "https://host/a/m.gguf?sig=x": "curl -LO https://host/a/m.gguf",
+    "https://host/m-00002-of-00003.gguf": "curl -LO 'https://host/m-[00001-00003]-of-00003.gguf'",
+    "hf://org/repo/q4/m.gguf": "hf download org/repo q4/m.gguf --local-dir .",
+    "hf://org/repo@v1/q4/m-00002-of-00003.gguf": (
+        "hf download org/repo --include 'q4/m-*-of-00003.gguf' --revision v1 --local-dir ."
+    ),
+}
+
+
+@pytest.mark.parametrize("url", TO_LOAD)
+def test_a_model_that_is_to_be_loaded_is_downloaded_first(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = f"{url.partition('?')[0]} has to be here to be loaded: download it with {TO_LOAD[url]}"
+    with pytest.raises(ModelError) as caught:
+        fitter.Llama(url)
+    assert str(caught.value) == said
+    assert main(["verify", url]) == 3
+    assert capsys.readouterr().err == f"fitter: error: {said}\n"
+
+
+def test_a_plan_of_an_address_is_not_loaded(server: FileServer, tiny: Path, worker: Worker, tmp_path: Path) -> None:
+    url = f"{server.url}/{tiny.name}"
+    plan = fitter.fit(url, gpus="24GiB", worker=worker)
+    said = f"{url} has to be here to be loaded: download it with curl -LO {url}"
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    for call in (plan.load, lambda: fitter.verify(plan=tmp_path / "plan.json")):
+        with pytest.raises(ModelError) as caught:
+            call()
+        assert str(caught.value) == said
+    assert f'"{Path.cwd() / tiny.name}"' in plan.format("python")
+
+
+# --- the cache
+
+
+def test_processes_share_what_they_fetch(server: FileServer, folder: Path) -> None:
+    first = shapes.write_split("llama-3.1-8b", folder, 3)
+    before = kept()
+    command = [sys.executable, "-m", "fitter", f"{server.url}/{first.name}", "--gpu", "rtx-4090", "--json"]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) for _ in range(3)]
+    answers = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], answers
+    plans = [json.loads(out) for out, _ in answers]
+    assert all(plan["devices"] == plans[0]["devices"] for plan in plans)
+    # a folder for the address, one for what it has now, the three files, and what is known of them
+    assert len(kept() - before) == 6
+
+
+def test_what_was_damaged_or_left_is_replaced(server: FileServer, folder: Path, worker: Worker) -> None:
+    path = write_tiny(folder / "kept.gguf")
+    url = f"{server.url}/{path.name}"
+    rows = fitter.measure(url, gpus="24GiB", worker=worker).rows
+    (header,) = kept_headers.folder().rglob("kept.gguf")
+    with header.open("r+b") as file:
+        file.write(b"FUGG")
+    partial = header.parent.parent / ".partial-left"
+    partial.mkdir()
+    os.utime(partial, (0, 0))
+    remote.forget()
+    assert fitter.measure(url, gpus="24GiB", worker=worker).rows == rows
+    assert header.read_bytes()[:4] == b"GGUF"
+    assert not partial.exists()
+
+
+def test_a_cache_that_cannot_be_written(
+    server: FileServer, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ModelError) as caught:
+        fitter.measure(f"{server.url}/{tiny.name}", gpus="24GiB")
+    assert str(caught.value) == (
+        f"the header of {server.url}/{tiny.name} cannot be kept in {tmp_path}/file/llama-fitter/headers: Not a "
+        "directory; set XDG_CACHE_HOME to a directory that can be written"
+    )
+
+
+def test_a_missing_part_of_a_split_model(server: FileServer, folder: Path) -> None:
+    shapes.write_split("qwen3-32b", folder, 4, vocab=False)
+    (folder / "qwen3-32b-00003-of-00004.gguf").unlink()
+    before = kept()
+    with pytest.raises(ModelError) as caught:
+        fitter.measure(f"{server.url}/qwen3-32b-00001-of-00004.gguf", gpus="24GiB")
+    third = f"{server.url}/qwen3-32b-00003-of-00004.gguf"
+    assert str(caught.value) == f"{third}: the server has no such file (404): check the address"
+    assert kept() == before
+
+
+def test_what_llama_cpp_refuses_is_said_of_the_address(server: FileServer, folder: Path) -> None:
+    shapes.write_shape(replace(shapes.SHAPES["llama-3.1-8b"], architecture="perceptron"), folder / "odd.gguf")
+    with pytest.raises(FitterError) as caught:
+        fitter.measure(f"{server.url}/odd.gguf", gpus="24GiB")
+    assert str(caught.value) == f"{server.url}/odd.gguf: unknown model architecture: 'perceptron'"
