@@ -93,9 +93,10 @@ def quants(
         for number, each in enumerate(found, 1):
             say(Progress(own.dummy_loads, f"planning {each.name}, {number} of {len(found)}"))
             planned.append(_planned(each, opened, Path(directory), told) if each.problem is None else each)
-        n_devices = max((len(each.plan.devices) for each in planned if each.plan), default=0)
-    if all(each.plan is None for each in planned):
-        raise LlamaCppError(f"{opened.path.name} cannot be planned as {planned[0].name}: {planned[0].problem}")
+        n_devices = max((len(each.plan.devices) for each in planned if each.plan is not None), default=0)
+    failed = [each for each in planned if each.plan is None and each.bytes is not None]
+    if failed and all(each.plan is None for each in planned):
+        raise LlamaCppError(f"{opened.path.name} cannot be planned as {failed[0].name}: {failed[0].problem}")
     own_type = source_type(opened.tensors)
     return Quantizations(
         ModelSummary.of(opened),

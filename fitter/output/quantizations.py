@@ -103,13 +103,13 @@ def _below(found: Quantizations, verbose: bool) -> Iterator[str]:
         yield f"none of them generates {rate} tokens per second: ask for fewer with --tokens-per-second"
     elif found.fits:
         yield (
-            "none has every layer on the devices: --tokens-per-second N marks the one with the most bits per weight "
-            "that is as fast"
+            "none is marked as the best, which has every layer on the devices: --tokens-per-second N marks the one with "
+            "the most bits per weight that generates as fast, wherever its weights are"
         )
     else:
-        nearest = min((each for each in found.found if each.plan), key=lambda each: each.bytes or 0)
-        assert nearest.plan is not None
-        yield f"none fits; as {nearest.name}: {printable(nearest.plan.problems[0].message)}"
+        planned = [(each.bytes or 0, each.name, each.plan) for each in found.found if each.plan is not None]
+        for _, name, plan in sorted(planned, key=lambda each: each[:2])[:1]:
+            yield f"none fits; as {name}: {printable(plan.problems[0].message)}"
 
 
 __all__ = ["quantizations_table", "to_dict"]

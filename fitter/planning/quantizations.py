@@ -54,7 +54,7 @@ class Quantization:
     @property
     def n_ctx(self) -> int | None:
         """The context of the plan in tokens; ``None`` where it does not fit."""
-        return self.plan.params.n_ctx or self.plan.breakdown.n_ctx if self.plan and self.fits else None
+        return None if self.plan is None or not self.fits else self.plan.params.n_ctx or self.plan.breakdown.n_ctx
 
     @property
     def host_weights(self) -> int | None:
@@ -64,7 +64,8 @@ class Quantization:
     @property
     def tokens_per_second(self) -> float | None:
         """Estimated tokens per second of generation; ``None`` where it does not fit."""
-        return self.plan.estimate.generation_tokens_per_second if self.plan and self.plan.estimate else None
+        price = None if self.plan is None else self.plan.estimate
+        return None if price is None else price.generation_tokens_per_second
 
     @property
     def is_on_devices(self) -> bool:
