@@ -57,9 +57,9 @@ def quantizations_table(found: Quantizations, *, verbose: bool = False) -> Rende
     """A row for each file type, and the best one with its arguments; ``verbose``: also what each is made of."""
     model = found.model
     title = Text.assemble((model.name, "bold"), f" ({model.architecture}, {found.source_type})", overflow="fold")
-    table = NarrowTable(spare=("longest", "bits", "MiB on the host"))
+    table = NarrowTable(spare=("bits", "host MiB"))
     table.add_column("file type", no_wrap=True)
-    for column in ("MiB", "bits", "fits", "context", "longest", "MiB on the host", "t/s"):
+    for column in ("MiB", "bits", "fits", "context", "longest", "host MiB", "t/s"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("", overflow="fold", style="dim")
     for each in found.found:
@@ -91,7 +91,7 @@ def _below(found: Quantizations, verbose: bool) -> Iterator[str]:
         if each.problem:
             yield f"{each.name}: {printable(each.problem)}"
     yield from map(printable, found.notes)
-    if any(each.fits for each in found.found):
+    if any(each.n_ctx != each.longest_context for each in found.found):
         yield "context: of the plan, which is for speed; longest: the most that fits, whatever it costs in time"
     best = found.best
     if best is not None and best.plan is not None and best.bytes is not None:
@@ -103,8 +103,8 @@ def _below(found: Quantizations, verbose: bool) -> Iterator[str]:
         yield f"none of them generates {rate} tokens per second: ask for fewer with --tokens-per-second"
     elif found.fits:
         yield (
-            "none is marked as the best, which has every layer on the devices: --tokens-per-second N marks the one with "
-            "the most bits per weight that generates as fast, wherever its weights are"
+            "none is marked as the best, which has every layer on the devices: --tokens-per-second N marks the one "
+            "with the most bits per weight that generates as fast, wherever its weights are"
         )
     else:
         planned = [(each.bytes or 0, each.name, each.plan) for each in found.found if each.plan is not None]
