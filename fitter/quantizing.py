@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fitter import api, programs
 from fitter.asking import worker_for
-from fitter.errors import LlamaCppError, UsageError
+from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
 from fitter.model.header import Model, open_model
 from fitter.output.quantizations import to_dict
@@ -69,8 +69,7 @@ def quants(
 
     Raises what ``fit`` raises, and ``LibraryError`` where this build of llama.cpp does not tell its rule.
     """
-    if tokens_per_second is not None and not tokens_per_second > 0:
-        raise UsageError(f"tokens_per_second is {shown(tokens_per_second)}: give a number above 0, or leave it out")
+    _check_speed(tokens_per_second)
     wanted = _wanted(types)
     if "program" not in parameters:
         parameters["program"] = programs.chosen("llama-cpp-python")
@@ -109,14 +108,29 @@ def quants(
     )
 
 
+def _check_speed(tokens_per_second: object) -> None:
+    is_number = isinstance(tokens_per_second, (int, float)) and not isinstance(tokens_per_second, bool)
+    if tokens_per_second is not None and not (is_number and tokens_per_second > 0):  # type: ignore[operator]
+        raise UsageError(
+            f"tokens_per_second (--tokens-per-second) is {shown(tokens_per_second)}: give a number above 0, or leave "
+            "it out"
+        )
+
+
 def _wanted(types: str | Sequence[str] | None) -> tuple[str, ...] | None:
     """The file types that are asked for, as llama-quantize writes their names."""
     if types is None:
         return None
-    given = types.split(",") if isinstance(types, str) else list(types)
-    names = tuple(str(each).strip().upper() for each in given)
-    if not names or not all(names):
-        raise UsageError("types names no file type: give some, such as Q4_K_M, or leave it out for all")
+    given = types.split(",") if isinstance(types, str) else types
+    if not isinstance(given, (list, tuple)) or not all(isinstance(each, str) and each.strip() for each in given):
+        raise UsageError(
+            f"types (--type) is {shown(types)}: name file types, such as Q4_K_M, or leave it out for all of them"
+        )
+    names = tuple(each.strip().upper() for each in given)
+    if not names:
+        raise UsageError(
+            "types (--type) names no file type: name some, such as Q4_K_M, or leave it out for all of them"
+        )
     return names
 
 
@@ -135,7 +149,7 @@ def _planned(each: Quantization, model: Model, directory: Path, told: dict[str, 
     try:
         plan = api.fit(header, **{**told, "skeleton": False})
         longest = _longest(plan, model, header, told)
-    except LlamaCppError as error:
+    except (LlamaCppError, TimeLimitError) as error:
         return replace(each, problem=str(error).replace(str(header), model.path.name))
     path = named(model.path, each.name)
     summary = replace(plan.model, path=str(path), name=model.name)

@@ -156,8 +156,8 @@ LAST: dict[str, tuple[Quantizations, str]] = {
     ),
     "none on the devices": (
         of(made("Q8_0", 8.5, on_devices=False)),
-        "none is marked as the best, which has every layer on the devices: --tokens-per-second N marks the one with the "
-        "most bits per weight that generates as fast, wherever its weights are",
+        "none is marked as the best, which has every layer on the devices: --tokens-per-second N marks the one with "
+        "the most bits per weight that generates as fast, wherever its weights are",
     ),
     "none fast enough": (
         of(Q8_0, rate=50.0),
