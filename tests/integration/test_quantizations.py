@@ -297,7 +297,7 @@ def test_json_has_the_same(shape: Path) -> None:
 def test_none_fits(shape: Path) -> None:
     done = run(str(shape), "--gpu", "2GiB", "--host-memory", "1GiB", "-c", "4096", "--type", "Q8_0,Q4_0")
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.splitlines()[-1].startswith("none fits; as Q4_0: ")
+    assert "none fits; as Q4_0: the host lacks " in done.stdout
 
 
 # --- errors
