@@ -288,6 +288,33 @@ void * fitter_skeleton_open(const char * path);
 // caller's; the file has no name and is private. The headers can only be closed then. -1 if there can be no such file.
 int32_t fitter_skeleton_write(void * const * gguf, int32_t n);
 
+// ---- libfitter: what llama-quantize would make of a model
+
+typedef struct {
+    const char * name;          // llama-quantize's, such as Q4_K_M
+    int32_t      ftype;         // enum llama_ftype
+    const char * default_type;  // ggml's name of the type that most tensors get
+} fitter_file_type_t;
+
+// The file types that the loaded llama.cpp can quantize to. Writes at most n and returns how many there are, or -1 where it
+// does not tell which tensor gets which type.
+int32_t fitter_quant_file_types(fitter_file_type_t * out, int32_t n);
+
+// A model to be quantized, of the headers of all n files, which must stay open as long; they may be stripped. NULL if
+// llama.cpp has no rule for it.
+void * fitter_quant_new(void * const * gguf, int32_t n);
+void   fitter_quant_free(void * quant);
+
+// Name and type of every tensor in a file of that type, in the file's order, then its bytes; without an importance matrix.
+// False where llama.cpp cannot quantize the model so.
+bool fitter_quant_types(void * quant, int32_t ftype, fitter_columns_t * out);
+
+// Bytes before the first tensor in a file that llama-quantize writes of the whole headers of all n files, or -1.
+int64_t fitter_quant_header_bytes(void * const * gguf, int32_t n);
+
+// Writes the header of a file of that type to path.
+bool fitter_quant_write(void * quant, int32_t ftype, const char * path);
+
 // ---- libfitter: tensor name patterns, as llama.cpp reads them
 
 // Compiles a pattern; NULL if it is no regular expression.

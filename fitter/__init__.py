@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from fitter.planning.explain import Bound, Choice, Reason
     from fitter.planning.inspection import Inspection, LayerSize, RoleSize
     from fitter.planning.pricing import Price, SpeedSource
+    from fitter.planning.quantizations import Quantization, Quantizations
     from fitter.planning.request import Progress
     from fitter.planning.summary import DeviceUse, FileStamp, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
     from fitter.planning.verified import LaterUse, MemoryUse, ServerUse, Verification, VerifiedDifference, VerifiedRow
     from fitter.programs.later import Later
+    from fitter.quantizing import quants
 
 __version__ = "0.1.0"
 
@@ -68,6 +70,7 @@ _HOMES = {
     "fitter.planning.explain": ("Bound", "Choice", "Reason"),
     "fitter.planning.inspection": ("Inspection", "LayerSize", "RoleSize"),
     "fitter.planning.pricing": ("Price", "SpeedSource"),
+    "fitter.planning.quantizations": ("Quantization", "Quantizations"),
     "fitter.planning.request": ("Progress",),
     "fitter.planning.summary": (
         "DeviceUse",
@@ -88,6 +91,7 @@ _HOMES = {
         "VerifiedRow",
     ),
     "fitter.programs.later": ("Later",),
+    "fitter.quantizing": ("quants",),
 }
 """Where each name is, beside the errors."""
 
@@ -142,6 +146,8 @@ __all__ = [
     "Price",
     "Problem",
     "Progress",
+    "Quantization",
+    "Quantizations",
     "Reason",
     "RemoteError",
     "RoleSize",
@@ -166,5 +172,6 @@ __all__ = [
     "fit",
     "inspect",
     "measure",
+    "quants",
     "verify",
 ]

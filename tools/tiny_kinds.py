@@ -17,6 +17,7 @@ N_SWA = 256
 _SWA = TinyModel("tiny swa", n_layer=6, n_embd=128, n_head=4, n_head_kv=2, n_embd_head=32, n_ff=256, n_expert=0)
 _HYBRID = TinyModel("tiny hybrid", n_layer=6, n_embd=256, n_head=4, n_head_kv=2, n_embd_head=64, n_ff=256, n_expert=0)
 _VISION = TinyModel("tiny vision", n_layer=4, n_embd=128, n_head=4, n_head_kv=2, n_embd_head=32, n_ff=256, n_expert=0)
+_MOE = TinyModel("tiny half moe", n_layer=3, n_embd=256, n_head=4, n_head_kv=1, n_embd_head=64, n_ff=256, n_expert=8)
 _WITH_ATTENTION = (2, 4)
 _L_CACHE = 4
 
@@ -67,6 +68,26 @@ def write_vision(path: Path) -> Path:
             add(f"blk.{i}.{norm}", model.n_embd)
         _add_attention(add, model, i)
         _add_ffn(add, model, i)
+    return _finished(writer, path)
+
+
+def write_half_moe(path: Path) -> Path:
+    """A ``qwen3moe`` whose weights are all f16, as a converted model has them."""
+    model = _MOE
+    writer, add = _begun(path, "qwen3moe", model)
+    add("output", len(TOKENS), model.n_embd)
+    add("output_norm", model.n_embd)
+    for i in range(model.n_layer):
+        for norm in ("attn_norm", "ffn_norm"):
+            add(f"blk.{i}.{norm}", model.n_embd)
+        _add_attention(add, model, i)
+        add(f"blk.{i}.ffn_gate_inp", model.n_expert, model.n_embd)
+        for kind, shape in (
+            ("gate", (model.n_ff, model.n_embd)),
+            ("up", (model.n_ff, model.n_embd)),
+            ("down", (model.n_embd, model.n_ff)),
+        ):
+            add(f"blk.{i}.ffn_{kind}_exps", model.n_expert, *shape)
     return _finished(writer, path)
 
 

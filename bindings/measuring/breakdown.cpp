@@ -1,4 +1,4 @@
-// The memory of a model and its context. The only file that knows llama-ext.h, which upstream may change at any time.
+// The memory of a model and its context. The only file that knows llama-ext.h beside quantize.cpp, which has its rule of types.
 
 #include <algorithm>
 #include <cstring>

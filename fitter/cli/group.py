@@ -19,6 +19,7 @@ COMPLETE = "_FITTER_COMPLETE"
 COMMANDS = {
     "fit": "Find the parameters that fit (the default).",
     "devices": "List the devices and the host to plan with.",
+    "quants": "Plan a model in every quantization.",
     "inspect": "Show a model's metadata, tensors and layers.",
     "backend": "Show virtual GPUs to any llama.cpp program.",
     "verify": "Load a plan for real and compare its memory.",

@@ -345,6 +345,27 @@ history_options = stacked(
     _file("badge_file", "--badge", "Also write what shields.io shows as a badge, as JSON.", OUTPUT),
 )
 
+quantization_options = stacked(
+    _option(
+        "Model",
+        "types",
+        "--type",
+        multiple=True,
+        callback=_split_commas,
+        metavar="TYPE",
+        help="Only this file type of llama-quantize, such as Q4_K_M. Repeatable. [default: all]",
+    ),
+    _option(
+        "Model",
+        "tokens_per_second",
+        "--tokens-per-second",
+        type=float,
+        metavar="N",
+        help="Mark as the best the one with the most bits per weight that generates N tokens per second, wherever its "
+        "weights are. [default: one with every layer on the devices]",
+    ),
+)
+
 json_option = _flag(OUTPUT, "as_json", "--json", help="JSON on stdout, sizes in bytes.")
 
 format_option = _option(

@@ -21,6 +21,7 @@ from fitter.llama.types import (
     Breakdown,
     Caches,
     DeviceInfo,
+    FileTypes,
     FlashAttn,
     Header,
     Layout,
@@ -202,6 +203,15 @@ class Worker:
     def header(self, path: str | os.PathLike[str]) -> Header:
         """The header of one GGUF file. Raises ``ModelError`` with ggml's reason if it is malformed."""
         return self._ask(Header, "header", path=os.fspath(path))
+
+    def file_types(self, files: Sequence[str | os.PathLike[str]], directory: str | os.PathLike[str]) -> FileTypes:
+        """The types that llama-quantize gives the tensors of the model in ``files``, in each of its file types.
+
+        The header of each such file is written to ``directory`` as ``NAME.gguf``, without a tokenizer; llama.cpp
+        measures it as it would the file. Raises ``LibraryError`` where this llama.cpp does not tell its rule.
+        """
+        names = [os.fspath(file) for file in files]
+        return self._ask(FileTypes, "file_types", files=names, directory=os.fspath(directory))
 
     def begin_measure(self, path: str | os.PathLike[str], params: Params, *, reserve: bool = False) -> None:
         """Begin a ``measure`` without waiting for its answer, which ``finish_measure`` returns."""
@@ -507,6 +517,7 @@ DOING = {
     "compute_capabilities": "asking for the devices' compute capabilities",
     "configure": "describing the virtual devices",
     "devices": "listing the devices",
+    "file_types": "asking for the types of a quantized model's tensors",
     "header": "reading the header of a model",
     "hold": "loading a model",
     "host": "asking for the host's memory",

@@ -382,6 +382,32 @@ class Header:
 
 
 @dataclass(frozen=True)
+class FileType:
+    """What a file of one of llama-quantize's types has.
+
+    ``types`` and ``sizes`` (bytes) are those of its tensors, in order. ``problem``: why the model cannot be quantized
+    so, in llama.cpp's words; empty where it can.
+    """
+
+    name: str
+    types: tuple[str, ...]
+    sizes: tuple[int, ...]
+    problem: str
+
+
+@dataclass(frozen=True)
+class FileTypes:
+    """Every file type of a model. ``tensors``: their names, in the order of such a file.
+
+    ``header_bytes``: where the first tensor begins in a file that llama-quantize writes.
+    """
+
+    tensors: tuple[str, ...]
+    header_bytes: int
+    found: tuple[FileType, ...]
+
+
+@dataclass(frozen=True)
 class Array:
     """A metadata array."""
 

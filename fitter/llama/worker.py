@@ -23,6 +23,7 @@ from fitter.llama import library as native
 from fitter.llama import projector, real, wire
 from fitter.llama.ahead import Ahead
 from fitter.llama.devices import cuda_registry, device_named, host_of, load_cuda_backend, register_virtual, registry
+from fitter.llama.file_types import file_types
 from fitter.llama.headers import Headers
 from fitter.llama.loader import Loader
 from fitter.llama.log import captured_log
@@ -31,6 +32,7 @@ from fitter.llama.types import (
     Breakdown,
     Caches,
     DeviceInfo,
+    FileTypes,
     FlashAttn,
     Header,
     Layout,
@@ -104,6 +106,9 @@ class Session:
 
     def header(self, path: str) -> Header:
         return self._known_headers().read(path)
+
+    def file_types(self, files: tuple[str, ...], directory: str) -> FileTypes:
+        return file_types(self._known_headers(), files, directory)
 
     def measure(self, path: str | Skeleton, params: Params, role: str, reserve: bool) -> Breakdown:
         return self._open().measure(path, params, role, reserve=reserve)

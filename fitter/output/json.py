@@ -318,8 +318,8 @@ def _problem(problem: Problem) -> dict[str, Any]:
 
 def _estimate(price: Price) -> dict[str, Any]:
     return {
-        "prompt_tokens_per_second": _digits(price.prompt_tokens_per_second),
-        "generation_tokens_per_second": _digits(price.generation_tokens_per_second),
+        "prompt_tokens_per_second": figure(price.prompt_tokens_per_second),
+        "generation_tokens_per_second": figure(price.generation_tokens_per_second),
     }
 
 
@@ -331,22 +331,22 @@ def _explanation(plan: Plan) -> dict[str, Any]:
             {
                 "subject": choice.subject,
                 "chosen": choice.chosen,
-                "seconds": _digits(choice.seconds),
+                "seconds": figure(choice.seconds),
                 "runner_up": choice.runner_up,
-                "runner_up_seconds": _digits(choice.runner_up_seconds),
+                "runner_up_seconds": figure(choice.runner_up_seconds),
             }
             for choice in plan.choices
         ],
         "bound": None
         if bound is None
         else {
-            "seconds": _digits(bound.seconds),
+            "seconds": figure(bound.seconds),
             "text": bound.text,
-            "distance": _digits(distance),
+            "distance": figure(distance),
             "reasons": [
                 {
                     "kind": reason.kind,
-                    "seconds": _digits(reason.seconds),
+                    "seconds": figure(reason.seconds),
                     "bytes": reason.bytes,
                     "devices": list(reason.devices),
                 }
@@ -356,9 +356,9 @@ def _explanation(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _digits(figure: float | None) -> float | None:
-    """``figure`` to four digits; an estimate is less precise than that."""
-    return None if figure is None else float(f"{figure:.4g}")
+def figure(number: float | None) -> float | None:
+    """``number`` to four digits; an estimate is less precise than that."""
+    return None if number is None else float(f"{number:.4g}")
 
 
 def _metadata(value: MetadataValue) -> Any:

@@ -127,6 +127,15 @@ def test_inspections_and_devices(folder: Path, capsys: pytest.CaptureFixture[str
     check("catalogue", answer(["devices", "--catalogue", "--json"], capsys))
 
 
+def test_quantizations(folder: Path) -> None:
+    words = {"types": ("Q8_0", "Q1_0", "IQ3_XXS"), "n_ctx": 4096}
+    some = fitter.quants(folder / "llama-3.1-8b.gguf", gpus="12GiB", **words)
+    check("quants", some.to_dict())
+    none = fitter.quants(folder / "llama-3.1-8b.gguf", gpus="1GiB", host_memory="1GiB", **words)
+    check("quants", none.to_dict(), all_keys=False)
+    assert (some.fits, none.fits) == (True, False)
+
+
 BUILDS = ("--llama-cpp", "python", "--llama-cpp", "python")
 
 

@@ -24,6 +24,7 @@ ROOMS = (
     "fitter",
     "fitter.fitted",
     "fitter.comparing",
+    "fitter.quantizing",
     "fitter.api",
     "fitter.early",
     "fitter.loading",

@@ -24,6 +24,7 @@ from fitter.planning.explain import Bound, Choice, Reason
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price
+from fitter.planning.quantizations import Quantization, Quantizations
 from fitter.planning.summary import DeviceUse, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
 from fitter.planning.verified import LaterUse, MemoryUse, ServerUse, Verification
 from fitter.programs.later import Later
@@ -375,6 +376,36 @@ def _inspect() -> Schema:
     )
 
 
+def _quants() -> Schema:
+    arguments = a_list({"type": "string"}, "llama.cpp's command-line arguments for the plan; null where none fits.")
+    fits = or_null({"description": "Whether the plan fits; null without a plan.", "type": "boolean"})
+    on_devices = or_null({"description": said(Quantization, "is_on_devices"), "type": "boolean"})
+    problem = {"description": "Why there is no plan, or why it does not fit; null where it fits."}
+    file_type = {
+        **members(Quantization, "name", "bytes", "bits_per_weight"),
+        "types": a_mapping({"type": "integer"}, said(Quantization, "types")),
+        **members(Quantization, "needs_imatrix"),
+        "fits": fits,
+        **members(Quantization, "n_ctx", "longest_context", "host_weights"),
+        "on_devices": on_devices,
+        **members(Quantization, "tokens_per_second"),
+        "arguments": or_null(arguments),
+        "problem": {**problem, "type": ["string", "null"]},
+    }
+    best = {"description": "The name of the best one; null where there is none.", "type": ["string", "null"]}
+    return document(
+        "A model in every file type of llama-quantize",
+        {
+            "fits": member(Quantizations, "fits"),
+            "model": _model(),
+            "source_type": member(Quantizations, "source_type"),
+            "best": best,
+            "file_types": a_list(an_object(file_type), said(Quantizations, "found")),
+            "notes": member(Quantizations, "notes"),
+        },
+    )
+
+
 def _devices() -> Schema:
     keys = ("name", "description", "type", "backend", "total", "free", "virtual")
     host = members(DeviceInfo, "description", "total", "free")
@@ -412,6 +443,7 @@ DOCUMENTS: dict[str, tuple[str, Callable[[], Schema]]] = {
     "diff": ("`fitter diff A B --json`", _diff),
     "history": ("`fitter history --json`, `fitter diff --json` of two builds", _builds),
     "inspect": ("`fitter inspect --json`", _inspect),
+    "quants": ("`fitter quants --json`, `fitter.quants(…).to_dict()`", _quants),
     "devices": ("`fitter devices --json`", _devices),
     "catalogue": ("`fitter devices --catalogue --json`", _catalogue),
 }

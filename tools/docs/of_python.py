@@ -21,6 +21,7 @@ KEYWORDS: dict[str, Any] = {
     "fit": Fitting,
     "verify": Fitting,
     "compare_builds": Fitting,
+    "quants": Fitting,
     "measure": Measuring,
     "estimate": Estimating,
 }
@@ -31,6 +32,8 @@ _PLAIN = {
     "plan": "A plan of `fit`, or the path of a file that `fitter --json` wrote, instead of fitting one now.",
     "builds": "Two builds of llama.cpp or more, each named as for `llama_cpp`.",
     "own_plans": "Whether each build makes its own plan as well.",
+    "types": "File types of llama-quantize to plan, such as `Q4_K_M`, in place of all.",
+    "tokens_per_second": "How fast the best one must generate at least; by default it has every layer on devices.",
     "worker": "A worker process that is there already, for many calls in a row; by default each call has its own.",
 }
 """Keywords that are in no table, since no option or file has them."""

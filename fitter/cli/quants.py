@@ -1,0 +1,67 @@
+"""``fitter quants``: a model in every file type of llama-quantize."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from fitter.cli import options
+from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS
+from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, PROGRAM, SHARED, SPEED
+
+_EPILOG = """\
+Examples:
+  fitter quants model-BF16.gguf --gpu rtx-4090
+  fitter quants model-BF16.gguf --gpu rtx-3060 -c 32768 --type Q4_K_M,Q5_K_M --type IQ4_XS
+  fitter quants model-BF16.gguf --gpu rtx-3060 --tokens-per-second 20
+
+Exit status: 0 a file type fits, 1 none fits, 2 usage error, 3 the model cannot be read or llama.cpp failed.
+"""
+
+
+@click.command(cls=options.Command, epilog=_EPILOG)
+@options.model_argument
+@options.quantization_options
+@options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
+@options.json_option
+@options.verbose_option
+def quants(
+    model: str,
+    types: tuple[str, ...] | None,
+    tokens_per_second: float | None,
+    as_json: bool | None,
+    verbose: int,
+    **given: Any,
+) -> int:
+    """Plan MODEL in every file type that llama-quantize makes of it, before any of the files exists.
+
+    One header is read: best that of the BF16 or F16 file, but any file of the model will do. llama.cpp's own rule says
+    which tensor gets which type, and every row of the table is a plan that llama.cpp has measured. Marked as the best
+    is the file type with the most bits per weight of those that fit with every layer on the devices; its arguments for
+    llama-server and similar programs are in the last line.
+    """
+    from fitter import programs, quantizing
+    from fitter.output import progress
+
+    given["program"] = given["program"] or programs.chosen("llama-server")
+    options.import_meanwhile("fitter.output.table", is_long=True)
+    with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
+        found = quantizing.quants(
+            model,
+            types=types,
+            tokens_per_second=tokens_per_second,
+            on_progress=on_progress,
+            on_log=options.log_line if verbose > 1 else None,
+            **options.given(given),
+        )
+    if as_json:
+        from fitter.output import json
+
+        click.echo(json.dumps(found.to_dict()))
+    else:
+        from fitter.output import quantizations, table
+
+        table.print_to(sys.stdout, quantizations.quantizations_table(found, verbose=verbose > 0))
+    return EXIT_FITS if found.fits else EXIT_DOES_NOT_FIT
