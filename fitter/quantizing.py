@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fitter import api, programs
-from fitter.asking import worker_for
+from fitter.asking import fetch, worker_for
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
 from fitter.model.header import Model, open_model
@@ -27,6 +27,7 @@ from fitter.planning.quantizations import (
     ordered,
     quantization,
     register,
+    short,
     source_type,
 )
 from fitter.planning.request import Progress
@@ -75,6 +76,7 @@ def quants(
         parameters["program"] = programs.chosen("llama-cpp-python")
     ask = Ask.of(parameters)
     say = on_progress or (lambda _: None)
+    fetch(os.fsdecode(model), ask.timeout, on_progress)
     with (
         worker_for(ask, worker, on_log) as own,
         tempfile.TemporaryDirectory(prefix="fitter-") as directory,
@@ -95,7 +97,7 @@ def quants(
         n_devices = max((len(each.plan.devices) for each in planned if each.plan is not None), default=0)
     failed = [each for each in planned if each.plan is None and each.bytes is not None]
     if failed and all(each.plan is None for each in planned):
-        raise LlamaCppError(f"{opened.path.name} cannot be planned as {failed[0].name}: {failed[0].problem}")
+        raise LlamaCppError(f"{short(opened)} cannot be planned as {failed[0].name}: {failed[0].problem}")
     own_type = source_type(opened.tensors)
     return Quantizations(
         ModelSummary.of(opened),
@@ -150,9 +152,9 @@ def _planned(each: Quantization, model: Model, directory: Path, told: dict[str, 
         plan = api.fit(header, **{**told, "skeleton": False})
         longest = _longest(plan, model, header, told)
     except (LlamaCppError, TimeLimitError) as error:
-        return replace(each, problem=str(error).replace(str(header), model.path.name))
-    path = named(model.path, each.name)
-    summary = replace(plan.model, path=str(path), name=model.name)
+        return replace(each, problem=str(error).replace(str(header), short(model)))
+    before, slash, last = model.called.rpartition("/")
+    summary = replace(plan.model, path=f"{before}{slash}{named(Path(last), each.name)}", name=model.name)
     plan = replace(plan, model=summary, files=(), fit_keywords={**plan.fit_keywords, "on_progress": None})
     return replace(each, plan=plan, longest_context=longest)
 
@@ -182,7 +184,7 @@ def named(path: Path, file_type: str) -> Path:
 def _about_model(error: LlamaCppError, model: Model) -> str:
     if "unsupported model architecture" in str(error):
         return (
-            f"this llama.cpp does not have the architecture '{model.architecture}' of {model.path.name}: use a newer "
+            f"this llama.cpp does not have the architecture '{model.architecture}' of {short(model)}: use a newer "
             "one (--llama-cpp)"
         )
     return str(error)

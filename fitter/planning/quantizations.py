@@ -157,6 +157,11 @@ def check_source(model: Model) -> None:
         )
 
 
+def short(model: Model) -> str:
+    """The name of its file, wherever that is."""
+    return model.called.rpartition("/")[2]
+
+
 def assumptions(model: Model) -> tuple[str, ...]:
     """What is assumed of a model that is quantized itself."""
     types = sorted({tensor.type for tensor in model.tensors} - set(FULL))
@@ -164,7 +169,7 @@ def assumptions(model: Model) -> tuple[str, ...]:
         return ()
     kept = sum(tensor.type in FULL for tensor in model.tensors)
     return (
-        f"{model.path.name} is quantized itself ({', '.join(types)}); it is assumed that its {kept} tensors of other "
+        f"{short(model)} is quantized itself ({', '.join(types)}); it is assumed that its {kept} tensors of other "
         "types have these in the original too. Quantize the original: llama-quantize takes a quantized file only with "
         "--allow-requantize, which loses quality",
     )
