@@ -193,8 +193,6 @@ class Session:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
-        # Made once, or each process would look for a folder of its own.
-        vars(session.config)["_tmp_path_factory"].getbasetemp()
         gc.freeze()
         tests = reached(items, self.changes)
         by_function: defaultdict[str, list[str]] = defaultdict(list)
@@ -319,6 +317,8 @@ def _forked(answer: Callable[[], int]) -> int:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
+        # Processes are not to look for numbers of folders that no other has.
+        tempfile.tempdir = tempfile.mkdtemp()
         status = answer()
     finally:
         os._exit(status)
@@ -345,18 +345,18 @@ def run(patterns: Sequence[str], children: int) -> None:
     session = Session(results.unnoticed(patterns), results, changes, children)
     if not session.names:
         sys.exit("no mutant of that name is left that no test has noticed")
-    with change_cwd(MUTANTS), tempfile.TemporaryDirectory(prefix="mutations-") as folder:
-        # The files of a test that has passed are gone at once, and what waits forever is a change that was noticed.
-        options = [
-            "-qs",
-            "--rootdir=.",
-            f"--basetemp={folder}/tests",
-            "-otmp_path_retention_policy=failed",
-            "-otimeout=60",
-        ]
-        pytest.main(
-            [*options, *config().pytest_add_cli_args, *config().pytest_add_cli_args_test_selection], plugins=[session]
-        )
+    # The files of a test that has passed are gone at once, and what waits forever is a change that was noticed.
+    options = (
+        "-qs",
+        "--rootdir=.",
+        "-otmp_path_retention_policy=failed",
+        "-otimeout=60",
+        *config().pytest_add_cli_args,
+    )
+    with change_cwd(MUTANTS), tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tempfile.tempdir = folder
+        pytest.main([*options, *config().pytest_add_cli_args_test_selection], plugins=[session])
+        tempfile.tempdir = None
 
 
 def table() -> str:

@@ -76,7 +76,7 @@ def test_a_plan_has_room_when_it_is_loaded(tmp_path: Path) -> None:
     steps: list[str] = []
     model = shapes.write("qwen3-32b", tmp_path, vocab=False)
     plan = fitter.fit(model, gpus=gpus, margin=0, on_progress=lambda step: steps.append(step.text))
-    assert any(step.startswith("searching again: loaded for real, it would take ") for step in steps)
+    assert any(step.startswith("searching again: in use, it would take ") for step in steps)
     real = plan.breakdown.real
     assert plan.fits
     assert all(use.free >= real.on(use.name).used for use in plan.devices)

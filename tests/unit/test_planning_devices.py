@@ -67,6 +67,7 @@ def test_in_better_order(
     found, said = known(*mib, speeds=speeds, fixed=fixed)
     assert [device.name for device in in_better_order(found).devices] == names
     assert [choice.subject for choice in said] == ["which device is the first"] * (names[0] != "CUDA0")
+    assert {choice.runner_up for choice in said} <= {"CUDA0, in the given order"}
 
 
 @pytest.mark.parametrize(
