@@ -113,7 +113,8 @@ _SECONDS = re.compile(r"\d[\d,]*(?:\.\d+)?(?= ?(?:s|ms|seconds|milliseconds)\b)"
 _KEY_SECONDS = re.compile(r"""(seconds(?:["']: |=))\d+(?:\.\d+)?(?:e-?\d+)?""")
 # Whether the load that began early was of use is a matter of time, too.
 _LOADS = re.compile(r"\d+(?= dummy loads?\b)")
-_FIGURE = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+# The last column of a table may have a dash in place of a figure.
+_FIGURE = re.compile(r"-?\d[\d,]*(?:\.\d+)?|(?<= )-$", re.MULTILINE)
 
 
 def same(written: str, printed: str, *, is_own: bool) -> bool:
