@@ -137,6 +137,10 @@ class Changes:
         function.__kwdefaults__ = changed.__kwdefaults__
 
 
+_FAILED = MUTANTS / "failed.txt"
+"""Tests that fail with nothing changed, such as those that read what the copy does not have."""
+
+
 class Results:
     """What came of each mutant, in the file that mutmut has beside each mutated one."""
 
@@ -241,8 +245,9 @@ def reached(items: Mapping[str, pytest.Item], changes: Changes) -> dict[str, Rea
     missing = [item for item in items.values() if item.path.name not in known]
     if missing:
         _progress(f"What {len(missing)} tests call")
+        _FAILED.unlink(missing_ok=True)
         if _status(_forked(partial(_write_reached, missing, changes, digests, kept))) != SURVIVED:
-            sys.exit("a test fails with nothing changed: see 'make test-unit'")
+            sys.exit(f"a test fails with nothing changed: {', '.join(_FAILED.read_text().split())}")
         known |= json.loads(kept.read_text())
         kept.write_text(json.dumps(known))
     return {
@@ -282,11 +287,15 @@ def _write_reached(items: Sequence[pytest.Item], changes: Changes, digests: Mapp
         called.clear()
         begun = time.process_time()
         sys.settrace(note)
-        passes = _passes(item, None)
+        failed = item.session.testsfailed
+        _passes(item, None)
         sys.settrace(None)
-        if not passes:
-            return KILLED
+        if item.session.testsfailed > failed:
+            with _FAILED.open("a") as names:
+                names.write(f"{item.nodeid}\n")
         found[item.path.name]["tests"][item.nodeid] = (time.process_time() - begun, sorted(called))
+    if _FAILED.exists():
+        return KILLED
     kept.write_text(json.dumps(found))
     return SURVIVED
 
