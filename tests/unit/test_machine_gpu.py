@@ -261,13 +261,14 @@ _PARTS = st.sampled_from(
 @example("²")
 @example("1GiB:free=²")
 @example("cuda:²:1GiB")
+@example("NONE")
 def test_a_spec_is_read_or_refused(spec: str) -> None:
     try:
         devices = parse_gpus([spec])
     except UsageError as error:
         assert len(str(error).splitlines()) == 1
     else:
-        assert 1 <= len(devices) <= 16
+        assert (0 if spec.strip().lower() == "none" else 1) <= len(devices) <= 16
         assert all(0 < device.free <= device.total for device in devices)
 
 
