@@ -12,6 +12,7 @@ from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning import scratch
 from fitter.planning.fit import DummyLoads, LoadCalls, fit
 from fitter.planning.plan import ModelSummary, Plan
+from fitter.planning.real_load import room_for
 from fitter.planning.request import Request
 from fitter.planning.work import LayerFacts, ModelFacts
 from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, priced, request
@@ -60,6 +61,18 @@ RULES: dict[str, tuple[Request, Params, Breakdown, dict[str, int]]] = {
 @pytest.mark.parametrize(("wanted", "params", "breakdown", "expected"), RULES.values(), ids=RULES)
 def test_the_rule(wanted: Request, params: Params, breakdown: Breakdown, expected: dict[str, int]) -> None:
     assert scratch.scores_of(wanted, params, breakdown) == expected
+
+
+@pytest.mark.parametrize(("free", "is_short"), [(1 + 1 + 7 * MIB, False), (1 + 1 + 7 * MIB - 1, True)])
+def test_it_adds_to_what_a_real_load_takes_more(free: int, is_short: bool) -> None:
+    wanted = asked(HEADS)
+    (device,) = wanted.devices
+    scores = 4096 * 512 * 32 * 2
+    limit = replace(device, free=free + scores + scratch.others(), margin=0)
+    wanted = replace(wanted, devices=(limit,), fixed=frozenset({"n_ctx"}))
+    found = Breakdown((Row("CUDA0", "CUDA0", False, 1, 1, 0, 7 * MIB),), ("CUDA0",), 4096, False)
+    room = room_for(wanted, found, Params())
+    assert room == ({"CUDA0": 7 * MIB + scores + scratch.others(), "host": 0} if is_short else {})
 
 
 # --- real cards
