@@ -96,7 +96,8 @@ class Keeper:
         if not PROGRAMS[self.ask.program].reads_logits:
             return ()
         rows, model = params.n_outputs_max or params.n_batch, self.model
-        drafts_itself, has_samplers = self.ask.sharing.mtp, bool(params.of_parameter(PARAMETERS["backend_sampling"]))
+        drafts_itself = self.ask.sharing.mtp
+        has_samplers = self.known.backend_sampling or bool(params.of_parameter(PARAMETERS["backend_sampling"]))
         of_batch = model.n_embd if drafts_itself else 0
         n_embd = model.n_embd if params.embeddings else 0
         size = output_bytes(
@@ -108,7 +109,12 @@ class Keeper:
             has_samplers=has_samplers,
         )
         if drafts_itself:
-            size += output_bytes(params.n_seq_max, model.n_vocab, n_embd=model.n_embd, has_samplers=True)
+            size += output_bytes(
+                params.n_seq_max,
+                model.n_vocab,
+                n_embd=model.n_embd,
+                has_samplers=self.known.draft_backend_sampling,
+            )
         elif self.drafts is not None:
             size += output_bytes(params.n_seq_max, self.drafts.model.n_vocab)
         return (Later("logits", size, size // rows, rows),)

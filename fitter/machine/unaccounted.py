@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fitter.llama.types import DeviceInfo, TensorInfo, VirtualDevice
-
-_MIB = 1024 * 1024
+from fitter.values import MIB
 
 _PROFILES = {"CUDA": "cuda", "ROCm": "rocm", "HIP": "rocm", "Vulkan": "vulkan", "MTL": "metal", "Metal": "metal"}
 """The profile of each backend of ggml's."""
@@ -39,7 +38,7 @@ def unaccounted(device: DeviceInfo, virtual: Iterable[VirtualDevice], *, halves:
     """
     profile = kind_of(device, virtual)
     return max(
-        (mib * _MIB for kind, is_wide, mib in _data() if kind == profile and (halves or not is_wide)), default=None
+        (mib * MIB for kind, is_wide, mib in _data() if kind == profile and (halves or not is_wide)), default=None
     )
 
 

@@ -185,7 +185,9 @@ class Ask:
 
     def with_facts(self, known: Facts) -> Ask:
         """The same, as the program in the version of ``known`` would load: what a fit is asked, which has a build."""
-        return replace(self, load=_begun(self.words, self.sharing, PROGRAMS[self.program], known))
+        program = PROGRAMS[self.program]
+        program.check_facts(self.given, known)
+        return replace(self, load=_begun(self.words, self.sharing, program, known))
 
     @classmethod
     def of_a_load(cls, checked: Measuring) -> Ask:
@@ -305,6 +307,8 @@ def _begun(checked: Fitting, sharing: Sharing, program: Program, known: Facts) -
     load: dict[str, Any] = {each.name: checked.get(each.name) for each in taken_by(LoadKeywords)}
     load |= vars(program.shape(asked, known))
     load |= {"devices": None, "main_gpu": None}
+    if program.is_server and checked.get("flash_attn") is None:
+        load["flash_attn"] = known.flash_attn
     if checked.get("reranking"):
         load |= {"embedding": True, "pooling_type": "rank"}
     words: Mapping[str, Any] = checked

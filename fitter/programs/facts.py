@@ -24,8 +24,6 @@ class Facts:
 
     program: str
     """Its name: ``llama-server``."""
-    n_ctx: int
-    """Tokens of its context, 0 for as many as the model was trained with."""
     n_batch: int
     """Tokens of a batch, at most."""
     n_ubatch: int
@@ -44,10 +42,6 @@ class Facts:
     """Whether it limits the outputs of a batch to what it reads; otherwise every token of a micro batch may be one.
 
     llama-server reads those of ``n_parallel * (1 + tokens drafted)`` tokens, and of ``n_batch`` for embeddings."""
-    sets_outputs_per_seq: bool
-    """Whether it limits those of a sequence as well."""
-    logits_rows: str
-    """Of how many tokens it keeps logits itself, in the host's memory: ``n_batch``, ``n_ctx`` or, for none, ''."""
     cache_ram_mib: int
     """MiB of host memory that its prompt cache may take: 0 for no cache, -1 for no limit."""
     n_ctx_checkpoints: int
@@ -58,12 +52,6 @@ class Facts:
     """Whether it moves slots that are idle to the prompt cache."""
     warmup: bool
     """Whether it runs the model once before it begins."""
-    fits: bool
-    """Whether it fits the parameters that are not given to the free memory itself."""
-    fit_target_mib: int
-    """MiB that its own fit leaves free on a device."""
-    fit_ctx: int
-    """Tokens of context that its own fit goes down to."""
     backend_sampling: bool
     """Whether it samples on the device."""
     draft_backend_sampling: bool

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fitter.programs.facts import Facts
-
-MIB = 1024 * 1024
+from fitter.values import MIB
 
 
 @dataclass(frozen=True)

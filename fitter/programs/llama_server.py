@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
+from fitter.errors import UsageError
+from fitter.llama.types import Params
 from fitter.programs.facts import Facts
-from fitter.programs.program import Asked, Program
+from fitter.programs.program import Asked, Program, Shape
 
 
 class LlamaServer(Program):
@@ -26,6 +29,17 @@ class LlamaServer(Program):
         }
     )
 
+    def shape(self, asked: Asked, facts: Facts) -> Shape:
+        """A batch of another size by default is said in the plan, so that it is what the server takes."""
+        n_batch, n_ubatch = (
+            own if given is None and own != usual else given
+            for given, own, usual in (
+                (asked.n_batch, facts.n_batch, Params.n_batch),
+                (asked.n_ubatch, facts.n_ubatch, Params.n_ubatch),
+            )
+        )
+        return super().shape(replace(asked, n_batch=n_batch, n_ubatch=n_ubatch), facts)
+
     def batches(self, asked: Asked) -> tuple[int | None, int | None]:
         n_batch, n_ubatch = super().batches(asked)
         if asked.reads_texts and n_batch is not None and n_ubatch is not None:
@@ -40,6 +54,12 @@ class LlamaServer(Program):
             n_seq_max, kv_unified = facts.n_parallel, facts.kv_unified
         return n_seq_max, kv_unified if asked.kv_unified is None else asked.kv_unified
 
+    def check_facts(self, given: frozenset[str], facts: Facts) -> None:
+        if "kv_unified_per_slot" in given and not facts.has_kv_unified_per_slot:
+            raise UsageError(
+                f"this {self.name} has no --kv-unified-per-slot: leave it out, and limit the context with -c"
+            )
+
     def outputs(self, asked: Asked, facts: Facts, n_seq_max: int) -> int:
         if asked.reads_texts or asked.is_pooled or asked.logits_all or not facts.sets_outputs:
             return 0
@@ -51,3 +71,8 @@ class LlamaCli(LlamaServer):
 
     name: ClassVar[str] = "llama-cli"
     knows: ClassVar[frozenset[str]] = frozenset({"backend_sampling", "cache_ram", "ctx_checkpoints", "spec_type"})
+
+    def sequences(self, asked: Asked, facts: Facts) -> tuple[int, bool]:
+        if asked.kv_unified:
+            raise UsageError(f"{self.name} has no -kvu: leave it out, or plan for llama-server")
+        return super().sequences(asked, facts)

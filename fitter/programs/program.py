@@ -43,8 +43,8 @@ class Program:
     """A program, and what it sets and takes; this one is any of them: every token of a batch has an output.
 
     ``is_server``: it keeps prompts and checkpoints in host memory after the load. ``reads_logits``: it is known to read
-    those of every token that is an output. ``knows``: keywords that are options
-    of llama-server's, which this program has too.
+    those of every token that is an output. ``knows``: keywords that are options of llama-server's, which this program
+    has too.
     """
 
     name: ClassVar[str] = "any"
@@ -59,6 +59,9 @@ class Program:
         outputs = self.outputs(asked, facts, n_seq_max)
         most = Params.n_batch if n_batch is None else n_batch
         return Shape(n_seq_max, kv_unified, n_batch, n_ubatch, min(outputs, most) if outputs else 0)
+
+    def check_facts(self, given: frozenset[str], facts: Facts) -> None:
+        """Raise ``UsageError`` for what its version does not know, of the keywords that are ``given``."""
 
     def batches(self, asked: Asked) -> tuple[int | None, int | None]:
         """``n_batch`` and ``n_ubatch``; for texts that are only read the same unless both are given.

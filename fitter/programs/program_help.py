@@ -21,12 +21,6 @@ def _is_enabled(text: str) -> bool:
     return text == "enabled"
 
 
-def _is_on(text: str) -> bool:
-    if text not in ("on", "off"):
-        raise ValueError(text)
-    return text == "on"
-
-
 def _choice(text: str) -> str:
     if text not in ("auto", "on", "off"):
         raise ValueError(text)
@@ -34,7 +28,6 @@ def _choice(text: str) -> str:
 
 
 OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "--ctx-size": ("n_ctx", int),
     "--batch-size": ("n_batch", int),
     "--ubatch-size": ("n_ubatch", int),
     "--parallel": ("n_parallel", int),
@@ -44,9 +37,6 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--checkpoint-min-step": ("checkpoint_min_step", int),
     "--cache-idle-slots": ("cache_idle_slots", _is_enabled),
     "--warmup": ("warmup", _is_enabled),
-    "--fit": ("fits", _is_on),
-    "--fit-target": ("fit_target_mib", int),
-    "--fit-ctx": ("fit_ctx", int),
     "--backend-sampling": ("backend_sampling", _is_enabled),
     "--spec-draft-backend-sampling": ("draft_backend_sampling", _is_enabled),
     "--spec-ngram-simple-size-m": ("ngram-simple", int),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
-_MIB = 1 << 20
+from fitter.values import MIB
 
 Kind = Literal["model", "context", "compute", "lora", "output"]
 _Kept = TypeVar("_Kept")
@@ -124,8 +124,8 @@ _MOST_KEPT = 4096
 def figure(text: str) -> Figure:
     """What ``text``, MiB with some decimals, says."""
     decimals = len(text.partition(".")[2])
-    half = _MIB / 2 / 10**decimals
-    return Figure(round(float(text) * _MIB), int(half) + 1)
+    half = MIB / 2 / 10**decimals
+    return Figure(round(float(text) * MIB), int(half) + 1)
 
 
 @dataclass

@@ -112,7 +112,7 @@ def test_facts_are_those_of_the_program_itself() -> None:
 
 def test_facts_of_any_program_are_the_librarys() -> None:
     known, params = facts("any"), llama_cpp.llama_context_default_params()
-    assert (known.n_ctx, known.n_batch, known.n_ubatch) == (params.n_ctx, params.n_batch, params.n_ubatch)
+    assert (known.n_batch, known.n_ubatch) == (params.n_batch, params.n_ubatch)
     assert (known.n_parallel, known.kv_unified) == (params.n_seq_max, params.kv_unified)
     assert params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO and known.flash_attn == "auto"
 
@@ -120,8 +120,7 @@ def test_facts_of_any_program_are_the_librarys() -> None:
 def test_facts_of_llama_cpp_python_are_its_own() -> None:
     known = facts("llama-cpp-python")
     given = inspect.signature(llama_cpp.Llama).parameters
-    assert {name: given[name].default for name in ("n_ctx", "n_batch", "n_ubatch", "flash_attn")} == {
-        "n_ctx": known.n_ctx,
+    assert {name: given[name].default for name in ("n_batch", "n_ubatch", "flash_attn")} == {
         "n_batch": known.n_batch,
         "n_ubatch": known.n_ubatch,
         "flash_attn": known.flash_attn == "on",

@@ -31,7 +31,6 @@ ROOMS = (
     "fitter.serving",
     "fitter.keeping",
     "fitter.beginning",
-    "fitter.serving",
     "fitter.asking",
     "fitter.sharing",
     "fitter.worker_door",

@@ -47,13 +47,10 @@ AT: dict[str, tuple[str, str, str, Any]] = {
     "the same, later": ("llama-server", "0.26.0", "has_kv_unified_per_slot", True),
     "not in llama-cli": ("llama-cli", "0.26.0", "has_kv_unified_per_slot", False),
     "outputs of a server": ("llama-server", "0.13.1", "sets_outputs", True),
-    "outputs of a sequence came later": ("llama-server", "0.15.1", "sets_outputs_per_seq", False),
     "outputs of llama-bench": ("llama-bench", "0.25.3", "sets_outputs", False),
     "no cache of prompts in llama-bench": ("llama-bench", "0.25.3", "cache_ram_mib", 0),
     "any program has the library's batch": ("any", "0.25.3", "n_batch", 2048),
     "llama-cpp-python has a smaller one": ("llama-cpp-python", "0.25.3", "n_batch", 512),
-    "its server inherits that": ("llama-cpp-python-server", "0.25.3", "n_batch", 512),
-    "its server has logits of all of the context": ("llama-cpp-python-server", "0.25.3", "logits_rows", "n_ctx"),
     "tokens drafted": ("llama-server", "0.25.3", "draft_n_max", 3),
 }
 
@@ -123,7 +120,6 @@ HELP = """\
 SAID = {
     "n_batch": 1024,
     "flash_attn": "off",
-    "fits": False,
     "n_ctx_checkpoints": 7,
     "cache_ram_mib": -1,
     "cache_idle_slots": False,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fitter import parameters, programs
 from fitter.errors import UsageError
 from fitter.llama.types import LlamaCpp, Params
+from fitter.planning.ask import Ask
 from fitter.programs import PROGRAMS, Asked, Facts, Shape, chosen, facts, unless_named
 from fitter.programs.facts import programs as known_programs
 
@@ -150,6 +151,9 @@ ASKED = st.builds(
 
 @given(name=st.sampled_from(list(PROGRAMS)), asked=ASKED)
 def test_what_holds_for_every_shape(name: str, asked: Asked) -> None:
+    if name == CLI and asked.kv_unified:
+        # which it has no option for
+        asked = replace(asked, kv_unified=None)
     shape = PROGRAMS[name].shape(asked, facts(name))
     n_batch = Params.n_batch if shape.n_batch is None else shape.n_batch
     assert 0 <= shape.n_outputs_max <= n_batch
@@ -237,3 +241,24 @@ def test_the_environment_names_no_program(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_is_exported_is_there() -> None:
     assert all(hasattr(programs, name) for name in programs.__all__)
     assert isinstance(facts(SERVER), Facts)
+
+
+def test_options_that_a_version_does_not_have() -> None:
+    older, newer = (facts("llama-server", build(ggml)) for ggml in ("0.20.0", "0.25.3"))
+    asked = frozenset({"kv_unified_per_slot"})
+    PROGRAMS["llama-server"].check_facts(asked, newer)
+    for known, name in ((older, "llama-server"), (facts("llama-cli"), "llama-cli")):
+        with pytest.raises(UsageError, match=f"^this {name} has no --kv-unified-per-slot: leave it out, and limit"):
+            PROGRAMS[name].check_facts(asked, known)
+    PROGRAMS["any"].check_facts(asked, facts("any"))
+    with pytest.raises(UsageError, match=r"^llama-cli has no -kvu: leave it out, or plan"):
+        Ask.of({"program": "llama-cli", "n_seq_max": 2, "kv_unified": True})
+    assert not Ask.of({"program": "llama-cli", "n_seq_max": 2, "kv_unified": False}).load.kv_unified
+
+
+def test_what_a_server_says_of_itself_is_planned_with() -> None:
+    other = replace(facts("llama-server"), n_batch=4096, n_ubatch=1024, flash_attn="off", n_parallel=2)
+    load = Ask.of({"program": "llama-server"}).with_facts(other).load
+    assert (load.n_batch, load.n_ubatch, load.flash_attn, load.n_seq_max) == (4096, 1024, "off", 2)
+    asked = Ask.of({"program": "llama-server", "n_ubatch": 256, "flash_attn": "on"}).with_facts(other).load
+    assert (asked.n_ubatch, asked.flash_attn) == (256, "on")
