@@ -56,13 +56,10 @@ def _shared(shared: Sequence[SharedUse]) -> list[str]:
         words = list(use.arguments)
         while words:
             option, *words = words
-            is_value = option.startswith("-") is False
             if option in _LISTS and option in args:
                 args[args.index(option) + 1] += f",{words.pop(0)}"
-            elif is_value or option not in _LISTS:
-                args.append(option)
             else:
-                args += [option, words.pop(0)]
+                args.append(option)
     return args
 
 

@@ -65,7 +65,7 @@ class Sharing:
         for option, value in (("-ctkd", self.type_k_draft), ("-ctvd", self.type_v_draft)):
             if value is not None and self.model_draft is None and not self.mtp:
                 raise UsageError(f"{option} is about drafting: use it with -md or --mtp, or leave it out")
-        if self.draft_max is not None and not (self.mtp or self.model_draft is not None):
+        if self.draft_max is not None and not self.drafts_with_a_model:
             raise UsageError("--spec-draft-n-max is about drafting: use it with -md or --mtp, or leave it out")
         self._check_speculation()
         images = (("--image-min-tokens", self.image_min_tokens), ("--image-max-tokens", self.image_max_tokens))
@@ -96,9 +96,14 @@ class Sharing:
             found[word] = ("--spec-type", word, *(("--" + name.replace("_", "-"), str(size)) if size else ()))
         return found
 
+    @property
+    def drafts_with_a_model(self) -> bool:
+        """Whether a draft model drafts, or the model's own layers."""
+        return self.mtp or self.model_draft is not None
+
     def drafted(self, known: Facts) -> int:
         """The most tokens that a program drafts at a time (``common_speculative_n_max``)."""
-        most = [(self.draft_max or known.draft_n_max) if self.mtp or self.model_draft is not None else 0]
+        most = [(self.draft_max or known.draft_n_max) if self.drafts_with_a_model else 0]
         for word in self.ngrams:
             size = getattr(self, name) if (name := _NGRAMS[word]) else None
             most.append(size or known.draft_tokens[word])
@@ -187,7 +192,11 @@ class Ask:
         """The same, as the program in the version of ``known`` would load: what a fit is asked, which has a build."""
         program = PROGRAMS[self.program]
         program.check_facts(self.given, known)
-        return replace(self, load=_begun(self.words, self.sharing, program, known))
+        sharing = self.sharing
+        if known.draft_n_max != DRAFT_MAX and sharing.draft_max is None and sharing.drafts_with_a_model:
+            # a default that the arguments do not leave out
+            sharing = replace(sharing, draft_max=known.draft_n_max)
+        return replace(self, sharing=sharing, load=_begun(self.words, sharing, program, known))
 
     @classmethod
     def of_a_load(cls, checked: Measuring) -> Ask:

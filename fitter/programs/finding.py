@@ -135,9 +135,14 @@ def check_same_build(planned: LlamaCpp | None, server: ServerProgram) -> None:
     is_same = same_commit(server.commit, planned.commit)
     if is_same is None:
         is_same = _key_of(server.path) == planned.key
+    if not is_same and not server.version:
+        raise PlanError(
+            f"{server.path} does not say its version, so it may not be the llama.cpp {planned.version} that the plan "
+            f"was made with: is it a {NAME}? Name one with --server"
+        )
     if not is_same:
         raise PlanError(
-            f"the plan was made with llama.cpp {planned.version}, and {server.path} is {server.version or 'another'}, "
+            f"the plan was made with llama.cpp {planned.version}, and {server.path} is {server.version}, "
             f"which may take other memory: fit with --llama-cpp {server.path}"
         )
 

@@ -413,6 +413,9 @@ def test_a_server_that_does_not_start(plan_file: Path, fake: Callable[..., Path]
         "#!/bin/sh\necho 'lacking: error while loading shared libraries: libx.so: no such file'\nexit 127\n"
     )
     lacking.chmod(0o755)
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\nexit 0\n")
+    silent.chmod(0o755)
     other = fake("", "version: 1 (abcdef0)")
     cases: dict[str, tuple[Path, type[Exception], str]] = {
         "not there": (tmp_path / "gone", UsageError, "there is no llama-server at .*gone: name the file with --server"),
@@ -424,6 +427,7 @@ def test_a_server_that_does_not_start(plan_file: Path, fake: Callable[..., Path]
             LibraryError,
             r"does not start \(exit status 127\): lacking: error while loading",
         ),
+        "another program": (silent, PlanError, "silent does not say its version, .* is it a llama-server[?] Name one"),
         "another build": (other, PlanError, r"made with llama.cpp .*, and .*llama-server is 1 \(abcdef0\), which may"),
     }
     for name, (path, error, message) in cases.items():

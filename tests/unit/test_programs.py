@@ -262,3 +262,18 @@ def test_what_a_server_says_of_itself_is_planned_with() -> None:
     assert (load.n_batch, load.n_ubatch, load.flash_attn, load.n_seq_max) == (4096, 1024, "off", 2)
     asked = Ask.of({"program": "llama-server", "n_ubatch": 256, "flash_attn": "on"}).with_facts(other).load
     assert (asked.n_ubatch, asked.flash_attn) == (256, "on")
+
+
+@pytest.mark.parametrize(
+    ("drafts", "expected"),
+    [
+        pytest.param({"mtp": True}, (5, 5, 4 * 6), id="the model's own layers"),
+        pytest.param({"model_draft": "d.gguf"}, (5, 0, 4 * 6), id="a draft model"),
+        pytest.param({"mtp": True, "draft_max": 2}, (2, 2, 4 * 3), id="as it is given"),
+        pytest.param({}, (None, 0, 4), id="nothing drafts"),
+    ],
+)
+def test_a_server_that_drafts_more_by_itself(drafts: dict[str, object], expected: tuple[object, ...]) -> None:
+    other = replace(facts(SERVER), draft_tokens={**facts(SERVER).draft_tokens, "draft-simple": 5})
+    ask = Ask.of({"program": SERVER, **drafts}).with_facts(other)  # type: ignore[typeddict-item]
+    assert (ask.sharing.draft_max, ask.load.n_rs_seq, ask.load.n_outputs_max) == expected
