@@ -134,7 +134,8 @@ def test_the_commit_that_a_server_says(version: str, commit: str) -> None:
     if commit:
         check_same_build(PLANNED, server)
     else:
-        with pytest.raises(PlanError, match=r"which may take other memory: fit with --llama-cpp /llama-server"):
+        advice = "fit with --llama-cpp /llama-server$" if version else "is it a llama-server[?] Name one with --server$"
+        with pytest.raises(PlanError, match=advice):
             check_same_build(PLANNED, server)
 
 
