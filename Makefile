@@ -76,7 +76,7 @@ llama-cpp-python: $(STAMPS)/venv
 $(STAMPS)/fitter: pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor/llama.cpp/fetch.py $(shell find bindings -type f) | llama-cpp-python
 	@echo "installing fitter, editable"
 	@$(PIP) install -q 'scikit-build-core>=0.10' 'cffi>=1.16'
-	@$(PIP) install -q --no-build-isolation -e '.[python,remote,test,docs]'
+	@$(PIP) install -q --no-build-isolation -e '.[python,remote,report,test,docs]'
 	@touch $@
 
 .PHONY: install
@@ -117,15 +117,22 @@ lint: install ## ruff and mypy --strict
 test-unit: install ## tests/unit alone, which needs nothing but the install: half a minute on two cores
 	@$(PY) -m pytest tests/unit -n $(JOBS) $(PYTEST_ARGS)
 
+# Of the distribution: what pip could bring is a browser for one version of a test library.
+.PHONY: browser
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	  || echo "make: no Chromium to open reports with, so those tests are skipped; Debian, Ubuntu: apt-get install chromium" >&2
+
 # A file's tests share what they have measured, so a file is one process's; tests/conftest.py has the longest begin first.
 .PHONY: test
-test: install tools lint ## everything but the slow tests: eight minutes of testing on two cores, and some ten to set up
+test: install browser tools lint ## everything but the slow tests: eight minutes of testing on two cores, and some ten to set up
 	@$(PY) -m pytest -m "not slow and not llama_cpp" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # The generated pages of docs/reference are committed; `python -m tools.docs.reference` writes them anew.
 .PHONY: docs
 docs: install ## the documentation site, in build/site: seconds
 	@$(PY) -m tools.docs.reference --check
+	@$(PY) -m tools.docs.picture --check
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "the documentation is in build/site/index.html"
 
@@ -179,6 +186,12 @@ test-metal: install ## the metal profile and ggml-metal's own C++, on a GPU that
 .PHONY: oracle
 oracle: install ## the real ggml-cuda on a CUDA runtime without a GPU: make tests/data/cuda anew (three minutes)
 	@$(PY) -m tools.oracle --source "$$($(PY) vendor/llama.cpp/fetch.py)" --jobs $(JOBS) $(ORACLE_ARGS)
+
+# With the library that test-cuda builds, or SPLITS_LIBRARY=DIRECTORY.
+SPLITS_LIBRARY ?= $(CUDA_BUILD)/bin
+.PHONY: test-splits
+test-splits: install ## split mode tensor and the real ggml-cuda on a CUDA runtime without a GPU: 300 loads, half an hour
+	@$(PY) -m tools.splits --library $(SPLITS_LIBRARY) --jobs $(JOBS) $(CHECK_ARGS)
 
 .PHONY: oracle-rocm
 oracle-rocm: install ## ggml-cuda as HIP compiles it for AMD's cards, on a HIP runtime without a GPU: make tests/data/rocm anew

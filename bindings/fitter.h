@@ -195,6 +195,16 @@ typedef struct {
 // host, each by name. Writes at most n rows and returns how many there are, or -1.
 int32_t fitter_breakdown(const void * context, fitter_row_t * rows, int32_t n);
 
+// Name of the i-th device that a context's model is on, NULL past the last one; those behind llama.cpp's meta device for a
+// model whose tensors are split over them (split mode tensor), where fitter_breakdown has a row for each.
+const char * fitter_context_device(const void * context, int32_t i);
+
+// To be called around a load of such a model (NULL first, then the model) and the making of its context (the model first,
+// then the context): what is allocated meanwhile is what fitter_breakdown cannot ask for later. Around computing (the model
+// first), the address behind the context's is for what that allocates.
+void fitter_split_begin(const void * model);
+void fitter_split_end(const void * owner);
+
 // Reserves the graphs of a context of a model without memory (no_alloc) as llama.cpp does for one with memory, in buffers
 // that are none. fitter_breakdown has their sizes from then on. False where llama.cpp fails.
 bool fitter_reserve(void * context);
@@ -231,6 +241,9 @@ void   fitter_projector_free(void * projector);
 void * fitter_hold_new(void);
 void   fitter_hold_use(void * hold);
 void   fitter_hold_release(void * hold);
+// Has the load call a function there, on its own thread, in place of waiting; the function may fork the process, and
+// the load then goes on in both when it returns.
+void   fitter_hold_call(void * hold, void (*function)(void));
 
 // Whether the load came to that line. If it has ended and did not, it did not wait, and was placed as nobody had said.
 bool   fitter_hold_reached(void * hold);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fitter.errors import (
     AnswerError,
+    CancelledError,
     FitterError,
     LibraryError,
     LlamaCppCrashError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from fitter.api import Plan, calibrate, devices, estimate, fit, inspect, measure, verify
     from fitter.comparing import OnBuild, compare_builds
+    from fitter.exploring import explore
     from fitter.fitted import Llama
     from fitter.llama.types import (
         Array,
@@ -33,20 +35,38 @@ if TYPE_CHECKING:
         Lora,
         Params,
         Row,
+        SharedMemory,
         TensorBuftOverride,
         VirtualDevice,
     )
+    from fitter.model.shapes.listing import ShapeInfo, shapes
+    from fitter.planner import Planner
     from fitter.planning.calibration import Calibration, Comparison, DeviceCalibration, Difference
     from fitter.planning.cost import Estimate, Part, Workload
     from fitter.planning.explain import Bound, Choice, Reason
+    from fitter.planning.explored import Exploration, ExploredAnswer, ExploredCell
     from fitter.planning.inspection import Inspection, LayerSize, RoleSize
     from fitter.planning.pricing import Price, SpeedSource
     from fitter.planning.quantizations import Quantization, Quantizations
+    from fitter.planning.repositories import Repository, RepositoryFile, SideFile
     from fitter.planning.request import Progress
-    from fitter.planning.summary import DeviceUse, FileStamp, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
+    from fitter.planning.summary import (
+        DeviceUse,
+        FileStamp,
+        HostUse,
+        LeftOut,
+        ModelSummary,
+        PoolUse,
+        Problem,
+        Search,
+        Setting,
+        SharedUse,
+    )
     from fitter.planning.verified import LaterUse, MemoryUse, ServerUse, Verification, VerifiedDifference, VerifiedRow
     from fitter.programs.later import Later
     from fitter.quantizing import quants
+    from fitter.reporting import report
+    from fitter.repositories import repository
 
 __version__ = "0.1.0"
 
@@ -54,6 +74,7 @@ _HOMES = {
     "fitter.fitted": ("Llama",),
     "fitter.api": ("Plan", "calibrate", "devices", "estimate", "fit", "inspect", "measure", "verify"),
     "fitter.comparing": ("OnBuild", "compare_builds"),
+    "fitter.exploring": ("explore",),
     "fitter.llama.types": (
         "Array",
         "Breakdown",
@@ -62,15 +83,20 @@ _HOMES = {
         "Lora",
         "Params",
         "Row",
+        "SharedMemory",
         "TensorBuftOverride",
         "VirtualDevice",
     ),
+    "fitter.planner": ("Planner",),
+    "fitter.model.shapes.listing": ("ShapeInfo", "shapes"),
     "fitter.planning.calibration": ("Calibration", "Comparison", "DeviceCalibration", "Difference"),
     "fitter.planning.cost": ("Estimate", "Part", "Workload"),
     "fitter.planning.explain": ("Bound", "Choice", "Reason"),
+    "fitter.planning.explored": ("Exploration", "ExploredAnswer", "ExploredCell"),
     "fitter.planning.inspection": ("Inspection", "LayerSize", "RoleSize"),
     "fitter.planning.pricing": ("Price", "SpeedSource"),
     "fitter.planning.quantizations": ("Quantization", "Quantizations"),
+    "fitter.planning.repositories": ("Repository", "RepositoryFile", "SideFile"),
     "fitter.planning.request": ("Progress",),
     "fitter.planning.summary": (
         "DeviceUse",
@@ -78,8 +104,10 @@ _HOMES = {
         "HostUse",
         "LeftOut",
         "ModelSummary",
+        "PoolUse",
         "Problem",
         "Search",
+        "Setting",
         "SharedUse",
     ),
     "fitter.planning.verified": (
@@ -92,6 +120,8 @@ _HOMES = {
     ),
     "fitter.programs.later": ("Later",),
     "fitter.quantizing": ("quants",),
+    "fitter.reporting": ("report",),
+    "fitter.repositories": ("repository",),
 }
 """Where each name is, beside the errors."""
 
@@ -112,6 +142,7 @@ __all__ = [
     "Bound",
     "Breakdown",
     "Calibration",
+    "CancelledError",
     "Choice",
     "Comparison",
     "DeviceCalibration",
@@ -119,6 +150,9 @@ __all__ = [
     "DeviceUse",
     "Difference",
     "Estimate",
+    "Exploration",
+    "ExploredAnswer",
+    "ExploredCell",
     "FileStamp",
     "FitterError",
     "HostUse",
@@ -143,6 +177,8 @@ __all__ = [
     "Plan",
     "PlanError",
     "PlanWarning",
+    "Planner",
+    "PoolUse",
     "Price",
     "Problem",
     "Progress",
@@ -150,11 +186,17 @@ __all__ = [
     "Quantizations",
     "Reason",
     "RemoteError",
+    "Repository",
+    "RepositoryFile",
     "RoleSize",
     "Row",
     "Search",
     "ServerUse",
+    "Setting",
+    "ShapeInfo",
+    "SharedMemory",
     "SharedUse",
+    "SideFile",
     "SpeedSource",
     "TensorBuftOverride",
     "TimeLimitError",
@@ -169,9 +211,13 @@ __all__ = [
     "compare_builds",
     "devices",
     "estimate",
+    "explore",
     "fit",
     "inspect",
     "measure",
     "quants",
+    "report",
+    "repository",
+    "shapes",
     "verify",
 ]

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from fitter import beginning, programs
-from fitter.asking import answering, fetch, limited, one_load, questions_of, worker_for
+from fitter import beginning, choosing, programs
+from fitter.asking import answering, fetch, fetch_all, limited, one_load, questions_of, with_addresses, worker_for
 from fitter.door import door
 from fitter.errors import LibraryError, UsageError
 from fitter.keeping import Keeper, facts_of_program
@@ -37,10 +37,12 @@ from fitter.planning.constraints import (
 from fitter.planning.cost import Workload
 from fitter.planning.inspection import Inspection, inspection_of
 from fitter.planning.limits import check_context
-from fitter.planning.plan import Plan, check_can_run, check_llama_cpp, register, renamed
-from fitter.planning.pricing import Price, Speeds, price_params
+from fitter.planning.load_mode import with_its_mode
+from fitter.planning.plan import Plan, check_can_run, check_is_here, check_llama_cpp, register, renamed
+from fitter.planning.pricing import Price, Speeds
 from fitter.planning.request import Progress
 from fitter.planning.requesting import limits_beside, pinned_by, request_of
+from fitter.planning.split_price import priced_as_placed
 from fitter.planning.summary import ModelSummary, stamp_of
 from fitter.planning.work import facts_of
 from fitter.programs import SERVER
@@ -57,10 +59,8 @@ if TYPE_CHECKING:
 
 Path = AnyPath
 
-_LOADED_PER_SECOND = 20 * 10**6
-"""Bytes of a model: a slow disk, and a processor that computes a prompt with it."""
-_WITH_PLAN = ("timeout", "llama_cpp", "program")
-"""What can be said beside a plan to verify."""
+_LOADED_PER_SECOND = 20 * 10**6  # bytes of a model: a slow disk, and a processor that computes a prompt with it
+_WITH_PLAN = ("timeout", "llama_cpp", "program")  # what can be said beside a plan to verify
 
 
 @door_with_worker(Fitting)
@@ -77,12 +77,12 @@ def fit(
     What is ``None`` is fitted; what is set is kept, and the rest is fitted around it. ``n_ctx`` in tokens (0: the
     model's own), ``fit_ctx`` the smallest that fitting may choose per sequence. ``margin``: bytes that must stay free,
     one for all devices or one for each; ``host_margin`` the same for the host. ``gpus`` describes virtual devices
-    (``rtx-4090``, ``2x 24GiB``), or ``none``, that take the place of this machine's; the host is then unlimited
-    unless ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile`` ``library`` asks llama.cpp's own CUDA
-    backend about NVIDIA cards (``library:DIRECTORY``: the one there), which is the default where it has one that can be
-    asked, and ``cuda`` fitter's own rules. ``rpc`` names
-    rpc-servers (``host:port``, or several with commas), whose devices stand before all others. ``devices`` chooses
-    among them by name.
+    (``rtx-4090``, ``2x 24GiB``), or ``none``, that take the place of this machine's; the host has the memory that such
+    a GPU shares with it, else it is unlimited, unless ``host_memory`` (bytes, or ``64GiB``) says otherwise. ``profile``
+    ``library`` asks llama.cpp's own CUDA backend about NVIDIA cards (``library:DIRECTORY``: the one there), which is
+    the default where it has one that can be asked, and ``cuda`` fitter's own rules. ``rpc`` names rpc-servers
+    (``host:port``, or several with commas), whose devices stand before all others. ``devices`` chooses among them.
+    ``split_mode`` ``tensor`` has all of them share every tensor; ``auto`` plans with ``layer`` too: the better wins.
 
     What shares the memory is measured too, and the plan's ``shared`` says what it takes. ``model_draft`` is a draft
     model, which follows the context; it goes to the device with which the plan is the best one, unless
@@ -106,11 +106,9 @@ def fit(
     all or one for each, in place of what they were measured to reach.
 
     The search loads a copy of the header without the tokenizer, unless ``skeleton`` is false; the plan is measured on
-    ``model`` itself either way.
-    ``timeout``: seconds for one dummy load. ``time_limit``: seconds for the whole search; the best plan that fits by
-    then is confirmed, which is one load more, and its ``search.is_cut_short``. ``on_log`` gets every line of
-    llama.cpp's log. A ``worker`` that is given is used and stays open, for many fits in a row; it is told of ``gpus``
-    anew.
+    ``model`` itself either way. ``timeout``: seconds for one dummy load. ``time_limit``: seconds for the whole search;
+    the best plan that fits by then is confirmed, which is one load more, and its ``search.is_cut_short``. ``on_log``
+    gets every line of llama.cpp's log. A ``worker`` that is given stays open for many fits, and is told ``gpus`` anew.
 
     ``embedding`` plans for ``Llama(embedding=True)``: unless they are set, a micro batch as large as the batch, and 256
     sequences with one cache.
@@ -123,14 +121,15 @@ def fit(
     """
     started = time.monotonic()
     model = os.fsdecode(model)
+    if parameters.get("split_mode") == "auto":
+        return choosing.either(fit, model, parameters, on_progress=on_progress, on_log=on_log, worker=worker)
     if "program" not in parameters:
         parameters["program"] = programs.chosen("llama-cpp-python")
-    ask = Ask.of(parameters)
+    ask, is_given = Ask.of(parameters), worker is not None
     words = {"timeout": ask.timeout, **parameters, "on_progress": on_progress, "on_log": on_log}
     deadline = None if ask.time_limit is None else started + ask.time_limit
-    is_given = worker is not None
     beginning.parse_meanwhile()
-    fetch(model, min(ask.timeout, ask.time_limit or ask.timeout), on_progress)
+    ask = fetch_all(ask, model, min(ask.timeout, ask.time_limit or ask.timeout), on_progress)
     with (
         worker_for(ask, worker, on_log, at_once=True) as worker,
         limited(worker, deadline),
@@ -161,6 +160,8 @@ def fit(
             deadline,
         )
         plan = keeper.kept(plan)
+        is_free = known_of_program.has_load_mode and "load_mode" not in ask.given
+        plan = with_its_mode(plan, request, opened, is_free=is_free)
         if ask.margin is not None:
             check_margins(request.devices, plan.problems)
         if not is_given:
@@ -173,6 +174,7 @@ def fit(
     notes = compared.notes(ask.virtual, by, llama_cpp.ggml, llama_cpp.commit)
     return replace(
         plan,
+        params=with_addresses(plan.params),
         program=ask.program,
         rpc=rpc,
         llama_cpp=llama_cpp,
@@ -192,9 +194,8 @@ def measure(
 ) -> Breakdown:
     """Memory that llama.cpp would take with exactly these parameters: one dummy load, rows per buffer type in bytes.
 
-    Each row has both figures for its compute buffer. ``compute`` is the dummy load's, which llama-fit-params and a plan
-    say too. ``reserved`` is what llama.cpp reserves, and prints, when it loads the model for real: more or less, on any
-    device and on the host. ``.real`` has all rows as of a real load.
+    Each row has both figures for its compute buffer: ``compute`` is the dummy load's, as llama-fit-params and a plan
+    say, ``reserved`` what a real load of llama.cpp reserves, more or less. ``.real`` has all rows as of a real load.
 
     ``parameters`` are those of ``fit`` that llama.cpp has too, none of them fitted, each with llama.cpp's own default
     (``n_ctx`` 0, the model's own; ``n_gpu_layers`` -1, all), and ``load_mtp``, ``n_rs_seq`` and ``n_outputs_max``. A
@@ -220,9 +221,9 @@ def estimate(
 
     ``parameters`` and ``worker`` are those of ``measure``. The request is one of ``prompt`` tokens and ``generate``
     more, by default 2048 and 512, or what the context holds. ``live_tokens``: tokens in the cache when generation is
-    priced, by default what the request has there on average. ``host_bandwidth``: bytes per second, or ``60GB/s``, in
-    place of what this machine was measured to read, or of the default for a described one; ``rpc_bandwidth`` the same
-    of remote devices, one for all or one for each. The estimate's ``sources`` say where every speed is from.
+    priced, by default what the request has there on average. ``load_mode`` is ``none`` unless it is set, as in plans.
+    ``host_bandwidth``: bytes per second, or ``60GB/s``, in place of what this machine was measured to read, or of the
+    default for a described one; ``rpc_bandwidth`` the same of remote devices. Its ``sources`` say where each is from.
 
     Raises what ``fit`` raises.
     """
@@ -236,7 +237,7 @@ def estimate(
         every = load.worker.devices() if breakdown.devices else ()
         infos = choose(every, breakdown.devices)
         speeds = device_speeds(infos, every, ask.virtual, load.worker.speed, ask.remote_bandwidths)
-        return price_params(
+        return priced_as_placed(
             facts_of(load.model),
             layout,
             load.params,
@@ -245,7 +246,7 @@ def estimate(
                 breakdown.devices,
                 tuple(speeds[info.name] for info in infos),
                 tuple(info.free for info in infos),
-                speed_of_host(ask.host_bandwidth, is_described=ask.is_described),
+                speed_of_host(ask.host_bandwidth, is_described=ask.is_described, virtual=ask.virtual),
             ),
             pinned_by(load.params, load.model, infos, every, load.worker.match),
             workload,
@@ -264,9 +265,9 @@ def devices(
     """The devices that a model would be offloaded to, and the host with the memory that it has available."""
     virtual = virtual_devices([gpus] if isinstance(gpus, (str, VirtualDevice)) else gpus)
     with Worker(virtual, timeout=timeout, rpc=rpc, llama_cpp=llama_cpp) as worker:
-        memory = host_memory()
         found = worker.devices() if virtual or rpc or not gpus else ()
-        return described(found) if gpus else found, replace(worker.host(), total=memory.total, free=memory.available)
+        memory, shown = host_memory(), described(found, virtual) if gpus else found
+        return shown, replace(worker.host(), total=memory.total, free=memory.available)
 
 
 @door()
@@ -382,8 +383,7 @@ def verify(
         from fitter.output.plan_file import read_plan
 
         plan = read_plan(path("plan", plan))
-    if model is None:
-        location.check_is_here(plan.model.path)
+    check_is_here(plan if model is None else replace(plan, model=replace(plan.model, path=os.fsdecode(model))))
     check_can_run(plan)
     patience = timeout + plan.model.bytes / _LOADED_PER_SECOND
     llama_cpp = parameters.get("llama_cpp")
@@ -435,10 +435,10 @@ def inspect(
 class _Methods:
     """What the methods of a plan do; what only some of them need is imported by those."""
 
-    def text(self, plan: Plan) -> str:
-        from fitter.output.table import plan_text
+    def text(self, plan: Plan, as_html: bool) -> str:
+        from fitter.output import report, table
 
-        return plan_text(plan)
+        return report.plan_fragment(plan) if as_html else table.plan_text(plan)
 
     def arguments(self, plan: Plan) -> list[str]:
         from fitter.output.arguments import arguments

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Layout, Params, Skeleton, VirtualDevice
 from fitter.machine.devices import Machine, check_main_gpu, choose, described, device_speeds, speed_of_host
+from fitter.machine.pools import used_by_default
 from fitter.model.header import Model, open_model
 from fitter.model.location import is_address, model_files
+from fitter.model.source import called
 from fitter.planning.ask import Ask
-from fitter.planning.constraints import for_model
+from fitter.planning.constraints import check_split_devices, for_model
 from fitter.planning.limits import check_context
 from fitter.planning.request import Progress
 from fitter.planning.requesting import Questions, pinned_by, with_main_gpu
@@ -36,6 +39,26 @@ def fetch(model: str, timeout: float, on_progress: Callable[[Progress], None] | 
             on_progress(Progress(0, fetching.text, fetching.part))
 
     model_files(model, timeout=timeout, say=say)
+
+
+def fetch_all(ask: Ask, model: str, timeout: float, on_progress: Callable[[Progress], None] | None = None) -> Ask:
+    """``ask`` with the files of its adapters, after ``fetch`` of the model and of everything beside it.
+
+    ``timeout`` is for each of them. Raises what ``fetch`` raises.
+    """
+    beside = (ask.sharing.model_draft, ask.sharing.mmproj, *(lora.path for lora in ask.load.lora))
+    for each in (model, *beside):
+        fetch(each or "", timeout, on_progress)
+    if not ask.load.lora:
+        return ask
+    here = (str(model_files(each.path)[0]) if is_address(each.path) else each.path for each in ask.load.lora)
+    adapters = (replace(each, path=path) for each, path in zip(ask.load.lora, here, strict=True))
+    return replace(ask, load=replace(ask.load, lora=tuple(adapters)))
+
+
+def with_addresses(params: Params) -> Params:
+    """``params`` with the addresses of its adapters in place of what was fetched of them."""
+    return replace(params, lora=tuple(replace(each, path=called(Path(each.path))) for each in params.lora))
 
 
 @contextmanager
@@ -98,7 +121,7 @@ def questions_of(ask: Ask, worker: Worker, machine: Machine) -> Questions:
     return Questions(
         worker.match,
         lambda infos: device_speeds(infos, machine.devices, ask.virtual, worker.speed, ask.remote_bandwidths),
-        lambda: speed_of_host(ask.host_bandwidth, is_described=ask.is_described),
+        lambda: speed_of_host(ask.host_bandwidth, is_described=ask.is_described, virtual=ask.virtual),
     )
 
 
@@ -120,14 +143,20 @@ class OneLoad:
 @contextmanager
 def one_load(ask: Ask, model: str, given: Worker | None, on_log: Callable[[str], None] | None) -> Iterator[OneLoad]:
     """What is needed to ask about exactly the load of ``ask``. Raises what ``fit`` raises."""
-    fetch(model, ask.timeout)
+    ask = fetch_all(ask, model, ask.timeout)
     with worker_for(ask, given, on_log) as worker:
         params = ask.load
         if ask.is_described and ask.rpc and not ask.virtual:
             infos = choose(described(worker.devices()), ask.devices)
             params = replace(params, devices=tuple(info.name for info in infos))
+        if params.devices is None and any(device.type == "igpu" for device in ask.virtual):
+            used = used_by_default(described(worker.devices(), ask.virtual))
+            params = replace(params, devices=tuple(info.name for info in used))
         if params.split_mode == "none" and params.main_gpu > 0:
             check_main_gpu(params.main_gpu, worker.devices() if params.devices is None else params.devices)
+        if params.split_mode == "tensor":
+            names = params.devices
+            check_split_devices("tensor", [device.name for device in worker.devices()] if names is None else names)
         opened = open_model(model, worker.header)
         check_context(params.n_ctx or opened.n_ctx_train, opened.n_ctx_train, params.n_seq_max)
         params = for_model(params, opened, ask.cpu_moe, ask.n_cpu_moe)

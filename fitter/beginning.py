@@ -16,6 +16,7 @@ from typing import Protocol
 
 from fitter.llama import process
 from fitter.llama.client import Worker
+from fitter.llama.remembering import RememberingWorker
 from fitter.llama.types import Breakdown, Params, Skeleton, VirtualDevice
 from fitter.llama.virtual import is_surely_spilled
 from fitter.machine import catalogue
@@ -153,6 +154,21 @@ class Suggestions:
         return loaded is not None and placement_of(loaded) == placement_of(params)
 
 
+class Suggested:
+    """What planning suggests, measured meanwhile by a second process of the ``worker`` that is asked."""
+
+    def __init__(self, worker: RememberingWorker, path: str) -> None:
+        self._worker = worker
+        self._path = path
+
+    def suggest(self, params: Params, *, is_found: bool = False) -> None:
+        self._worker.suggest(self._path, params, is_found=is_found)
+
+    def confirm(self, params: Params) -> Breakdown | None:
+        """Nothing: the worker itself knows what it has begun."""
+        return None
+
+
 def placement_of(params: Params) -> Params:
     """What of ``params`` decides how the model is loaded; the rest is the context's."""
     return Params.of({str(each.key): params.of_parameter(each) for each in of_a_struct("model")})
@@ -219,7 +235,13 @@ def llama_for(
         )
         if skeleton
         else None,
-        beside=Suggestions(second) if second else None,
+        beside=_beside(worker, second, path),
         shared_loads=shared_loads,
         until=until,
     )
+
+
+def _beside(worker: Worker, second: Second | None, path: str) -> Suggestions | Suggested | None:
+    if second:
+        return Suggestions(second)
+    return Suggested(worker, path) if isinstance(worker, RememberingWorker) else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from fitter.errors import FitterError, LlamaCppError, UsageError
@@ -19,11 +20,11 @@ _R = TypeVar("_R")
 _MODEL = Parameter(Path(), name="model")
 
 
-def door(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def door(call: Any = None, *, called: str | None = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorate a public call: its keywords are checked and converted to what fitter uses.
 
     ``call`` is the class of the keywords that it takes beside its own. ``None`` means "not set": such a keyword is not
-    passed on. The decorated call has every keyword in its signature and in its docstring.
+    passed on. The decorated call has every keyword in its signature and in its docstring. Errors name it ``called``.
 
     It raises ``UsageError`` for a keyword that it does not have and for a value that makes no sense.
     """
@@ -35,9 +36,9 @@ def door(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         def enter(*args: _P.args, **given: _P.kwargs) -> _R:
             table = _table(own, call)
             names = [name for name, each in own.items() if each.kind is not each.KEYWORD_ONLY]
-            for name in given:
-                if name not in own and name not in table:
-                    raise UsageError(_unknown(function.__name__, name, (*own, *table)))
+            for word in given:
+                if word not in own and word not in table:
+                    raise UsageError(_unknown(called or function.__name__, word, (*own, *table)))
             values = {**dict(zip(names, args, strict=False)), **given}
             checked = {name: _checked(table, name, value) for name, value in values.items() if value is not None}
             for name, value in values.items():
@@ -55,6 +56,16 @@ def door(call: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         return enter
 
     return decorate
+
+
+@contextmanager
+def naming_addresses() -> Iterator[None]:
+    """Have errors name the address of a model, as those of a decorated call do."""
+    try:
+        yield
+    except FitterError as error:
+        _say_addresses(error)
+        raise
 
 
 def _own(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

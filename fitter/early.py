@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
     from fitter.llama.process import Then
 
-_ONE_WORKER = ("devices", "inspect", "calibrate")
+_ONE_WORKER = ("devices", "inspect", "calibrate", "explore")
 _NO_WORKER = ("backend", "diff", "history", "llama-cpp")
 _MANY_WORKERS = ("lock", "check")
 _MOST_WORKERS = 4
 _HELD = "held "
 """What the word begins with that is for a load whose tensors wait."""
+
+_OF = " of model "
+"""What stands in the word between the devices and the model's file."""
 
 _QUICK = frozenset({"-h", "--help", "--version", "--catalogue"})
 _PLACEMENT = (
@@ -55,6 +58,8 @@ def begin(args: Sequence[str]) -> bool:
         None,
     )
 
+    url = next((word for before, word in pairwise(("", *args)) if _is_address(before, word)), None)
+
     def read(_: object) -> Then:
         return lambda session: session.header(model) if model else None
 
@@ -63,14 +68,18 @@ def begin(args: Sequence[str]) -> bool:
         # A second process would take memory of a real device before it is asked what it has free; and an rpc-server
         # talks to one at a time.
         prestart(read)
-    elif model is None or any(word.startswith(_PLACEMENT) for word in args):
+    elif (model is None and url is None) or any(word.startswith(_PLACEMENT) for word in args):
         prestart(_sleep)
         prestart(read)
     else:
-        loader = prestart(lambda word: load(model, word))
-        description, is_held = _guess(model, specs)
+        local = model
+        loader = prestart(lambda word: load(local, word))
+        # where a header was kept takes imports to find out, so that is told later
+        model = model or kept(url or "")
+        description, is_held = _guess(model, specs) if model else ("", False)
         if loader is not None:
-            loader.wake(f"{_HELD if is_held else ''}{description}")
+            of = f"{_OF}{model}" if description and not local else ""
+            loader.wake(f"{_HELD if is_held else ''}{description}{of}")
         # What this process and the copy both need is imported once.
         from fitter.llama import client  # noqa: F401
 
@@ -96,6 +105,23 @@ def _values(args: Sequence[str], option: str) -> list[str]:
     return after + [word.partition("=")[2] for word in args if word.startswith(option + "=")]
 
 
+def _is_address(before: str, word: str) -> bool:
+    return before not in _FILES and "://" in word and ".gguf" in word and not word.startswith("-")
+
+
+def kept(url: str) -> str | None:
+    """The file with the header of a model that is elsewhere, as it was fetched last; it may be another one by now."""
+    try:
+        from fitter.model import remote
+
+        found = remote.kept(url)
+    except Exception:
+        # It will be said when it is asked for.
+        return None
+    # a word is one line
+    return str(found[0]) if found and "\n" not in str(found[0]) else None
+
+
 def _guess(model: str, specs: Sequence[str]) -> tuple[str, bool]:
     """The description of the devices to load a model on, empty without any, and whether its tensors are to wait.
 
@@ -115,8 +141,8 @@ def _guess(model: str, specs: Sequence[str]) -> tuple[str, bool]:
         return "", False
 
 
-def load(model: str, word: Callable[[], str]) -> Then | None:
-    """Load a model on the devices that the word describes."""
+def load(model: str | None, word: Callable[[], str]) -> Then | None:
+    """Load a model, or the one that the word names, on the devices that the word describes."""
     from fitter.llama import library
     from fitter.llama.ahead import Ahead
 
@@ -127,11 +153,11 @@ def load(model: str, word: Callable[[], str]) -> Then | None:
         # It will be said again by the first request, and the word must not be taken for one.
         word()
         return None
-    description = word()
+    description, _, named = word().partition(_OF)
     is_held = description.startswith(_HELD)
     description = description.removeprefix(_HELD)
     try:
-        ahead = Ahead(model, description, is_held=is_held) if description else None
+        ahead = Ahead(model or named, description, is_held=is_held) if description else None
     except Exception:
         # As above, and it is no reason to lose a worker.
         return None

@@ -61,6 +61,10 @@ class TimeLimitError(FitterError):
     """The time limit of a fit ended before a plan that fits was found."""
 
 
+class CancelledError(FitterError):
+    """A question to a ``Planner`` was cancelled before it was answered, or the planner is closed."""
+
+
 class RemoteError(FitterError):
     """An rpc-server cannot be reached, is not one, speaks another protocol, or was lost while it was used."""
 

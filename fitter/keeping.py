@@ -8,9 +8,11 @@ from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.types import LlamaCpp, Params, Row, Skeleton
 from fitter.model.header import Model
+from fitter.model.shapes.addresses import note
 from fitter.parameters import PARAMETERS
 from fitter.planning.ask import Ask
 from fitter.planning.plan import Plan
+from fitter.planning.pools import left_for_host, with_host
 from fitter.planning.request import Request
 from fitter.planning.shared import LATER, later_of
 from fitter.planning.summary import SharedUse
@@ -47,12 +49,14 @@ class Keeper:
         """
         fixed = self.ask.given & _FIXED
         size = sum(each.bytes or 0 for each in self._logits(request.params))
-        if fixed:
+        drafts = bool(request.pools) and bool(self.ask.sharing.drafted(self.known))
+        if fixed or (drafts and PROGRAMS[self.ask.program].is_server):
             kept = self._own(replace(request.params, n_ctx=request.n_ctx_max))
             if "cache_ram" in fixed and kept.prompt_cache is None and request.host.free is not None:
                 raise UsageError("-cram -1 has no limit, so no plan has room for it: give the MiB that it may take")
             size += (kept.prompt_cache or 0) if "cache_ram" in fixed else 0
-            size += kept.checkpoints if "ctx_checkpoints" in fixed else 0
+            # those for drafting cannot be left out, and no memory is left for them where a pool is full
+            size += kept.checkpoints if "ctx_checkpoints" in fixed else kept.per_draft if drafts else 0
         return (SharedUse(LATER, self.ask.program, (Row(LATER, None, True, 0, 0, size),)),) if size else ()
 
     def kept(self, plan: Plan) -> Plan:
@@ -60,7 +64,10 @@ class Keeper:
         logits = self._logits(plan.params)
         of_logits = sum(each.bytes or 0 for each in logits)
         host = replace(plan.host, shared=plan.host.shared - later_of(plan.shared), later=of_logits)
-        plan = replace(plan, host=host, later=logits, shared=tuple(use for use in plan.shared if use.kind != LATER))
+        pools = with_host(plan.pools, plan.host, host)
+        shared = tuple(use for use in plan.shared if use.kind != LATER)
+        notes = (*note(self.model.called), *plan.notes)
+        plan = replace(plan, host=host, pools=pools, later=logits, shared=shared, notes=notes)
         if not PROGRAMS[self.ask.program].is_server:
             return plan
         notes = plan.notes
@@ -71,11 +78,12 @@ class Keeper:
             own = self._limited(plan.params, ())
             notes = (*notes, f"what {self.ask.program} keeps of each slot later is not in the plan: {error}")
         kept = own
-        if host.left is not None:
+        room = left_for_host(pools, host)
+        if room is not None:
             given = self.ask.given
             kept = fitted(
                 own,
-                host.left - host.margin,
+                room,
                 is_cache_fixed="cache_ram" in given,
                 are_checkpoints_fixed="ctx_checkpoints" in given,
             )
@@ -83,10 +91,12 @@ class Keeper:
         if kept.checkpoint:
             limits["ctx_checkpoints"] = (own.ctx_checkpoints, kept.ctx_checkpoints)
         lowered = {name: now for name, (before, now) in limits.items() if now != before}
+        full = replace(host, later=of_logits + kept.bytes)
         return replace(
             plan,
             params=plan.params.having(lowered),
-            host=replace(host, later=of_logits + kept.bytes),
+            host=full,
+            pools=with_host(pools, host, full),
             later=(*kept.lines(), *logits),
             notes=notes,
         )

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fitter.errors import ModelError, OutOfMemoryError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
-from fitter.model.location import check_is_here, model_files
+from fitter.model.location import model_files
 from fitter.model.source import show
-from fitter.output.keywords import keywords
-from fitter.planning.plan import Plan, check_can_run, check_fits, check_llama_cpp, stamp_of
+from fitter.output.keywords import keywords, mapping
+from fitter.planning.plan import Plan, check_can_run, check_fits, check_is_here, check_llama_cpp, stamp_of
 
 if TYPE_CHECKING:
     from fitter.llama.planned import PlannedLlama
@@ -36,7 +36,7 @@ _UNMEASURED = {
 
 def load(plan: Plan, kwargs: Mapping[str, Any], fit: Callable[..., Plan]) -> PlannedLlama:
     """Load ``plan``, or what ``fit`` makes fit now where a device refuses memory that it counts on."""
-    check_is_here(plan.model.path)
+    check_is_here(plan)
     timeout = plan.fit_keywords.get("timeout", DEFAULT_TIMEOUT)
     for again in range(REFITS + 1):
         check_unchanged(plan)
@@ -56,9 +56,9 @@ def load(plan: Plan, kwargs: Mapping[str, Any], fit: Callable[..., Plan]) -> Pla
 def load_once(plan: Plan, model_path: str, kwargs: Mapping[str, Any], timeout: float | None = None) -> PlannedLlama:
     """Load ``model_path`` with all parameters of ``plan``, those included that ``llama_cpp.Llama`` has no name for.
 
-    ``kwargs`` go to ``llama_cpp.Llama``. ``use_mmap`` is its default, true: host weights are mapped from the file
-    rather than allocated; with ``use_mmap=False`` every buffer type takes exactly the predicted bytes. ``timeout``:
-    seconds in which rpc-servers may be silent.
+    ``kwargs`` go to ``llama_cpp.Llama``. ``use_mmap`` is what the plan's load mode says, by default true: host weights
+    are mapped from the file rather than allocated; with ``use_mmap=False`` every buffer type takes exactly the
+    predicted bytes. ``timeout``: seconds in which rpc-servers may be silent.
 
     What shares the memory has its place in the plan, and loading it is the caller's business: a draft model and a chat
     handler's projector are given to ``Llama``. An adapter of the plan is applied.
@@ -73,7 +73,7 @@ def load_once(plan: Plan, model_path: str, kwargs: Mapping[str, Any], timeout: f
     check_can_run(plan)
     check_llama_cpp(plan, planned.loaded_build(), "fit again with llama_cpp='python'")
     _check_keywords(plan, fixed, kwargs)
-    loaded: PlannedLlama = planned.load(plan, model_path, fixed, kwargs, timeout)
+    loaded: PlannedLlama = planned.load(plan, model_path, fixed, {**mapping(plan), **kwargs}, timeout)
     return loaded
 
 

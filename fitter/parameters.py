@@ -17,7 +17,7 @@ from fitter.kinds import Described, Flag, Kind, Layers, Number, Seconds, Size, T
 from fitter.values import MAX_DEVICES, MIB
 
 FlashAttn = Literal["auto", "on", "off"]
-SplitMode = Literal["none", "layer", "row", "tensor"]
+SplitMode = Literal["none", "layer", "row", "tensor", "auto"]
 AnyPath = str | bytes | PathLike[str] | PathLike[bytes]
 AnySize = int | str
 """Bytes, or a text such as ``24GiB``."""
@@ -62,7 +62,13 @@ _FLASH_ATTN_SPELLINGS = {
     "-1": "auto",
 }
 
-SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3, "auto": -1}
+"""llama.cpp's number for each split mode; ``auto`` is fitter's own, and none."""
+
+LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
+"""llama.cpp's number for each way to get weights into host memory."""
+MAPPED = ("mmap", "mmap+mlock")
+"""Those that map the file. What ``auto`` comes to depends on the devices."""
 _CONTEXT_TYPES = {"default": 0, "mtp": 1}
 
 LEVERS = {
@@ -209,7 +215,8 @@ class MachineKeywords(TypedDict, total=False):
             section=DEVICES,
             help="Plan for this GPU instead of this machine's devices; you do not need to have it. Such as rtx-4090, "
             "2x rtx-3090, 24GiB, rtx-4090:free=20GiB, cuda:8.9:24564MiB, rocm:gfx1100:24GiB, vulkan:24GiB, metal:64GiB "
-            "(all of a Mac's memory), or none for a machine without a GPU. Repeatable.",
+            "(all of a Mac's memory), strix-halo:128GiB (all of the machine's), or none for a machine without a GPU. "
+            "Repeatable.",
         ),
     ]
     profile: Annotated[
@@ -288,8 +295,9 @@ class LimitsKeywords(TypedDict, total=False):
             options=("--host-memory",),
             is_ours=True,
             section=DEVICES,
-            help="Host memory to plan with, such as 64GiB.",
-            unset="what is available here; unlimited with --gpu",
+            help="Host memory to plan with, such as 64GiB; of memory that a GPU shares with the host, the most that "
+            "the host's own part may take.",
+            unset="what is available here; with --gpu unlimited, or what the GPU shares",
         ),
     ]
     host_margin: Annotated[
@@ -300,7 +308,7 @@ class LimitsKeywords(TypedDict, total=False):
             options=("--host-margin",),
             is_ours=True,
             section=DEVICES,
-            help="Host memory that must stay free.",
+            help="Host memory that must stay free, of memory that a GPU shares with the host too.",
             unset="1024",
         ),
     ]
@@ -405,13 +413,14 @@ class LoadKeywords(TypedDict, total=False):
     split_mode: Annotated[
         SplitMode | None,
         Parameter(
-            kinds.Choice("none|layer", SPLIT_MODES),
+            kinds.Choice("none|layer|tensor|auto", SPLIT_MODES),
             "layer",
             "model",
             ("-sm", "--split-mode"),
             "LLAMA_ARG_SPLIT_MODE",
             PLACEMENT,
-            "none: use one device; layer: split the layers over all devices. row and tensor cannot be fitted.",
+            "none: use one device; layer: split the layers over all devices; tensor: split every tensor over them; "
+            "auto: layer or tensor, whichever is estimated to be faster.",
             is_keyword_of_llama=True,
         ),
     ]
@@ -574,6 +583,20 @@ class LoadKeywords(TypedDict, total=False):
             "Let devices compute with weights in host memory on large batches.",
             unset="on",
             is_keyword_of_llama=True,
+        ),
+    ]
+    load_mode: Annotated[
+        str | None,
+        Parameter(
+            kinds.Choice("|".join(LOAD_MODES), LOAD_MODES),
+            "auto",
+            "program",
+            ("-lm", "--load-mode"),
+            "LLAMA_ARG_LOAD_MODE",
+            PLACEMENT,
+            "How weights get into host memory: mapped from the file (mmap) or read into memory of their own (none), "
+            "from which devices copy several times as fast.",
+            unset="none where a prompt is faster with it, else llama.cpp's own auto",
         ),
     ]
     swa_full: Annotated[
@@ -1045,7 +1068,7 @@ class PricingKeywords(TypedDict, total=False):
             is_ours=True,
             section=SPEED,
             help="Memory bandwidth of the host, such as 60GB/s.",
-            unset="measured once on this machine; 40GB/s with --gpu",
+            unset="measured once on this machine; with --gpu 40GB/s, or that of memory that the GPU shares",
         ),
     ]
     rpc_bandwidth: Annotated[

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fitter import api, programs
 from fitter.asking import fetch, worker_for
-from fitter.errors import LlamaCppError, TimeLimitError, UsageError
+from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.client import Worker
 from fitter.model.header import Model, open_model
+from fitter.model.shapes.addresses import as_converted, wanted
 from fitter.output.quantizations import to_dict
 from fitter.parameters import AnyPath, Fitting
 from fitter.planning.ask import Ask
@@ -70,25 +72,27 @@ def quants(
 
     Raises what ``fit`` raises, and ``LibraryError`` where this build of llama.cpp does not tell its rule.
     """
-    _check_speed(tokens_per_second)
-    wanted = _wanted(types)
+    check_speed(tokens_per_second)
+    names = wanted_types(types)
     if "program" not in parameters:
         parameters["program"] = programs.chosen("llama-cpp-python")
     ask = Ask.of(parameters)
     say = on_progress or (lambda _: None)
-    fetch(os.fsdecode(model), ask.timeout, on_progress)
+    # what is quantized is the model as it is converted
+    model = as_converted(os.fsdecode(model))
+    fetch(model, ask.timeout, on_progress)
     with (
         worker_for(ask, worker, on_log) as own,
         tempfile.TemporaryDirectory(prefix="fitter-") as directory,
     ):
-        opened = open_model(os.fsdecode(model), own.header)
+        opened = open_model(model, own.header)
         check_source(opened)
         try:
             known = own.file_types(opened.files, directory)
         except LlamaCppError as error:
             raise LlamaCppError(_about_model(error, opened), error.log) from error
         found = [quantization(opened, known, each) for each in known.found if each.name not in _NEVER]
-        found = _only(found, wanted)
+        found = _only(found, names)
         told = {**without_timeout(dict(parameters)), "worker": own, "on_progress": say}
         planned = []
         for number, each in enumerate(found, 1):
@@ -110,7 +114,8 @@ def quants(
     )
 
 
-def _check_speed(tokens_per_second: object) -> None:
+def check_speed(tokens_per_second: object) -> None:
+    """Raise ``UsageError`` for what is no number above 0."""
     is_number = isinstance(tokens_per_second, (int, float)) and not isinstance(tokens_per_second, bool)
     if tokens_per_second is not None and not (is_number and tokens_per_second > 0):  # type: ignore[operator]
         raise UsageError(
@@ -119,7 +124,7 @@ def _check_speed(tokens_per_second: object) -> None:
         )
 
 
-def _wanted(types: str | Sequence[str] | None) -> tuple[str, ...] | None:
+def wanted_types(types: str | Sequence[str] | None) -> tuple[str, ...] | None:
     """The file types that are asked for, as llama-quantize writes their names."""
     if types is None:
         return None
@@ -150,23 +155,33 @@ def _planned(each: Quantization, model: Model, directory: Path, told: dict[str, 
     header = directory / f"{each.name}.gguf"
     try:
         plan = api.fit(header, **{**told, "skeleton": False})
-        longest = _longest(plan, model, header, told)
+        longest = longest_context(plan, model, header, told)
     except (LlamaCppError, TimeLimitError) as error:
         return replace(each, problem=str(error).replace(str(header), short(model)))
+    shape = wanted(model.called)
     before, slash, last = model.called.rpartition("/")
-    summary = replace(plan.model, path=f"{before}{slash}{named(Path(last), each.name)}", name=model.name)
+    path = f"{before}{slash}{named(Path(last), each.name)}" if shape is None else shape.of_type(each.name).address
+    summary = replace(plan.model, path=path, name=model.name)
     plan = replace(plan, model=summary, files=(), fit_keywords={**plan.fit_keywords, "on_progress": None})
     return replace(each, plan=plan, longest_context=longest)
 
 
-def _longest(plan: Plan, model: Model, header: Path, told: dict[str, Any]) -> int | None:
+def longest_context(plan: Plan, model: Model, header: Path, told: dict[str, Any]) -> int | None:
     """The longest context with which it fits."""
     if not plan.fits:
         return None
     context = plan.params.n_ctx or plan.breakdown.n_ctx
     if told.get("n_ctx") is not None or told.get("objective") == "context" or context >= model.n_ctx_train:
         return context
-    other = api.fit(header, **{**told, "skeleton": False, "objective": "context"})
+    told = {**told, "skeleton": False}
+    is_shared = plan.params.n_seq_max == 1 or plan.params.kv_unified
+    if is_shared and told.get("n_gpu_layers") is None:
+        # Where even this fits there is nothing to search for, and it takes a few loads.
+        on_host = {**told, "n_ctx": model.n_ctx_train, "n_gpu_layers": 0}
+        with suppress(FitterError):
+            if api.fit(header, **on_host).fits:
+                return model.n_ctx_train
+    other = api.fit(header, **{**told, "objective": "context"})
     return max(context, other.params.n_ctx or other.breakdown.n_ctx) if other.fits else context
 
 

@@ -9,8 +9,8 @@ from fitter.errors import ModelError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, FlashAttn, Params, Row
 from fitter.machine.devices import Machine
+from fitter.model import location
 from fitter.model.header import Model, open_model
-from fitter.model.location import check_is_here, local_name
 from fitter.model.source import show
 from fitter.planning.ask import Sharing
 from fitter.planning.limits import layers_on_devices
@@ -62,6 +62,12 @@ def open_draft(sharing: Sharing, worker: Worker) -> Drafts | None:
     if sharing.model_draft is None:
         return None
     model = open_model(sharing.model_draft, worker.header)
+    check_drafts_alone(model)
+    return Drafts(worker, model)
+
+
+def check_drafts_alone(model: Model) -> None:
+    """Raise ``ModelError`` for a model that only runs beside a context of another one, with which it drafts."""
     names = {tensor.name for tensor in model.tensors}
     has_heads_alone = any(".nextn." in name for name in names) and "blk.0.attn_norm.weight" not in names
     if model.architecture in _HEADS or has_heads_alone:
@@ -69,7 +75,6 @@ def open_draft(sharing: Sharing, worker: Worker) -> Drafts | None:
             f"{show(model.path)} ({model.architecture}) drafts with the model's own context, so it cannot be measured "
             "separately: give its memory with --reserve"
         )
-    return Drafts(worker, model)
 
 
 def check_mtp(sharing: Sharing, model: Model) -> None:
@@ -141,13 +146,13 @@ def _draft(sharing: Sharing, drafts: Drafts, at: tuple[str, ...] | None, type_k:
         layers = 0 if at == () else -1
     layers = layers_on_devices(layers, drafts.model.n_layer)
     n_max = sharing.draft_max or DRAFT_MAX
-    return Draft(local_name(drafts.model.called), at, layers, type_k, type_v, drafts.measure, n_max)
+    return Draft(drafts.model.called, at, layers, type_k, type_v, drafts.measure, n_max)
 
 
 def _projector(sharing: Sharing, worker: Worker, flash_attn: FlashAttn) -> Callable[[str | None], Projector]:
     """The projector in the place that is asked for."""
     path = sharing.mmproj or ""
-    check_is_here(path)
+    file = str(location.model_files(path)[0]) if location.is_address(path) else path
     least, most = sharing.image_min_tokens, sharing.image_max_tokens
     words = [] if least is None else ["--image-min-tokens", str(least)]
     words += [] if most is None else ["--image-max-tokens", str(most)]
@@ -155,11 +160,11 @@ def _projector(sharing: Sharing, worker: Worker, flash_attn: FlashAttn) -> Calla
     @functools.cache
     def measure(device: str | None) -> tuple[Row, ...]:
         return worker.projector(
-            path,
+            file,
             device=device,
             flash_attn=flash_attn,
             image_min_tokens=-1 if least is None else least,
             image_max_tokens=-1 if most is None else most,
         )
 
-    return lambda device: Projector(path, device, tuple(words), measure)
+    return lambda device: Projector(location.called(path), device, tuple(words), measure)

@@ -90,7 +90,7 @@ MIXED: tuple[Case, ...] = (
     Case("deepseek-v3.1", ("rtx-6000-ada",), ("-c", "32768"), prompt=30000),
     Case("kimi-k2", ("4x rtx-3090",)),
     Case("kimi-k2", _EIGHT, ("-c", "32768")),
-    Case("kimi-k2", ("strix-halo-96gb",)),
+    Case("kimi-k2", ("rocm:gfx1151:96GiB",)),
     Case("gpt-oss-120b", ("rtx-5090",), ("-c", "32768")),
     Case("gpt-oss-120b", ("2x rtx-3090",), prompt=30000),
     Case("gpt-oss-20b", ("rtx-4060-ti-16gb", "rtx-3060-12gb")),

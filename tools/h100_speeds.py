@@ -72,6 +72,7 @@ def timed(directory: Path) -> Iterator[Timed]:
                 prompt=PROMPT,
                 generate=GENERATE,
                 live_tokens=depth + GENERATE // 2,
+                load_mode=row["load_mode"],
                 **keywords(row["arguments"]),
             )
             yield Timed(

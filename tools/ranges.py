@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import socket
 import threading
 import time
 from collections import Counter
@@ -30,6 +31,8 @@ class FileServer:
     url: str = ""
     has_ranges: bool = True
     has_etags: bool = True
+    version: str = "HTTP/1.1"
+    host: str = "127.0.0.1"
     answer: Callable[[Request], bool] = lambda request: False
     last_modified: str = ""
     etag: Callable[[Path], str] | None = None
@@ -90,10 +93,14 @@ class Request(BaseHTTPRequestHandler):
             body = file.read(end - start + 1)
         self.say(206, body, {**headers, "Content-Range": f"bytes {start}-{end}/{size}", "Accept-Ranges": "bytes"})
 
+    def do_HEAD(self) -> None:
+        """Answer without what follows the head."""
+        self.do_GET()
+
     def say(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         """Answer with ``body``."""
         self._begin(status, {"Content-Length": str(len(body)), **(headers or {})})
-        self._send(body)
+        self._send(b"" if self.command == "HEAD" else body)
 
     def drip(self, body: bytes, pause: float, headers: dict[str, str]) -> None:
         """Answer with a byte at a time, each after a ``pause`` in seconds."""
@@ -114,7 +121,10 @@ class Request(BaseHTTPRequestHandler):
         return f'"{hashlib.md5(f"{path.name} {status.st_mtime_ns} {status.st_size}".encode()).hexdigest()}"'
 
     def _whole(self, path: Path, size: int, headers: dict[str, str]) -> None:
-        self._begin(200, {**headers, "Content-Length": str(size)})
+        self._begin(200, {**headers, "Content-Length": str(size), "Accept-Ranges": "bytes"})
+        if self.command == "HEAD":
+            self._send(b"")
+            return
         with path.open("rb") as file:
             while piece := file.read(1 << 16):
                 self._send(piece)
@@ -142,6 +152,8 @@ class Request(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    # Of more connections at once than this, the system has some begin again after a second.
+    request_queue_size = 128
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing: tests end connections on purpose."""
@@ -151,8 +163,9 @@ class _Server(ThreadingHTTPServer):
 def serving(folder: Path, **settings: object) -> Iterator[FileServer]:
     """A server of the files in ``folder`` on a free port of loopback; ``settings`` are those of ``FileServer``."""
     files = FileServer(folder, **settings)  # type: ignore[arg-type]
-    server = _Server(("127.0.0.1", 0), type("Answers", (Request,), {"files": files}))
-    files.url = f"http://127.0.0.1:{server.server_address[1]}"
+    kind = type("Server", (_Server,), {"address_family": socket.AF_INET6}) if ":" in files.host else _Server
+    server = kind((files.host, 0), type("Answers", (Request,), {"files": files, "protocol_version": files.version}))
+    files.url = f"http://{f'[{files.host}]' if ':' in files.host else files.host}:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:

@@ -34,4 +34,10 @@ void * context_of(ggml_backend_buffer_type_t type) {
                                      : static_cast<const buffer_type::version_2 *>(bytes)->context;
 }
 
+decltype(buffer_type_functions::get_alloc_size) & alloc_size_of(ggml_backend_buffer_type_t type) {
+    auto * bytes = reinterpret_cast<void *>(type);
+    return has_functions_for_lists() ? static_cast<buffer_type::version_3 *>(bytes)->get_alloc_size
+                                     : static_cast<buffer_type::version_2 *>(bytes)->functions.get_alloc_size;
+}
+
 }  // namespace fitter

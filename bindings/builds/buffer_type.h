@@ -49,6 +49,7 @@ class buffer_type {
     };
 
     friend void * context_of(ggml_backend_buffer_type_t type);
+    friend decltype(buffer_type_functions::get_alloc_size) & alloc_size_of(ggml_backend_buffer_type_t type);
 
     union {
         version_3 three;
@@ -58,5 +59,8 @@ class buffer_type {
 
 // What set() was given.
 void * context_of(ggml_backend_buffer_type_t type);
+
+// Where any buffer type keeps its function for the size of a tensor, to be read and replaced.
+decltype(buffer_type_functions::get_alloc_size) & alloc_size_of(ggml_backend_buffer_type_t type);
 
 }  // namespace fitter

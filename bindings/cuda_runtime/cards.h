@@ -68,10 +68,15 @@ thread_local int current = 0;
 
 bool is_card(int device) { return device >= 0 && static_cast<size_t>(device) < cards().size(); }
 
-// Address ranges by their start: sizes are needed to give them back.
-std::mutex                 mutex;
-std::map<void *, size_t> & ranges() {
-    static auto * all = new std::map<void *, size_t>;
+// Address ranges by their start: sizes are needed to give them back. Those that code on the host cannot write to are a card's.
+struct range {
+    size_t size;
+    int    device;
+};
+
+std::mutex                mutex;
+std::map<void *, range> & ranges() {
+    static auto * all = new std::map<void *, range>;
     return *all;
 }
 
@@ -82,7 +87,7 @@ bool reserved(void ** pointer, size_t size, int protection) {
         return false;
     }
     std::lock_guard<std::mutex> lock(mutex);
-    ranges()[base] = size;
+    ranges()[base] = {size, protection == PROT_NONE ? current : -1};
     *pointer       = base;
     return true;
 }
@@ -91,9 +96,19 @@ void release(void * pointer) {
     std::lock_guard<std::mutex> lock(mutex);
     const auto                  found = ranges().find(pointer);
     if (found != ranges().end()) {
-        munmap(pointer, found->second);
+        munmap(pointer, found->second.size);
         ranges().erase(found);
     }
+}
+
+// Bytes that a card holds, for who compares.
+[[maybe_unused]] size_t taken_of(int device) {
+    std::lock_guard<std::mutex> lock(mutex);
+    size_t                      sum = 0;
+    for (const auto & [base, held] : ranges()) {
+        sum += held.device == device ? held.size : 0;
+    }
+    return sum;
 }
 
 // Streams and events only have to differ from nothing.

@@ -186,6 +186,11 @@ int cudaHostAlloc(void ** pointer, size_t size, unsigned int) { return cudaMallo
 
 int cudaFreeHost(void * pointer) { return free_range(pointer); }
 
+int cudaHostGetDevicePointer(void ** on_card, void * on_host, unsigned int) {
+    *on_card = on_host;
+    return success;
+}
+
 int cudaHostRegister(void *, size_t, unsigned int) { return success; }
 
 int cudaHostUnregister(void *) { return success; }
@@ -193,9 +198,17 @@ int cudaHostUnregister(void *) { return success; }
 // Its fourth argument was a device until CUDA 13 and is a structure since.
 int cudaMemAdvise(const void *, size_t, int, ...) { return success; }
 
+// A card keeps no data.
+int cudaMemcpyAsync(void *, const void *, size_t, int, void *) { return success; }
+
+int cudaMemcpy2DAsync(void *, size_t, const void *, size_t, size_t, size_t, int, void *) { return success; }
+
 int cudaMemset(void *, int, size_t) { return success; }
 
 int cudaMemsetAsync(void *, int, size_t, void *) { return success; }
+
+// Not CUDA's: what a card holds.
+size_t fitter_cudart_taken(int device) { return taken_of(device); }
 
 // ---- runtime: streams and events
 

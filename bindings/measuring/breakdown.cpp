@@ -20,6 +20,7 @@
 // staging: memory by buffer type, the devices of a model, reserving a graph; upstream may change it at any time
 #include "llama-ext.h"
 #include "llama.h"
+#include "measuring/split.h"
 
 bool fitter_model_info(const void * model, fitter_model_info_t * out) {
     return fitter::guarded(false, [&] {
@@ -143,51 +144,147 @@ void correct_compute(const llama_context * ctx, llama_memory_breakdown & breakdo
     }
 }
 
+// Reserves the graphs of a context without memory, and tells of each graph.
+template <typename OnGraph> bool reserve_graphs(llama_context * ctx, OnGraph on_graph) {
+    const auto &   params    = ctx->get_cparams();
+    const uint32_t n_seqs    = params.n_seq_max;
+    const uint32_t n_tokens  = std::min(params.n_ctx, params.n_ubatch);
+    const uint32_t n_outputs = std::min(n_tokens, params.n_outputs_max);
+    // The parameters of a context are in no public header: here is all that is read of them but n_outputs_max.
+    if (params.n_ctx != llama_n_ctx(ctx) || params.n_ctx_seq != llama_n_ctx_seq(ctx) ||
+        params.n_batch != llama_n_batch(ctx) || params.n_ubatch != llama_n_ubatch(ctx) || n_seqs != llama_n_seq_max(ctx) ||
+        params.n_outputs_max == 0) {
+        throw std::runtime_error("llama_cparams of this build of llama.cpp is another one");
+    }
+    without_memory guard(ctx->get_sched());
+    const auto     reserve = [&](uint32_t tokens, uint32_t seqs, uint32_t outputs) {
+        ggml_cgraph * graph = llama_graph_reserve(ctx, tokens, seqs, outputs);
+        if (graph != nullptr) {
+            on_graph(graph);
+        }
+        return graph != nullptr;
+    };
+    // As llama.cpp has it: some graphs are larger with one sequence. Others' builders abort where it is alone.
+    return reserve(n_tokens, n_seqs, n_outputs) && reserve(n_seqs, n_seqs, n_seqs) &&
+           (n_seqs == 1 || !is_larger_alone(llama_get_model(ctx)) || reserve(n_tokens, 1, n_outputs));
+}
+
+struct ranked {
+    int32_t      rank;
+    fitter_row_t row;
+};
+
+std::vector<ranked> rows_of(const llama_context * ctx, llama_memory_breakdown breakdown) {
+    const llama_model * model     = llama_get_model(ctx);
+    const int32_t       host_rank = llama_model_n_devices(model);
+    std::vector<ranked> all;
+    correct_compute(ctx, breakdown);
+    for (const auto & [buffer_type, memory] : breakdown) {
+        ggml_backend_dev_t device = ggml_backend_buft_get_device(buffer_type);
+        const int32_t      rank   = device_rank(model, buffer_type);
+        all.push_back({rank,
+                       {ggml_backend_buft_name(buffer_type), device ? ggml_backend_dev_name(device) : nullptr,
+                        rank == host_rank, memory.model, memory.context, memory.compute}});
+    }
+    return all;
+}
+
+// Room for what a device is sent of a sum over all of them, in each of the steps that one takes.
+size_t sums_of(llama_context * ctx, fitter::split_tensors & tensors, ggml_backend_buffer_type_t meta, size_t n_devices) {
+    size_t largest = 0;
+    // a graph is checked as it was reserved
+    const bool is_done = reserve_graphs(ctx, [&](ggml_cgraph * graph) {
+        largest = std::max(largest, tensors.largest_sum(graph));
+        tensors.check(graph, meta);
+    });
+    if (!is_done) {
+        throw std::runtime_error("llama.cpp cannot reserve the graphs of a model whose tensors are split over devices");
+    }
+    size_t steps = 0;
+    while ((size_t{1} << steps) < n_devices) {
+        steps++;
+    }
+    return steps * largest;
+}
+
+// What llama.cpp says of its meta device holds for the tensors as a whole. Each device has its part of them, compute buffers of
+// the whole size, and, for as many steps as a sum over all devices takes, room for what another one sends.
+std::vector<ranked> split_rows_of(llama_context * ctx, const std::vector<ggml_backend_dev_t> & devices) {
+    const llama_model *        model = llama_get_model(ctx);
+    ggml_backend_buffer_type_t meta  = ggml_backend_dev_buffer_type(llama_model_get_device(model, 0));
+    fitter::throwing_aborts    guard;
+    fitter::split_tensors      tensors(devices);
+    llama_memory_breakdown     breakdown = llama_get_memory_breakdown(ctx);
+    const auto                 sizes     = tensors.sizes(meta);
+    auto                       all       = rows_of(ctx, breakdown);
+    const auto   whole   = std::find_if(all.begin(), all.end(), [](const ranked & entry) { return !entry.row.is_host; });
+    const size_t compute = whole == all.end() ? 0 : whole->row.compute;
+    if (whole != all.end()) {
+        all.erase(whole);
+    }
+    // A load with memory has what it needed counted, and its graphs are in use.
+    const void * computed = reinterpret_cast<const char *>(ctx) + 1;
+    const bool   is_real  = fitter::is_split_watched(computed);
+    const size_t sums     = is_real ? 0 : sums_of(ctx, tensors, meta, devices.size());
+    const size_t backends_own = fitter::sum_memory(devices);
+    for (auto & entry : all) {
+        entry.rank        = static_cast<int32_t>(devices.size());
+        entry.row.is_host = true;
+    }
+    for (size_t i = 0; i < devices.size(); i++) {
+        const char * name = ggml_backend_buft_name(ggml_backend_dev_buffer_type(devices[i]));
+        all.push_back({static_cast<int32_t>(i),
+                       {name, ggml_backend_dev_name(devices[i]), false,
+                        sizes[i].model + fitter::split_watched(model, devices[i]),
+                        sizes[i].context + fitter::split_watched(ctx, devices[i]), compute}});
+        const size_t room = sums + fitter::split_watched(computed, devices[i]);
+        if (room + backends_own > 0) {
+            const char * type = fitter::kept_text(std::string(name) + "_AllReduce");
+            all.push_back(
+                {static_cast<int32_t>(i), {type, ggml_backend_dev_name(devices[i]), false, 0, backends_own, room}});
+        }
+    }
+    return all;
+}
+
 }  // namespace
 
 bool fitter_reserve(void * context) {
     return fitter::guarded(false, [&] {
-        auto *         ctx       = static_cast<llama_context *>(context);
-        const auto &   params    = ctx->get_cparams();
-        const uint32_t n_seqs    = params.n_seq_max;
-        const uint32_t n_tokens  = std::min(params.n_ctx, params.n_ubatch);
-        const uint32_t n_outputs = std::min(n_tokens, params.n_outputs_max);
-        // The parameters of a context are in no public header: here is all that is read of them but n_outputs_max.
-        if (params.n_ctx != llama_n_ctx(ctx) || params.n_ctx_seq != llama_n_ctx_seq(ctx) ||
-            params.n_batch != llama_n_batch(ctx) || params.n_ubatch != llama_n_ubatch(ctx) || n_seqs != llama_n_seq_max(ctx) ||
-            params.n_outputs_max == 0) {
-            throw std::runtime_error("llama_cparams of this build of llama.cpp is another one");
-        }
-        without_memory guard(ctx->get_sched());
-        if (!llama_graph_reserve(ctx, n_tokens, n_seqs, n_outputs) || !llama_graph_reserve(ctx, n_seqs, n_seqs, n_seqs)) {
-            return false;
-        }
-        // As llama.cpp has it: some graphs are larger with one sequence. Others' builders abort where it is alone.
-        return n_seqs == 1 || !is_larger_alone(llama_get_model(ctx)) ||
-               llama_graph_reserve(ctx, n_tokens, 1, n_outputs) != nullptr;
+        auto * ctx = static_cast<llama_context *>(context);
+        return reserve_graphs(ctx, [](ggml_cgraph *) {});
     });
+}
+
+const char * fitter_context_device(const void * context, int32_t i) {
+    return fitter::guarded<const char *>(nullptr, [&]() -> const char * {
+        const auto * ctx     = static_cast<const llama_context *>(context);
+        const auto   devices = fitter::split_devices(ctx->get_sched());
+        if (devices.empty()) {
+            return fitter_model_device(llama_get_model(ctx), i);
+        }
+        return i < 0 || static_cast<size_t>(i) >= devices.size() ? nullptr : ggml_backend_dev_name(devices[i]);
+    });
+}
+
+void fitter_split_begin(const void * model) {
+    fitter::guarded([&] {
+        const auto * m = static_cast<const llama_model *>(model);
+        const bool   has_device = m != nullptr && llama_model_n_devices(m) > 0;
+        fitter::split_watch_begin(has_device ? ggml_backend_dev_buffer_type(llama_model_get_device(m, 0)) : nullptr);
+    });
+}
+
+void fitter_split_end(const void * owner) {
+    fitter::guarded([&] { fitter::split_watch_end(owner); });
 }
 
 int32_t fitter_breakdown(const void * context, fitter_row_t * rows, int32_t n) {
     return fitter::guarded<int32_t>(-1, [&] {
-        const auto *        ctx       = static_cast<const llama_context *>(context);
-        const llama_model * model     = llama_get_model(ctx);
-        const int32_t       host_rank = llama_model_n_devices(model);
-
-        struct ranked {
-            int32_t      rank;
-            fitter_row_t row;
-        };
-        std::vector<ranked> all;
-        auto breakdown = llama_get_memory_breakdown(ctx);
-        correct_compute(ctx, breakdown);
-        for (const auto & [buffer_type, memory] : breakdown) {
-            ggml_backend_dev_t device = ggml_backend_buft_get_device(buffer_type);
-            const int32_t      rank   = device_rank(model, buffer_type);
-            all.push_back({rank,
-                           {ggml_backend_buft_name(buffer_type), device ? ggml_backend_dev_name(device) : nullptr,
-                            rank == host_rank, memory.model, memory.context, memory.compute}});
-        }
+        const auto * ctx     = static_cast<const llama_context *>(context);
+        const auto   devices = fitter::split_devices(ctx->get_sched());
+        auto         all     = devices.empty() ? rows_of(ctx, llama_get_memory_breakdown(ctx))
+                                               : split_rows_of(const_cast<llama_context *>(ctx), devices);
         std::sort(all.begin(), all.end(), [](const ranked & a, const ranked & b) {
             return a.rank != b.rank ? a.rank < b.rank : std::strcmp(a.row.buffer_type, b.row.buffer_type) < 0;
         });

@@ -17,6 +17,7 @@ struct hold {
     std::condition_variable changed;
     bool                    reached  = false;
     bool                    released = false;
+    void (*called)(void)             = nullptr;
 };
 
 thread_local hold * held = nullptr;
@@ -29,6 +30,13 @@ void fitter::wait_if_held(const char * text) {
     }
     std::unique_lock<std::mutex> lock(held->mutex);
     held->reached = true;
+    if (held->called) {
+        // not while it is locked: a fork would have it locked for ever
+        auto * const called = held->called;
+        lock.unlock();
+        called();
+        return;
+    }
     held->changed.wait(lock, [] { return held->released; });
 }
 
@@ -47,6 +55,10 @@ void fitter_hold_release(void * pointer) {
         released->released = true;
         released->changed.notify_all();
     });
+}
+
+void fitter_hold_call(void * pointer, void (*function)(void)) {
+    fitter::guarded([&] { static_cast<hold *>(pointer)->called = function; });
 }
 
 bool fitter_hold_reached(void * pointer) {

@@ -411,7 +411,21 @@ ggml_backend_dev_t registration_get_device(ggml_backend_reg_t, size_t index) {
     return index < state().slots.size() ? &state().slots[index].device : nullptr;
 }
 
-void * registration_get_proc_address(ggml_backend_reg_t, const char *) { return nullptr; }
+size_t sum_memory(ggml_backend_dev_t * devices, size_t n) {
+    std::vector<const description *> described;
+    for (size_t i = 0; i < n; i++) {
+        if (!fitter_virtual_owns(devices[i]) || slot_of(devices[i]).described.profile != slot_of(devices[0]).described.profile) {
+            return 0;
+        }
+        described.push_back(&slot_of(devices[i]).described);
+    }
+    const auto own = described.empty() ? nullptr : described[0]->profile->sum_memory;
+    return own == nullptr ? 0 : own(described);
+}
+
+void * registration_get_proc_address(ggml_backend_reg_t, const char * name) {
+    return std::strcmp(name, "fitter_sum_memory") == 0 ? reinterpret_cast<void *>(sum_memory) : nullptr;
+}
 
 void build() {
     backend_state & backend = state();

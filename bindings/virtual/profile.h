@@ -57,6 +57,9 @@ struct profile {
     size_t host_alignment = 0;
     // Whether an operation is refused because a source is in another device's memory.
     bool own_sources_only = true;
+    // Bytes that the backend takes on each of several devices of its own that a model's tensors are split over, to add up
+    // what each has computed; nullptr: none.
+    size_t (*sum_memory)(const std::vector<const description *> & devices) = nullptr;
     // What a profile of ggml-vulkan goes by.
     const vulkan::limits * vulkan = nullptr;
 };

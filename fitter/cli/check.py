@@ -24,6 +24,7 @@ be measured, 4 a case exceeds its limits, 5 the result cannot be written.
 @options.regression_options
 @options.selection_option
 @options.report_options
+@options.page_option
 @options.json_option
 def check(
     cases_file: Path | None,
@@ -31,6 +32,7 @@ def check(
     as_json: bool | None,
     as_markdown: bool | None,
     junit: Path | None,
+    page_file: Path | None,
     verbose: bool | None,
     **given: Any,
 ) -> int:
@@ -67,4 +69,9 @@ def check(
         # Last: if it cannot be written, everything else has been printed.
         sys.stdout.flush()
         report.write_junit(junit, outcomes)
+    if page_file is not None:
+        from fitter.regression import build_report
+
+        sys.stdout.flush()
+        build_report.write(page_file, report.page(outcomes))
     return report.exit_status(outcomes)

@@ -26,6 +26,7 @@ result cannot be written.
 
 @click.command(cls=options.Command, epilog=_EPILOG)
 @click.argument("files", nargs=-1, type=click.Path(), metavar="A B | MODEL...")
+@options.shapes_option
 @options.builds_option
 @options.subject_options
 @options.selection_option

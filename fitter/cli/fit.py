@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fitter.cli import llama_options, options
 from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, LlamaCppError, UsageError
+from fitter.model import location
 from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, PROGRAM, SHARED, SPEED
 from fitter.text import printable
 
@@ -21,6 +23,7 @@ Examples:
   fitter model.gguf -c 32768 -ctk q8_0 -ctv q8_0
   fitter -m model.gguf -t 8 --port 8080    other options of llama-server are passed on
   fitter model.gguf --gpu rtx-4090 --gpu "2x rtx-3090" --host-memory 64GiB
+  fitter hf://org/repo --gpu rtx-4090      every model of a repository
 
 Exit status: 0 fits, 1 does not fit, 2 usage error, 3 the model cannot be read or llama.cpp failed,
 5 the result cannot be written.
@@ -37,23 +40,67 @@ _PASSING_ON = ("args", "shell")
 
 @click.command(cls=llama_options.Command, epilog=_EPILOG)
 @options.model_argument
+@options.repository_options
 @options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
 @options.json_option
 @options.format_option
 @options.anyway_option
+@options.page_option
 @options.verbose_option
 def fit(
-    model: str, as_json: bool | None, output_format: str | None, anyway: bool | None, verbose: int, **given: Any
+    model: str,
+    types: tuple[str, ...] | None,
+    tokens_per_second: float | None,
+    as_json: bool | None,
+    output_format: str | None,
+    anyway: bool | None,
+    page_file: Path | None,
+    verbose: int,
+    **given: Any,
 ) -> int:
     """Find the llama.cpp parameters that run MODEL fastest in the free memory of every device and of the host.
 
     They are printed to stdout, as one line of arguments for llama-server, llama-cli and similar programs, or as chosen
     with --format. A table of the memory that they take goes to stderr; llama.cpp itself measured every number in it, by
     loading the model without allocating. If MODEL does not fit, stdout stays empty, except with --json or --anyway.
+
+    MODEL may be a repository of Hugging Face's hub, hf://org/repo, or a directory: every model in it is planned, a
+    table of the plans goes to stdout, and its last lines say what to download and how to run the best one.
     """
     if as_json and output_format not in (None, "json"):
         raise UsageError(f"--json means --format json, but --format {output_format} is given too: leave one out")
+    if location.is_repository(model):
+        if page_file is not None:
+            raise UsageError(f"--report shows the plan of one model, and {model} has several: name one of its files")
+        from fitter.cli import repository
+
+        wanted = "json" if as_json else output_format
+        return repository.fit(model, types, tokens_per_second, wanted, anyway, verbose, given)
+    for value, option in ((types, "--type"), (tokens_per_second, "--tokens-per-second")):
+        if value is not None:
+            raise UsageError(f"{option} chooses among the models of a repository, and {model} is one model")
     output_format = "json" if as_json else output_format or "args"
+    plan = _fitted(model, output_format, verbose, given)
+    from fitter.output import table
+
+    table.print_to(sys.stderr, table.plan_table(plan, verbose=verbose > 0))
+    if verbose:
+        _draw(plan, model)
+    for problem in plan.problems:
+        click.echo(f"fitter: does not fit: {problem.message}", err=True)
+    _print(plan, output_format, anyway)
+    if output_format in _FOR_SERVER and plan.fits:
+        _warn_of_other_server(plan)
+    if page_file is not None:
+        from fitter.cli.report import write
+
+        # Last: if it cannot be written, everything else has been printed.
+        sys.stdout.flush()
+        write(plan, model, page_file)
+    return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
+
+
+def _fitted(model: str, output_format: str, verbose: int, given: dict[str, Any]) -> Plan:
     from fitter import api, programs
 
     given["program"] = given["program"] or programs.unless_named(_PROGRAMS.get(output_format, "llama-server"))
@@ -63,18 +110,19 @@ def fit(
     with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
         on_log = options.log_line if verbose > 1 else None
         try:
-            plan = api.fit(model, on_progress=on_progress, on_log=on_log, **options.given(given))
+            return api.fit(model, on_progress=on_progress, on_log=on_log, **options.given(given))
         except LlamaCppError as error:
             if verbose == 1:
                 for line in error.log:
                     options.log_line(line)
             raise
-    from fitter.output import arguments, formats, table
+
+
+def _print(plan: Plan, output_format: str, anyway: bool | None) -> None:
+    """Print ``plan`` to stdout as it is wanted, with llama.cpp's other options where they are passed on."""
+    from fitter.output import arguments, formats
 
     others = llama_options.used()
-    table.print_to(sys.stderr, table.plan_table(plan, verbose=verbose > 0))
-    for problem in plan.problems:
-        click.echo(f"fitter: does not fit: {problem.message}", err=True)
     passes_on = output_format in _PASSING_ON
     llama_options.report_ignored(others.ignored)
     if not passes_on:
@@ -91,9 +139,15 @@ def fit(
         click.echo(arguments.command_line(args, quoted=is_terminal))
     elif plan.fits or anyway or output_format == "json":
         click.echo(" ".join([plan.format(output_format, anyway=True), *map(arguments.shell_word, passed)]))
-    if output_format in _FOR_SERVER and plan.fits:
-        _warn_of_other_server(plan)
-    return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
+
+
+def _draw(plan: Plan, model: str) -> None:
+    from fitter.output import table
+    from fitter.output.terminal_picture import PlanPicture
+    from fitter.reporting import beside
+
+    found = beside(plan, model, with_contexts=False)
+    table.print_to(sys.stderr, PlanPicture(plan.to_dict(), found.layer_map))
 
 
 def _warn_of_other_server(plan: Plan) -> None:

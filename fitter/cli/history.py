@@ -28,6 +28,7 @@ the last build failed, 4 something takes more, or does not fit any more, 5 the r
 
 @click.command(cls=options.Command, epilog=_EPILOG)
 @click.argument("files", nargs=-1, type=click.Path(), metavar="FILE...")
+@options.shapes_option
 @options.builds_option
 @options.subject_options
 @options.selection_option

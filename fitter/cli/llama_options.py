@@ -131,11 +131,14 @@ def split(words: Sequence[str], own: dict[str, int], *, refuses: bool = True) ->
                 continue
             if refuses:
                 _check(option, name)
-            if option.use == "ignored":
+            instead = option.instead.split() if option.use == "renamed" else []
+            if instead and instead[0] in own:
+                rest += instead
+            elif option.use == "ignored":
                 ignored.append(name)
             else:
                 names.append(name)
-                passed += option.instead.split() if option.use == "renamed" else [name, *values]
+                passed += instead or [name, *values]
     return rest, Used(tuple(passed), tuple(names), tuple(ignored))
 
 

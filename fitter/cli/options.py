@@ -18,6 +18,7 @@ from fitter import kinds, parameters
 from fitter.errors import UsageError
 from fitter.kinds import Kind
 from fitter.llama import process
+from fitter.model.shapes.addresses import CONFIG, DEFAULT_TYPE, SHAPE
 from fitter.output.formats import FORMATS
 from fitter.parameters import DEVICES, OUTPUT, Parameter
 from fitter.text import as_log_line
@@ -131,6 +132,10 @@ def _option(section: str, *names: str, **settings: Any) -> Callable[[_Function],
     return click.option(*names, cls=SectionOption, section=section, **{"default": None, **settings})
 
 
+grid_option = _option
+"""An option of one command, in a section of its help."""
+
+
 def _flag(section: str, *names: str, **settings: Any) -> Callable[[_Function], _Function]:
     return _option(section, *names, is_flag=True, **settings)
 
@@ -160,8 +165,36 @@ _model_option = _option(
     metavar="FILE",
     help="The model, instead of MODEL: a GGUF file or its address, or the first one of a split model.",
 )
+_shape_options = stacked(
+    _option(
+        _MODEL,
+        "shape",
+        "--shape",
+        metavar="NAME[:TYPE]",
+        help="A well-known model without a file, instead of MODEL: see fitter shapes. TYPE is a file type of "
+        f"llama-quantize. [default: {DEFAULT_TYPE}]",
+    ),
+    _option(
+        _MODEL,
+        "config",
+        "--config",
+        metavar="FILE[:TYPE]",
+        help="The config.json of a model on Hugging Face, or its address, instead of MODEL. TYPE as for --shape.",
+    ),
+)
 model_argument = stacked(
-    click.argument("model", cls=_RequiredModel, type=click.Path(), metavar="MODEL", required=False), _model_option
+    click.argument("model", cls=_RequiredModel, type=click.Path(), metavar="MODEL", required=False),
+    _model_option,
+    _shape_options,
+)
+shapes_option = _option(
+    _MODEL,
+    "shapes",
+    "--shape",
+    multiple=True,
+    metavar="NAME[:TYPE]",
+    help="A well-known model without a file, beside or instead of others: see fitter shapes. Repeatable. "
+    f"[default of TYPE: {DEFAULT_TYPE}]",
 )
 optional_model_argument = stacked(
     click.argument("model", type=click.Path(), metavar="[MODEL]", required=False), _model_option
@@ -189,13 +222,25 @@ def _check_model_option(command: click.Command, ctx: click.Context, words: Seque
 
 
 def _take_model_option(command: click.Command, ctx: click.Context) -> None:
-    """Combine MODEL and ``-m`` into one parameter."""
+    """Combine MODEL, ``-m``, ``--shape`` and ``--config`` into one parameter."""
+    if shapes := ctx.params.pop("shapes", None):
+        several = "files" if "files" in ctx.params else "models"
+        ctx.params[several] = (*ctx.params[several], *(f"{SHAPE}://{name}" for name in shapes))
     if "model_option" not in ctx.params:
         return
-    option, argument = ctx.params.pop("model_option"), ctx.params["model"]
-    if option is not None and argument not in (None, option):
-        raise click.UsageError(f"two models are given, '{argument}' and -m '{option}': give one", ctx)
-    ctx.params["model"] = argument if option is None else option
+    option, model = ctx.params.pop("model_option"), ctx.params["model"]
+    shape, config = ctx.params.pop("shape", None), ctx.params.pop("config", None)
+    given = {
+        f"'{model}'": model,
+        f"-m '{option}'": option,
+        f"--shape '{shape}'": None if shape is None else f"{SHAPE}://{shape}",
+        f"--config '{config}'": None if config is None else f"{CONFIG}://{config}",
+    }
+    words = [word for word, value in given.items() if value is not None]
+    values = list(dict.fromkeys(value for value in given.values() if value is not None))
+    if len(values) > 1:
+        raise click.UsageError(f"two models are given, {words[0]} and {words[-1]}: give one", ctx)
+    ctx.params["model"] = values[0] if values else None
     required = next((param for param in command.params if isinstance(param, _RequiredModel)), None)
     if ctx.params["model"] is None and required is not None and not ctx.resilient_parsing:
         raise click.MissingParameter(ctx=ctx, param=required)
@@ -339,6 +384,27 @@ report_options = stacked(
     _file("junit", "--junit", "Also write JUnit XML to a file.", OUTPUT),
 )
 
+page_option = _file("page_file", "--report", "Also write a report to a file, as HTML to keep and to forward.", OUTPUT)
+
+page_options = stacked(
+    _option(
+        OUTPUT,
+        "page_file",
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="The report, one file of HTML; - is stdout.",
+    ),
+    _file("svg_file", "--svg", "The pictures of it alone, as SVG: for a README.", OUTPUT),
+    _flag(
+        OUTPUT,
+        "no_contexts",
+        "--no-contexts",
+        help="Leave out what other contexts would take. [default: up to 9 of them are planned, for 20 seconds at most]",
+    ),
+)
+
 history_options = stacked(
     _file("csv_file", "--csv", "Also write bytes by case, build and buffer type to a file, as CSV.", OUTPUT),
     _file("svg_file", "--svg", "Also draw the differences, as SVG.", OUTPUT),
@@ -357,6 +423,28 @@ quantization_options = stacked(
     ),
     _option(
         "Model",
+        "tokens_per_second",
+        "--tokens-per-second",
+        type=float,
+        metavar="N",
+        help="Mark as the best the one with the most bits per weight that generates N tokens per second, wherever its "
+        "weights are. [default: one with every layer on the devices]",
+    ),
+)
+
+repository_options = stacked(
+    _option(
+        "Repository",
+        "types",
+        "--type",
+        multiple=True,
+        callback=_split_commas,
+        metavar="TYPE",
+        help="Only the models of this file type, such as Q4_K_M, by the names of their files. Repeatable. "
+        "[default: all]",
+    ),
+    _option(
+        "Repository",
         "tokens_per_second",
         "--tokens-per-second",
         type=float,

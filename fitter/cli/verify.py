@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -28,6 +29,7 @@ _WITH_PLAN = ("timeout", "llama_cpp", "program")
 @options.optional_model_argument
 @options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
 @options.verification_options
+@options.page_option
 @options.json_option
 @options.verbose_option
 def verify(
@@ -36,6 +38,7 @@ def verify(
     tolerance: str | None,
     server: str | None,
     prompts: int | None,
+    page_file: Path | None,
     as_json: bool | None,
     verbose: int,
     **given: Any,
@@ -85,6 +88,13 @@ def verify(
         click.echo(json.dumps(json.verification_to_dict(found)))
     elif found.fits:
         table.print_to(sys.stdout, table.verification_table(found))
+    if page_file is not None:
+        from fitter.output import report
+        from fitter.regression import build_report
+
+        sys.stdout.flush()
+        verdict = table.verdict(found).plain if found.fits else "does not fit: it was not loaded"
+        build_report.write(page_file, report.verification_page(json.verification_to_dict(found), verdict))
     if not found.fits:
         return EXIT_DOES_NOT_FIT
     return EXIT_FITS if found.holds else EXIT_REGRESSION

@@ -10,8 +10,8 @@ from typing import Any
 
 from fitter.errors import ModelError
 from fitter.llama import library as native
-from fitter.llama.ahead import identity
 from fitter.llama.allocations import counted
+from fitter.llama.files import identity
 from fitter.llama.headers import read_header
 from fitter.llama.log import captured_log, reason
 from fitter.llama.types import Lora, Row

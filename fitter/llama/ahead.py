@@ -11,6 +11,7 @@ import threading
 
 from fitter.errors import LibraryError
 from fitter.llama import library as native
+from fitter.llama.files import identity
 from fitter.llama.functions import LLAMA_SPLIT_MODE_LAYER
 from fitter.llama.layouts import read_whole
 
@@ -93,14 +94,15 @@ class Ahead:
         self._model = self._library.llama.llama_model_load_from_file(os.fsencode(self.path), model_params)
 
 
-def params_of(description: str, is_held: bool) -> tuple[Any, list[object], Any]:
-    """The struct of parameters for the described devices, the memory that it points to, and its overrides."""
+def params_of(description: str, is_held: bool, count: int | None = None) -> tuple[Any, list[object], Any]:
+    """The struct of parameters for the first ``count`` described devices, or all of them, the memory that it points to,
+    and its overrides."""
     native.prepare()
     library, backend = native.libraries(), native.open_backend()
     if not native.register_virtual(description):
         raise LibraryError(library.last_error())
     devices: list[int] = []
-    while (device := backend.fitter_virtual_device(len(devices))) != library.ffi.NULL:
+    while len(devices) != count and (device := backend.fitter_virtual_device(len(devices))) != library.ffi.NULL:
         devices.append(library.address(device))
     pointers = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
     # llama.cpp checks at the start whether there are any, and reads them only when it places tensors
@@ -116,12 +118,3 @@ def params_of(description: str, is_held: bool) -> tuple[Any, list[object], Any]:
     if is_held:
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
     return params, [pointers, overrides], overrides
-
-
-def identity(path: str) -> tuple[int, ...]:
-    """A value that changes when the file does; empty if there is no file."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ()
-    return (status.st_mtime_ns, status.st_size, status.st_dev, status.st_ino)

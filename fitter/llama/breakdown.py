@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,9 @@ from fitter.llama import library as native
 from fitter.llama.types import Breakdown, ModelInfo, Row
 
 MAX_ROWS = 1024
+
+_GIVEN_UP = re.compile(r"([^/]*\.cpp:\d+: .*)$")
+"""Where in its source ggml has given up, and why."""
 
 
 def breakdown_of(context: Any) -> Breakdown:
@@ -24,11 +28,17 @@ def breakdown_of(context: Any) -> Breakdown:
     # Called only once, since a recording device records each size that is queried.
     count = library.fitter.fitter_breakdown(pointer, rows, MAX_ROWS)
     if not 0 <= count <= MAX_ROWS:
-        raise LlamaCppError(f"llama.cpp does not report the memory of a context: {library.last_error()}")
+        why = library.last_error()
+        if given_up := _GIVEN_UP.search(why):
+            raise LlamaCppError(
+                "llama.cpp cannot split the tensors of this model over these devices, and would end with "
+                f"'{given_up[1]}': use --split-mode layer, other devices or another --tensor-split"
+            )
+        raise LlamaCppError(f"llama.cpp does not report the memory of a context: {why}")
     llama = library.llama
     return Breakdown(
         rows=rows_of(library, rows[0:count]),
-        devices=_model_devices(library, llama.llama_get_model(context)),
+        devices=_context_devices(library, pointer),
         n_ctx=int(llama.llama_n_ctx(context)),
     )
 
@@ -51,6 +61,13 @@ def rows_of(library: native.Library, rows: Iterable[Any]) -> tuple[Row, ...]:
 def _model_devices(library: native.Library, model: Any) -> tuple[str, ...]:
     names: list[str] = []
     while name := library.text(library.fitter.fitter_model_device(library.pointer(model), len(names))):
+        names.append(name)
+    return tuple(names)
+
+
+def _context_devices(library: native.Library, context: Any) -> tuple[str, ...]:
+    names: list[str] = []
+    while name := library.text(library.fitter.fitter_context_device(context, len(names))):
         names.append(name)
     return tuple(names)
 

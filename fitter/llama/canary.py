@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fitter.errors import FitterError, LlamaCppError
@@ -130,17 +131,29 @@ def problem_of_loaded() -> str:
     native.prepare()
     register_virtual(describe(CARDS))
     first, second = (card.name for card in CARDS)
-    with tempfile.TemporaryDirectory(prefix="fitter-") as folder:
-        dense, experts = write(Path(folder), False), write(Path(folder), True)
+    with _models() as (dense, experts):
         loader = Loader(registry(virtual=True))
         try:
-            found = [*_of_dense(loader, str(dense), first, second), *_of_experts(loader, str(experts), first)]
+            found = [*_of_dense(loader, dense, first, second), *_of_experts(loader, experts, first)]
         finally:
             loader.close()
-        found += _of_held(str(experts), first)
+        found += _of_held(experts, first)
     if difference := native.open_backend().fitter_virtual_build_difference():
         found.append(str(native.libraries().text(difference)))
     return found[0] if found else ""
+
+
+@contextmanager
+def _models() -> Iterator[tuple[str, str]]:
+    """Paths of the two models. A build that crashes leaves no file behind where a deleted one can still be opened."""
+    with tempfile.TemporaryDirectory(prefix="fitter-") as folder:
+        dense, experts = (write(Path(folder), has_experts) for has_experts in (False, True))
+        if sys.platform != "linux":
+            yield str(dense), str(experts)
+            return
+        files = dense.open("rb"), experts.open("rb")
+    with files[0], files[1]:
+        yield f"/proc/self/fd/{files[0].fileno()}", f"/proc/self/fd/{files[1].fileno()}"
 
 
 def _of_dense(loader: Loader, path: str, first: str, second: str) -> Iterator[str]:

@@ -213,9 +213,21 @@ class Worker:
         names = [os.fspath(file) for file in files]
         return self._ask(FileTypes, "file_types", files=names, directory=os.fspath(directory))
 
+    def write_skeleton(self, skeleton: Skeleton, path: str | os.PathLike[str]) -> None:
+        """Write a copy of the header without its tokenizer to ``path``, as one file of the length of the model.
+
+        llama.cpp measures it as it would the model. Raises ``LlamaCppError`` where there is none of it.
+        """
+        self._ask(type(None), "write_skeleton", skeleton=skeleton, path=os.fspath(path))
+
     def begin_measure(self, path: str | os.PathLike[str], params: Params, *, reserve: bool = False) -> None:
         """Begin a ``measure`` without waiting for its answer, which ``finish_measure`` returns."""
         self._begin("measure", path=os.fspath(path), params=params, role="measure", reserve=reserve)
+
+    def begin_placing(self, path: str | os.PathLike[str], params: Params) -> None:
+        """Begin a ``measure`` with ``reserve`` of a placement that is one of many: the tokenizer is read for the first
+        of them only, where that can be. ``finish_measure`` returns its answer."""
+        self._begin("place", path=os.fspath(path), params=params, reserve=True)
 
     def begin_loading(self, path: str | os.PathLike[str], params: Params) -> None:
         """Begin to load the model, for a later ``begin_measure`` with the same placement."""
@@ -528,9 +540,11 @@ DOING = {
     "measure": "loading a model",
     "memory": "asking for the devices' free memory",
     "model_info": "loading a model",
+    "place": "loading a model",
     "projector": "loading a multimodal projector",
     "speed": "measuring a device's speed",
     "unload": "freeing a model",
+    "write_skeleton": "copying the header of a model",
 }
 """What a user reads of each command of the worker."""
 

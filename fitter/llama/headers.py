@@ -8,7 +8,7 @@ from typing import Any
 
 from fitter.errors import LlamaCppError, ModelError
 from fitter.llama import library as native
-from fitter.llama.ahead import identity
+from fitter.llama.files import identity
 from fitter.llama.log import captured_log, reason
 from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInfo
 
@@ -64,6 +64,25 @@ class Headers:
         # On some systems opening the descriptor's path only duplicates it, with the same position in the file.
         os.lseek(self._made[1], 0, os.SEEK_SET)
         return f"{_DESCRIPTORS}/{self._made[1]}"
+
+    def write_skeleton(self, skeleton: Skeleton, path: str) -> None:
+        """Write the header of the skeleton to a file of its length. Raises ``LlamaCppError``."""
+        made = self.skeleton(skeleton)
+        gguf = self.open(made)
+        try:
+            header_bytes = header_of(self.library, gguf).data_offset
+        finally:
+            self.library.fitter.fitter_gguf_close(gguf)
+        try:
+            with open(made, "rb") as source, open(path, "wb") as file:
+                source.seek(0)
+                file.write(source.read(header_bytes))
+                file.truncate(os.fstat(source.fileno()).st_size)
+        except OSError as error:
+            raise LlamaCppError(
+                f"a header cannot be made as long as its file ({error.strerror}): set TMPDIR to a directory that takes "
+                "files of that length"
+            ) from None
 
     def _make(self, skeleton: Skeleton) -> int:
         library = self.library

@@ -20,6 +20,8 @@ from fitter.llama.headers import Headers
 from fitter.llama.layouts import read_whole
 from fitter.llama.log import captured_log, failure, flash_attn_from, lines_of_context, n_splits_from
 from fitter.llama.parameters import apply, apply_context, is_placed_alone, model_key, overrides_of
+from fitter.llama.placing import CAN_FORK, Placer, can_hold, place, split_of
+from fitter.llama.splits import check_build, split_counted
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     Breakdown,
@@ -33,6 +35,11 @@ from fitter.llama.types import (
     Row,
     Skeleton,
 )
+
+OWN = "own"
+"""The role of the model's own file, where a skeleton is measured beside it."""
+
+_MOST_PLACERS = 2
 
 
 class Loader:
@@ -50,11 +57,14 @@ class Loader:
         self.is_reordered = False
         self._models: dict[str, _Dummy] = {}
         self._held: Ahead | None = None
+        self._placers: dict[int, Placer] = {}
         self._library = native.libraries()
 
     def close(self) -> None:
         """Free the models that are kept."""
         self._drop_held()
+        while self._placers:
+            self._placers.popitem()[1].close()
         while self._models:
             self._models.popitem()[1].free()
 
@@ -89,6 +99,53 @@ class Loader:
             if reserve and self._library.fitter.fitter_reserve(self._library.pointer(context)):
                 rows = _with_reserved(rows, breakdown_of(context).rows)
         return Breakdown(rows, found.devices, found.n_ctx, flash_attn_from(log), n_splits_from(log), lora)
+
+    def place(self, path: str, params: Params, description: str, *, reserve: bool) -> Breakdown | None:
+        """What ``measure`` says of a placement on the virtual devices of ``description``, where that can be had of a
+        load that has read its tokenizer before; else ``None``."""
+        counts = split_of(params)
+        names = params.devices or ()
+        kept = self._models.get(OWN)
+        is_loaded = kept is not None and kept.key == model_key(path, params) and kept.has_layers(params.n_gpu_layers)
+        is_usable = (
+            CAN_FORK
+            and not is_loaded
+            and counts is not None
+            and any(counts)
+            and len(counts) == len(names)
+            and {device.info.name for device in self.devices.default}.issuperset(names)
+            and can_hold(params)
+            and is_placed_alone(params)
+        )
+        if not is_usable:
+            return None
+        placer = self._placers.pop(len(names), None)
+        if placer is not None and not placer.is_of(path, description, len(names)):
+            placer.close()
+            placer = None
+        while placer is None and len(self._placers) >= _MOST_PLACERS:
+            self._placers.pop(next(iter(self._placers))).close()
+        placer = placer or Placer(path, description, len(names), self._place_in_fork, self._measure_in_fork)
+        self._placers[len(names)] = placer
+        found = placer.measure(params, reserve)
+        self.loads += found is not None
+        return found
+
+    def _place_in_fork(self, placer: Placer, params: Params) -> None:
+        used = params.devices or ()
+        described = [text.partition(",")[0] for text in placer.description.split(";")]
+        self._reorder(described, [*used, *(name for name in described if name not in used)])
+        place(placer.overrides, split_of(params) or (), overrides_of(params, self.devices))
+
+    def _measure_in_fork(self, placer: Placer, model: Any, params: Params, reserve: bool) -> Breakdown | None:
+        native.open_backend().fitter_virtual_say_described_free()
+        everything = replace(params, n_gpu_layers=-1)
+        key = model_key(placer.path, params)
+        dummy = _Dummy(self._library, key, placer.path, everything, model, [*placer.pointers])
+        self._models = {OWN: dummy}
+        if not dummy.has_layers(params.n_gpu_layers):
+            return None
+        return self.measure(placer.path, params, OWN, reserve=reserve)
 
     def model_info(self, path: str | Skeleton, params: Params) -> ModelInfo:
         """Load ``path`` as ``measure`` would and describe the model. Raises ``LlamaCppError``."""
@@ -179,7 +236,7 @@ class Loader:
             self._drop_held()
             return
         self._held = None
-        self._reorder(held, params.devices or ())
+        self._reorder([text.partition(",")[0] for text in held.description.split(";")], params.devices or ())
         overrides = overrides_of(params, self.devices)
         model = held.place(counts, overrides)
         if not model:
@@ -192,9 +249,8 @@ class Loader:
             kept.free()
         self._models[role] = _Dummy(self._library, model_key(path, params), held.path, all_layers, model, pointers)
 
-    def _reorder(self, held: Ahead, names: Sequence[str]) -> None:
-        """Put the virtual devices into the order of ``names``; the load that waits only knows how many there are."""
-        described = [text.partition(",")[0] for text in held.description.split(";")]
+    def _reorder(self, described: Sequence[str], names: Sequence[str]) -> None:
+        """Put the ``described`` devices into the order of ``names``; what waits only knows how many there are."""
         order = [described.index(name) for name in names]
         if order != sorted(order):
             native.open_backend().fitter_virtual_reorder(order, len(order))
@@ -235,6 +291,7 @@ def _load_dummy(
 
     ``name`` is the file's name for error messages.
     """
+    check_build(library, params)
     llama = library.llama
     model_params = llama.llama_model_default_params()
     pointers = apply(params, model_params, llama.llama_context_default_params(), devices)
@@ -282,8 +339,9 @@ class _Dummy:
         context_params = self._llama.llama_context_default_params()
         apply_context(params, context_params)
         # llama.cpp allocates and clears recurrent states and outputs even in a dummy load
-        with untouched(self._cells(params)):
+        with untouched(self._cells(params)), split_counted(self._library, params, self.model) as owner:
             context = self._llama.llama_init_from_model(self.model, context_params)
+            owner.append(context)
         if not context:
             raise failure(self.name, "llama.cpp cannot make a context")
         try:

@@ -50,10 +50,19 @@ def reason(lines: Sequence[LogLine]) -> str | None:
     return _PREFIXES.sub("", (causes or errors)[-1], count=1) or errors[-1]
 
 
+_NOT_SPLIT = re.compile(r"SPLIT_MODE_TENSOR not implemented for architecture '([^']*)'")
+
+
 def failure(path: str, what: str) -> LlamaCppError:
     """The error for ``path`` with llama.cpp's message, or ``what`` if the log has none."""
     lines = captured_log()
-    return LlamaCppError(f"{path}: {reason(lines) or what}", tuple(line.text for line in lines))
+    why = reason(lines) or what
+    if refused := _NOT_SPLIT.search(why):
+        why = (
+            f"this llama.cpp cannot split the tensors of architecture '{refused[1]}' over several devices: use "
+            "--split-mode layer"
+        )
+    return LlamaCppError(f"{path}: {why}", tuple(line.text for line in lines))
 
 
 # Lines that name the same fact in other builds; one that has none of them is one whose log does not say it.

@@ -8,8 +8,9 @@ from typing import Any
 
 from fitter.errors import UsageError
 from fitter.llama import library as native
-from fitter.llama.ahead import OverrideStruct, identity
+from fitter.llama.ahead import OverrideStruct
 from fitter.llama.devices import Device, Registry, registry, select
+from fitter.llama.files import identity
 from fitter.llama.types import MAX_USED_DEVICES, Params, Skeleton
 from fitter.parameters import of_a_struct
 

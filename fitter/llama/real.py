@@ -19,6 +19,7 @@ from fitter.llama.functions import Batch
 from fitter.llama.layouts import read_whole
 from fitter.llama.log import captured_log, failure
 from fitter.llama.parameters import apply
+from fitter.llama.splits import check_build, computed_in, split_counted
 from fitter.llama.types import Breakdown, MeasuredSpeed, Params
 
 N_GENERATED = 4
@@ -35,23 +36,31 @@ class RealLoad:
 
     def __init__(self, path: str, params: Params, devices: Registry) -> None:
         self._llama = native.libraries().llama
+        check_build(native.libraries(), params)
         model_params = self._llama.llama_model_default_params()
         context_params = self._llama.llama_context_default_params()
         self._keep = apply(params, model_params, context_params, devices)
         read_whole(model_params)
         self._context: Any = None
         self._adapters: Adapters | None = None
-        self._model = self._llama.llama_model_load_from_file(os.fsencode(path), model_params)
+        library = native.libraries()
+        with split_counted(library, params, None) as made:
+            self._model = self._llama.llama_model_load_from_file(os.fsencode(path), model_params)
+            made.append(self._model)
         if not self._model:
             raise failure(path, "llama.cpp cannot load the model")
         try:
-            self._context = self._llama.llama_init_from_model(self._model, context_params)
+            with split_counted(library, params, self._model) as made:
+                self._context = self._llama.llama_init_from_model(self._model, context_params)
+                made.append(self._context)
             if not self._context:
                 raise failure(path, "llama.cpp cannot make a context")
             if params.lora:
                 self._adapters = Adapters(native.libraries(), params.lora, self._model, really=True)
                 self._adapters.apply(params.lora, self._context)
-            self._compute(path)
+            with split_counted(library, params, self._model) as made:
+                self._compute(path)
+                made.append(computed_in(self._context))
         except BaseException:
             self.close()
             raise
@@ -99,13 +108,13 @@ class RealLoad:
     def _refuses(self, tokens: tuple[int, int]) -> bool:
         """Whether llama.cpp fails to compute a batch (tokens per sequence, sequences); an encoder runs first."""
         llama = self._llama
-        batch, _pointers = _batch(*tokens)
+        batch, _pointers = batch_of(*tokens)
         if llama.llama_model_has_encoder(self._model) and llama.llama_encode(self._context, batch):
             return True
         return bool(llama.llama_model_has_decoder(self._model) and llama.llama_decode(self._context, batch))
 
 
-def _batch(n_tokens: int, n_seqs: int) -> tuple[Batch, list[object]]:
+def batch_of(n_tokens: int, n_seqs: int) -> tuple[Batch, list[object]]:
     """A batch of ``n_tokens`` tokens of each sequence, and the memory that it points to."""
     count = n_tokens * n_seqs
     tokens = (ctypes.c_int32 * count)(*[0] * count)

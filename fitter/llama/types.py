@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 # Imported here so that all types can be imported from this module.
 from fitter.llama.virtual import MAX_DEVICES as MAX_DEVICES
+from fitter.llama.virtual import SharedMemory as SharedMemory
 from fitter.llama.virtual import VirtualDevice as VirtualDevice
 from fitter.llama.virtual import describe as describe
 from fitter.parameters import DEFAULTS, Parameter, of_a_load

@@ -15,6 +15,20 @@ _SURELY_TOO_LARGE = 0.9
 
 
 @dataclass(frozen=True)
+class SharedMemory:
+    """Memory of a machine that a device and the host share."""
+
+    total: int
+    """All of it, in bytes."""
+    free: int
+    """What is free of it for both together, in bytes."""
+    carved: int = 0
+    """What is set aside for the device alone, in bytes; it is in ``total`` and ``free``, and no part of the host's."""
+    system: str = "cuda"
+    """What decides how much of it the device may use: ``metal``, ``cuda``, ``amdgpu`` or ``anv``."""
+
+
+@dataclass(frozen=True)
 class VirtualDevice:
     """A device that exists only as a description; llama.cpp can plan on it as on the real one."""
 
@@ -32,6 +46,13 @@ class VirtualDevice:
     """Its memory in bytes."""
     free: int
     """What is free of it, in bytes."""
+    shared: SharedMemory | None = None
+    """The memory that it shares with the host; ``None`` where it has its own."""
+
+    @property
+    def type(self) -> str:
+        """ggml's type of such a device: ``gpu``, or ``igpu`` for one that is used only where there is no other."""
+        return "gpu" if self.shared is None or self.shared.system == "metal" else "igpu"
 
 
 def describe(devices: Sequence[VirtualDevice]) -> str:

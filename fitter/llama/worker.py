@@ -25,7 +25,7 @@ from fitter.llama.ahead import Ahead
 from fitter.llama.devices import cuda_registry, device_named, host_of, load_cuda_backend, register_virtual, registry
 from fitter.llama.file_types import file_types
 from fitter.llama.headers import Headers
-from fitter.llama.loader import Loader
+from fitter.llama.loader import OWN, Loader
 from fitter.llama.log import captured_log
 from fitter.llama.patterns import match
 from fitter.llama.types import (
@@ -110,8 +110,21 @@ class Session:
     def file_types(self, files: tuple[str, ...], directory: str) -> FileTypes:
         return file_types(self._known_headers(), files, directory)
 
+    def write_skeleton(self, skeleton: Skeleton, path: str) -> None:
+        self._known_headers().write_skeleton(skeleton, path)
+
     def measure(self, path: str | Skeleton, params: Params, role: str, reserve: bool) -> Breakdown:
         return self._open().measure(path, params, role, reserve=reserve)
+
+    def place(self, path: str, params: Params, reserve: bool) -> Breakdown:
+        """What ``measure`` says, of a load that has read its tokenizer before where that can be had."""
+        found = self._open().place(path, params, self._description, reserve=reserve) if self._is_described else None
+        return found or self.measure(path, params, OWN, reserve)
+
+    @property
+    def _is_described(self) -> bool:
+        """Whether the devices are fitter's own."""
+        return self._virtual and not self._adopted
 
     def hold(self, path: str) -> None:
         """Begin to load the model on all virtual devices; its tensors wait until it is measured."""

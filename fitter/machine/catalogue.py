@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-MIB = 1024 * 1024
+from fitter.machine import shared_memory
 
-_METAL_STEP = 2**14
+MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Sources:
     bandwidth: str | None = None
     compute: str | None = None
     pcie: str | None = None
+    nvlink: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,12 @@ class CatalogueGpu:
     ``total``: the card's memory. ``usable``: what the driver leaves of it (``None``: not known). ``free``: what
     llama.cpp can use on an idle card.
 
-    ``bandwidth``: of its memory, and ``pcie``: from the host, in one direction; both in bytes per second. ``compute``:
-    dense fp16 FLOP per second with accumulation in fp32, ``None`` if not published. ``unified``: it uses the machine's
-    own memory, so its size is the owner's choice, and there is no ``pcie``. ``sizes``: the sizes that it is sold with,
-    if these tell cards apart. ``names``: what drivers call it, ``description`` first.
+    ``bandwidth``: of its memory, ``pcie``: from the host, in one direction, and ``nvlink``: to cards of its kind, in
+    one direction, where every such card has it (bridges are not assumed); all in bytes per second. ``compute``: dense
+    fp16 FLOP per second with accumulation in fp32, ``None`` if not published. ``unified``: it uses the machine's own
+    memory: ``total`` is all of that, its size the owner's choice, ``usable`` what the system lets the GPU use, of which
+    ``carved`` is set aside for it, and there is no ``pcie``. ``sizes``: the sizes that it is sold with, if these tell
+    cards apart. ``names``: what drivers call it, ``description`` first.
     """
 
     key: str
@@ -55,6 +58,8 @@ class CatalogueGpu:
     unified: bool = False
     sizes: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+    carved: int = 0
+    nvlink: float | None = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ def find(name: str) -> CatalogueGpu | None:
     key = _normal(name)
     if part := _part(f"gpu.{key}"):
         # Parsing the whole catalogue would take longer than planning for most models.
-        parts = [_part("pcie"), _part("metal"), part]
+        parts = [_part("pcie"), part]
         words = set(re.findall(r'"([^"]*)"', "".join(parts)))
         source = [line for line in _part("source").splitlines() if line.partition(" =")[0] in words]
         data = _parsed("\n".join(["[source]", *source, *parts]))
@@ -156,16 +161,9 @@ def _normal(name: str) -> str:
     return re.sub(r"^(nvidia-|amd-|intel-|apple-)?(geforce-|radeon-pro-|radeon-|instinct-)?", "", words)
 
 
-def metal_working_set(memory: int) -> int:
-    """Bytes that macOS lets Metal use of a Mac's ``memory``, in whole pages."""
-    data = _parsed(_part("metal"))["metal"]
-    share, whole = data["shares"]["large" if memory >= data["large_gib"] * 2**30 else "small"].split("/")
-    return memory * int(share) // int(whole) // _METAL_STEP * _METAL_STEP
-
-
 def _gpu(key: str, entry: dict[str, Any], data: dict[str, Any]) -> CatalogueGpu:
     total, usable, free, architecture = (entry.get(name) for name in ("total", "usable", "free", "compute_capability"))
-    bandwidth, compute, pcie = (entry.get(name) for name in ("bandwidth", "compute", "pcie"))
+    bandwidth, compute, pcie, nvlink = (entry.get(name) for name in ("bandwidth", "compute", "pcie", "nvlink"))
     assert total is not None
     size = total["mib"] * MIB
     is_amd = entry["profile"] == "rocm" and not entry.get("unified", False)
@@ -180,13 +178,17 @@ def _gpu(key: str, entry: dict[str, Any], data: dict[str, Any]) -> CatalogueGpu:
         bandwidth=_source(bandwidth, source),
         compute=_source(compute, source),
         pcie=_source(pcie, source),
+        nvlink=_source(nvlink, source),
     )
     usable_size = usable["mib"] * MIB if usable else None
     free_size = free["mib"] * MIB if free else int(total["mib"] * share) * MIB
-    if entry["profile"] == "metal":
-        usable_size = free_size = metal_working_set(size)
-        logs = source[data["metal"]["shares"]["source"]]
-        sources = replace(sources, usable=logs, free=logs)
+    carved = entry["carved"]["mib"] * MIB if "carved" in entry else 0
+    if entry.get("unified", False):
+        system = shared_memory.system_of(entry["profile"])
+        usable_size = shared_memory.usable(system, size, carved)
+        free_size = shared_memory.free(system, size, carved)
+        limit = shared_memory.limit_of(system).source
+        sources = replace(sources, usable=limit, free=limit)
     return CatalogueGpu(
         key,
         entry["description"],
@@ -202,6 +204,8 @@ def _gpu(key: str, entry: dict[str, Any], data: dict[str, Any]) -> CatalogueGpu:
         entry.get("unified", False),
         tuple(size * 2**30 for size in entry.get("memory_gib", ())),
         (entry["description"], *entry.get("also", ())),
+        carved,
+        nvlink["gbs"] * 1e9 if nvlink else None,
     )
 
 

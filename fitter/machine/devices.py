@@ -8,29 +8,35 @@ from dataclasses import dataclass, replace
 from fitter.errors import UsageError
 from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed, VirtualDevice
 from fitter.machine.host import HostMemory, host_memory
-from fitter.machine.speed import DeviceSpeed, HostSpeed, default_host, speed_of
+from fitter.machine.pools import Pool, described_pools, pools_here, typed
+from fitter.machine.speed import DeviceSpeed, HostSpeed, default_host, host_of_gpu, speed_of
 
 
 @dataclass(frozen=True)
 class Machine:
     """Devices that a model can be offloaded to, and host memory in bytes (``None``: unlimited).
 
-    ``virtual`` is empty for a real machine; else there is one for each of ``devices``.
+    ``virtual`` is empty for a real machine; else there is one for each of ``devices``. ``pools``: memory that some of
+    them share with the host, whose own memory it then is.
     """
 
     devices: tuple[DeviceInfo, ...]
     virtual: tuple[VirtualDevice, ...]
     host_total: int | None
     host_free: int | None
+    pools: tuple[Pool, ...] = ()
 
 
 def virtual_machine(virtual: Sequence[VirtualDevice], host: int | None = None) -> Machine:
-    """A machine of virtual devices; ``host`` bytes of host memory, all of them free, or no limit."""
+    """A machine of virtual devices; ``host`` bytes of host memory, all of them free, or no limit.
+
+    Where a device shares the host's memory, the host has that, and of it ``host`` bytes at most.
+    """
     devices = tuple(
         DeviceInfo(
             device.name,
             device.description,
-            "gpu",
+            device.type,
             "fitter",
             device.total,
             device.free,
@@ -39,7 +45,12 @@ def virtual_machine(virtual: Sequence[VirtualDevice], host: int | None = None) -
         )
         for device in virtual
     )
-    return Machine(devices, tuple(virtual), host, host)
+    pools = described_pools(virtual)
+    if not pools:
+        return Machine(devices, tuple(virtual), host, host)
+    memory = pools[0].memory
+    total, free = memory.total - memory.carved, max(0, memory.free - memory.carved)
+    return Machine(devices, tuple(virtual), total, free if host is None else min(host, free), pools)
 
 
 def real_machine(devices: Sequence[DeviceInfo], memory: HostMemory, host: int | None = None) -> Machine:
@@ -48,14 +59,15 @@ def real_machine(devices: Sequence[DeviceInfo], memory: HostMemory, host: int | 
     ``host``: bytes of available host memory, if the user gives them.
     """
     offload = tuple(device for device in devices if device.type in ("gpu", "igpu"))
+    pools = pools_here(offload, memory)
     if host is None:
-        return Machine(offload, (), memory.total, memory.available)
-    return Machine(offload, (), max(memory.total, host), host)
+        return Machine(offload, (), memory.total, memory.available, pools)
+    return Machine(offload, (), max(memory.total, host), host, pools)
 
 
-def described(devices: Sequence[DeviceInfo]) -> tuple[DeviceInfo, ...]:
-    """Those of a machine that is described: not this machine's own."""
-    return tuple(device for device in devices if device.virtual or device.backend == RPC)
+def described(devices: Sequence[DeviceInfo], virtual: Sequence[VirtualDevice] = ()) -> tuple[DeviceInfo, ...]:
+    """Those of a machine that is described: not this machine's own. ``virtual`` ones have the types of real ones."""
+    return typed([device for device in devices if device.virtual or device.backend == RPC], virtual)
 
 
 def machine_of(
@@ -73,7 +85,7 @@ def machine_of(
     if not is_described:
         return real_machine(devices(), host_memory(), host)
     found = devices() if virtual or has_rpc else ()
-    return replace(virtual_machine(virtual, host), devices=described(found))
+    return replace(virtual_machine(virtual, host), devices=described(found, virtual))
 
 
 def choose(devices: Sequence[DeviceInfo], names: Sequence[str] | None) -> tuple[DeviceInfo, ...]:
@@ -120,14 +132,16 @@ def device_speeds(
     return speeds
 
 
-def speed_of_host(given: float | str | None, *, is_described: bool) -> HostSpeed:
+def speed_of_host(given: float | str | None, *, is_described: bool, virtual: Sequence[VirtualDevice] = ()) -> HostSpeed:
     """The host's speed as it is ``given``, or else what this machine reads; of a described one, a stated default.
 
-    Raises ``UsageError`` for what is no bandwidth.
+    Where one of the ``virtual`` devices shares the host's memory, that is as fast for both. Raises ``UsageError`` for
+    what is no bandwidth.
     """
     if given is None and is_described:
         # of a host that is not this one, nothing can be measured
-        return default_host()
+        sharing = [device for device in virtual if device.shared is not None]
+        return host_of_gpu(sharing[0]) if sharing else default_host()
     from fitter.machine import bandwidth
 
     if given is None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fitter.errors import UsageError
-from fitter.llama.virtual import MAX_DEVICES, VirtualDevice
-from fitter.machine import catalogue
+from fitter.llama.virtual import MAX_DEVICES, SharedMemory, VirtualDevice
+from fitter.machine import catalogue, shared_memory
 from fitter.values import SIZE, UNITS, parse_size
 
 PROFILES = ("cuda", "rocm", "vulkan", "metal")
@@ -48,6 +48,7 @@ class _Gpu:
     compute_capability: int
     total: int
     free: int
+    shared: SharedMemory | None = None
 
 
 def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
@@ -65,7 +66,11 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     catalogue has as much free memory as an idle card, and any other GPU has all of its memory free. ``none``, alone, is
     a machine without a GPU.
 
-    Raises ``UsageError`` for anything else, and for more than 16 devices.
+    Of a GPU that uses the machine's memory, the size is that of the machine. ``:free=`` is then what the system lets
+    the GPU use of it, and ``:available=`` what programs and GPU have of it together, by default what an idle system
+    leaves.
+
+    Raises ``UsageError`` for anything else, for more than 16 devices, and for several that share a machine's memory.
     """
     if any(spec.strip().lower() == NO_GPU for spec in specs):
         if len(specs) > 1:
@@ -77,6 +82,7 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
         if len(kinds) + count > MAX_DEVICES:
             raise UsageError(f"--gpu {spec!r}: llama.cpp has room for {MAX_DEVICES} devices at most")
         kinds += [kind] * count
+    _check_one_memory(kinds)
     numbers: Counter[str] = Counter()
     devices = []
     for kind in kinds:
@@ -89,6 +95,7 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
                 kind.compute_capability,
                 kind.total,
                 kind.free,
+                kind.shared,
             )
         )
         numbers[prefix] += 1
@@ -105,6 +112,20 @@ def virtual_devices(gpus: Sequence[str | VirtualDevice]) -> tuple[VirtualDevice,
     return devices
 
 
+def cards_of(spec: str) -> tuple[str, ...]:
+    """What the cards of a description are called: ``RTX 3090`` and ``2x rtx-3090`` name the same one, once and twice.
+
+    None of ``none``. Raises ``UsageError``.
+    """
+    if spec.strip().lower() == NO_GPU:
+        return ()
+    count, _ = _parse(spec)
+    rest = match[2] if (match := _COUNT.fullmatch(spec.strip())) else spec.strip()
+    body = _split_options(rest)[0]
+    known = catalogue.find(body) or (catalogue.find(body.rpartition(":")[0]) if ":" in body else None)
+    return (known.key if known and ":" not in body else body.lower(),) * count
+
+
 def parse_twin(text: str) -> tuple[str, int]:
     """The profile and compute capability in ``cuda:8.9``. Raises ``UsageError``."""
     kind = _parse_profile(f"{text}:1MiB")
@@ -119,19 +140,50 @@ def _parse(spec: str) -> tuple[int, _Gpu]:
             raise UsageError(f"--gpu {spec!r}: the count must be at least 1")
     body, *options = _split_options(rest)
     try:
-        kind = _parse_kind(body)
-        free = _parse_free(options)
+        kind = _with_options(_parse_kind(body), _parse_options(options))
     except UsageError as error:
         raise UsageError(f"--gpu {spec!r}: {error}") from None
-    free = kind.free if free is None else free
-    if kind.profile == "metal" and free > kind.total:
-        # What macOS lets the GPU use is only a default, which a Mac's owner can raise.
-        kind = replace(kind, total=free)
+    return count, kind
+
+
+def _with_options(kind: _Gpu, sizes: Mapping[str, int]) -> _Gpu:
+    free = sizes.get("free", kind.free)
+    if kind.shared is not None:
+        return _sharing(kind, kind.shared, free, sizes.get("available"))
+    if "available" in sizes:
+        raise UsageError("available= is for a GPU that uses the machine's memory: write free=SIZE")
     if kind.total == 0 or free == 0:
-        raise UsageError(f"--gpu {spec!r}: a device must have memory")
+        raise UsageError("a device must have memory")
     if free > kind.total:
-        raise UsageError(f"--gpu {spec!r}: free= is more than the device's total memory")
-    return count, _Gpu(kind.description, kind.profile, kind.compute_capability, kind.total, free)
+        raise UsageError("free= is more than the device's total memory")
+    return replace(kind, free=free)
+
+
+def _sharing(kind: _Gpu, memory: SharedMemory, free: int, available: int | None) -> _Gpu:
+    """``kind`` with what its system lets it use of the ``memory``, and what is ``available`` of that."""
+    if memory.total == 0 or free == 0 or available == 0:
+        raise UsageError("a device must have memory")
+    for name, size in (("free", free), ("available", available or 0)):
+        if size > memory.total:
+            raise UsageError(f"{name}= is more than the machine's {memory.total // 2**20} MiB of memory")
+    is_limited = memory.system != "cuda"
+    if available is None:
+        # what CUDA has free there is what the system has available
+        available = memory.free if is_limited or free == kind.free else free
+    elif not is_limited:
+        free = min(free, available)
+    # What the GPU may use is only a default, which the machine's owner can raise.
+    return replace(kind, total=max(kind.total, free), free=free, shared=replace(memory, free=available))
+
+
+def _check_one_memory(kinds: Sequence[_Gpu]) -> None:
+    sharing = [kind.description for kind in kinds if kind.shared is not None]
+    if len(sharing) > 1:
+        raise UsageError(
+            f"--gpu describes {len(sharing)} GPUs that share memory with the processor "
+            f"({', '.join(dict.fromkeys(sharing))}), and a machine has only one such memory: describe one of them; the "
+            "GPU of another machine is reached with --rpc"
+        )
 
 
 def _split_options(text: str) -> list[str]:
@@ -140,16 +192,17 @@ def _split_options(text: str) -> list[str]:
     return [body.strip(), *rest]
 
 
-def _parse_free(options: list[str]) -> int | None:
-    free = None
+def _parse_options(options: list[str]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
     for option in options:
         key, _, value = option.partition("=")
-        if key.strip().lower() != "free":
-            raise UsageError(f"unknown option {key.strip()!r}; the only one is free=SIZE")
-        if free is not None:
-            raise UsageError("free= is given twice")
-        free = parse_size(value)
-    return free
+        name = key.strip().lower()
+        if name not in ("free", "available"):
+            raise UsageError(f"unknown option {key.strip()!r}; there are free=SIZE and available=SIZE")
+        if name in sizes:
+            raise UsageError(f"{name}= is given twice")
+        sizes[name] = parse_size(value)
+    return sizes
 
 
 def _parse_kind(body: str) -> _Gpu:
@@ -161,7 +214,7 @@ def _parse_kind(body: str) -> _Gpu:
     if (match := SIZE.fullmatch(body)) and match[2].lower() in UNITS:
         return _parse_memory(body)
     if gpu := catalogue.find(body):
-        return _known(gpu, gpu.total, gpu.free)
+        return _known(gpu, gpu.total)
     names = catalogue.similar(body)
     if body[:1].isdigit() and not (body.isdigit() and names):
         return _parse_memory(body)
@@ -176,18 +229,29 @@ def _parse_memory(body: str) -> _Gpu:
     return _Gpu(f"virtual {default.profile.upper()} GPU", default.profile, default.compute_capability, size, size)
 
 
-def _known(gpu: catalogue.CatalogueGpu, total: int, free: int) -> _Gpu:
-    # ggml-metal reports what Metal may use as the total.
-    return _Gpu(gpu.description, gpu.profile, gpu.compute_capability, free if gpu.profile == "metal" else total, free)
+def _known(gpu: catalogue.CatalogueGpu, total: int) -> _Gpu:
+    if not gpu.unified:
+        return _Gpu(gpu.description, gpu.profile, gpu.compute_capability, total, gpu.free)
+    return _shared(_Gpu(gpu.description, gpu.profile, gpu.compute_capability, total, total), total, gpu.carved)
+
+
+def _shared(gpu: _Gpu, memory: int, carved: int = 0) -> _Gpu:
+    """``gpu`` on a machine with so much ``memory`` as it reports it: as total what it may use."""
+    system = shared_memory.system_of(gpu.profile)
+    if carved >= memory > 0:
+        raise UsageError(f"{carved // 2**20} MiB are set aside for the GPU: the machine must have more memory")
+    return replace(
+        gpu,
+        total=shared_memory.usable(system, memory, carved),
+        free=shared_memory.free(system, memory, carved),
+        shared=shared_memory.shared_memory(system, memory, carved),
+    )
 
 
 def _parse_unified(gpu: catalogue.CatalogueGpu, text: str) -> _Gpu:
     if not gpu.unified:
         raise UsageError(f"{gpu.key} has a fixed amount of memory: leave {text.strip()!r} out, or write free=SIZE")
-    size = parse_size(text)
-    if gpu.profile == "metal":
-        return _known(gpu, size, catalogue.metal_working_set(size))
-    return _known(gpu, size, int(size * catalogue.default().free_fraction))
+    return _known(gpu, parse_size(text))
 
 
 def _parse_profile(body: str) -> _Gpu:
@@ -250,5 +314,5 @@ def _parse_vulkan(parts: list[str]) -> _Gpu:
 def _parse_metal(parts: list[str]) -> _Gpu:
     if len(parts) != 1:
         raise UsageError("write profile and the Mac's memory, such as metal:64GiB")
-    usable = catalogue.metal_working_set(parse_size(parts[0]))
-    return _Gpu("virtual Apple GPU", "metal", 0, usable, usable)
+    memory = parse_size(parts[0])
+    return _shared(_Gpu("virtual Apple GPU", "metal", 0, memory, memory), memory)

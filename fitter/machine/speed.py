@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fitter.llama.types import DeviceInfo, VirtualDevice
-from fitter.machine import catalogue
+from fitter.machine import catalogue, shared_memory
 from fitter.machine.catalogue import AMD_OFFSET, CatalogueGpu
 
 _BACKENDS = {
@@ -36,9 +36,10 @@ class DeviceSpeed:
 
     ``bandwidth``: bytes per second of its memory. ``compute``: dense fp16 FLOP per second with accumulation in fp32, on
     matrix units if it has them. ``pcie``: theoretical bytes per second from host to device; the memory's bandwidth if
-    it is the host's own memory. ``kind``: ``cuda``, ``rocm``, ``vulkan`` or ``metal``. ``compute_capability``: ``8.9``,
-    ``gfx1100``, or empty if there is none or it is not known. ``source``: one line for people. ``known``: whether the
-    device is in the catalogue; otherwise the speeds are those of another card, which ``source`` names.
+    it is the host's own memory. ``nvlink``: the same to other devices, 0 without. ``kind``: ``cuda``, ``rocm``,
+    ``vulkan`` or ``metal``. ``compute_capability``: ``8.9``, ``gfx1100``, or empty if there is none or it is not known.
+    ``source``: one line for people. ``known``: whether the device is in the catalogue; otherwise the speeds are those
+    of another card, which ``source`` names.
 
     For a device of an rpc-server, ``kind`` is ``remote`` and all figures are what llama.cpp reaches: ``pcie`` is the
     network's bandwidth, ``round_trip`` its latency in seconds. ``known``: whether ``bandwidth`` was measured or given.
@@ -52,6 +53,7 @@ class DeviceSpeed:
     source: str
     known: bool
     round_trip: float = 0.0
+    nvlink: float = 0.0
 
     @property
     def is_remote(self) -> bool:
@@ -77,6 +79,19 @@ def default_host() -> HostSpeed:
     """The speed of a host that was not measured."""
     source = "default: two channels of DDR4-3200 less a fifth, since it was not measured"
     return HostSpeed(catalogue.default().host_bandwidth, source, known=False)
+
+
+def host_of_gpu(device: VirtualDevice) -> HostSpeed:
+    """The speed of a host that shares its memory with ``device``: what its processor was measured to read of it, or all
+    that the memory has."""
+    speed = speed_of(device)
+    cards = named(device.description)
+    measured = [found for card in cards if (found := shared_memory.processor_bandwidth(card.key)) is not None]
+    if measured:
+        return HostSpeed(min(measured), "catalogue: measured of the processor beside this GPU")
+    return HostSpeed(
+        speed.bandwidth, f"that of the memory that it shares with the GPU ({speed.source})", known=speed.known
+    )
 
 
 def speed_of(info: DeviceInfo | VirtualDevice) -> DeviceSpeed:
@@ -127,7 +142,7 @@ def _kind(info: DeviceInfo | VirtualDevice) -> str | None:
 def _distance(card: CatalogueGpu, total: int) -> int:
     """How far ``total`` is from what the card may report."""
     if card.profile == "metal":
-        return min(abs(catalogue.metal_working_set(size) - total) for size in card.sizes)
+        return min(abs(shared_memory.usable("metal", size) - total) for size in card.sizes)
     return min(abs(size - total) for size in (card.total, card.usable or card.total))
 
 
@@ -212,7 +227,9 @@ def _speed(card: CatalogueGpu, kind: str, source: str, known: bool) -> DeviceSpe
         source += "; compute estimated from its bandwidth"
     pcie = card.bandwidth if card.pcie is None else card.pcie
     text = catalogue.capability_text(card.compute_capability) if card.compute_capability else ""
-    return DeviceSpeed(card.bandwidth, compute, pcie, kind, text, source, known)
+    return DeviceSpeed(
+        card.bandwidth, compute, pcie, kind, text, source, known, nvlink=(card.nvlink or 0.0) if known else 0.0
+    )
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import urllib.parse
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fitter.errors import LibraryError, ModelError
@@ -27,8 +28,12 @@ _REFERENCE = re.compile(r"refs/(?:pr|convert)/[^/]+")
 """A revision of the hub's whose name has slashes."""
 _SPLIT = re.compile(r"(?P<before>[^?#]*?)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf(?=$|[?#]|::)")
 _KINDS = {"datasets": "dataset", "spaces": "space"}
-_PAGE = re.compile(r"(/[^/]+/[^/]+)/blob/")
-"""The page that shows a file on the hub, which is not the file."""
+_PAGE = re.compile(r"(/[^/]+/[^/]+)/(?:blob|raw|tree)/")
+"""What the hub shows of a file, which is not the file."""
+_DEFAULT_ENDPOINT = "https://huggingface.co"
+_SHORT = ("https://hf.co", "https://www.huggingface.co")
+"""Other names of the usual hub."""
+_SUFFIX = ".gguf"
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,17 @@ def addresses(url: str) -> tuple[Address, ...]:
     return tuple(address(split_path(before, number, count) + after) for number in range(1, count + 1))
 
 
+def names(url: str) -> tuple[Address, ...]:
+    """As ``addresses``, but with what may be shown alone, for which no package is needed."""
+    file_name(url)
+    split = _split(url)
+    if split is None:
+        return (Address("", shown(url)),)
+    before, after, count = split
+    every = (split_path(before, number, count) + after for number in range(1, count + 1))
+    return tuple(Address("", shown(each)) for each in every)
+
+
 def _split(url: str) -> tuple[str, str, int] | None:
     """What is before and after the number of a split file, and how many there are; ``None`` for any other file."""
     match = _SPLIT.match(url)
@@ -120,15 +136,104 @@ def address(url: str) -> Address:
         host = None
     if not host:
         raise ModelError(f"{shown(url)} is not a URL: write it as https://host/path/model.gguf")
-    if f"{parts.scheme}://{parts.netloc}".lower() != endpoint():
+    if not _is_of_hub(parts):
         return Address(url, shown(url))
+    if (place := hub_folder(url)) is not None:
+        raise _is_repository(url, place.url)
     path = _PAGE.sub(r"\1/resolve/", parts.path, count=1)
-    return Address(urllib.parse.urlunsplit(parts._replace(path=path)), shown(url), is_hub=True)
+    hub = urllib.parse.urlsplit(endpoint())
+    there = parts._replace(scheme=hub.scheme, netloc=hub.netloc, path=path, query="", fragment="")
+    return Address(urllib.parse.urlunsplit(there), shown(url), is_hub=True)
 
 
 def endpoint() -> str:
     """Where Hugging Face's hub is (``HF_ENDPOINT``)."""
-    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/").lower()
+    return (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/").lower()
+
+
+def _is_of_hub(parts: urllib.parse.SplitResult) -> bool:
+    host = f"{parts.scheme}://{parts.netloc}".lower()
+    return host == endpoint() or (endpoint() == _DEFAULT_ENDPOINT and host in _SHORT)
+
+
+@dataclass(frozen=True)
+class HubFolder:
+    """A repository on Hugging Face's hub, or a folder in it.
+
+    ``revision``: ``None`` for the usual one; ``kind``: ``dataset`` or ``space``, ``None`` for one with models.
+    ``file_type`` is what follows a colon, as in llama.cpp's ``-hf org/repo:Q4_K_M``.
+    """
+
+    repository: str
+    folder: str = ""
+    revision: str | None = None
+    kind: str | None = None
+    file_type: str = ""
+
+    @property
+    def url(self) -> str:
+        """Its address, without the type of a file."""
+        kind = next((f"{word}/" for word, kind in _KINDS.items() if kind == self.kind), "")
+        revision = f"@{_quoted(self.revision)}" if self.revision else ""
+        return f"{HUB}://{kind}{self.repository}{revision}" + (f"/{self.folder}" if self.folder else "")
+
+    def file(self, name: str) -> str:
+        """The address of a file of the repository, by its path there."""
+        return f"{HubFolder(self.repository, '', self.revision, self.kind).url}/{urllib.parse.quote(name, safe=_PLAIN)}"
+
+
+def _quoted(revision: str) -> str:
+    """A revision as it is written in an address: with slashes only where they are known to be part of it."""
+    return urllib.parse.quote(revision, safe="/" if _REFERENCE.fullmatch(revision) else "")
+
+
+_PLAIN = "/ !$&'()*+,;=:@[]{}~"
+"""Characters that a file's address has as they are; others would be taken for something else."""
+
+
+def hub_folder(url: str) -> HubFolder | None:
+    """The repository, or the folder in one, that ``url`` is; ``None`` where it names a file or is no place of the hub.
+
+    Pages of the hub stand for what they show.
+    """
+    scheme = url.partition(":")[0].lower()
+    if scheme in ("http", "https"):
+        url = _of_page(url)
+        scheme = url.partition(":")[0].lower()
+    if scheme != HUB:
+        return None
+    plain = shown(url)
+    path, _, file_type = plain.rpartition(":")
+    is_typed = "://" in path and "/" not in file_type and "@" not in path
+    plain = path if is_typed else plain
+    if plain.lower().endswith(_SUFFIX):
+        return None
+    try:
+        repository, folder, revision, kind = hub_file(f"{plain.rstrip('/')}/{_SUFFIX}")
+    except ModelError:
+        return None
+    folder = urllib.parse.unquote(folder.removesuffix(_SUFFIX).rstrip("/"))
+    return HubFolder(repository, folder, revision, kind, file_type if is_typed else "")
+
+
+def _of_page(url: str) -> str:
+    """``hf://…`` for the address of a page of the hub that shows a repository or a folder; else nothing."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:
+        return ""
+    words = [word for word in parts.path.split("/") if word]
+    kind = f"{words.pop(0)}/" if words and words[0] in _KINDS else ""
+    if not _is_of_hub(parts) or len(words) < 2 or words[0] in ("api", "docs", "blog", "collections", "papers"):
+        return ""
+    org, repository, *more = words
+    if not more:
+        return f"{HUB}://{kind}{org}/{repository}"
+    if more[0] != "tree" or len(more) < 2:
+        return ""
+    revision = _quoted(urllib.parse.unquote(more[1]))
+    usual = "" if revision == "main" else f"@{revision}"
+    return "/".join([f"{HUB}://{kind}{org}/{repository}{usual}", *more[2:]])
 
 
 def hub_file(url: str) -> tuple[str, str, str | None, str | None]:
@@ -149,8 +254,19 @@ def hub_file(url: str) -> tuple[str, str, str | None, str | None]:
     if not org or not repo:
         raise ModelError(f"{shown(url)} names no file: write it as hf://org/repo/file.gguf")
     if not file:
-        raise ModelError(f"{shown(url)} is a whole repository: add the name of a GGUF file in it")
+        raise _is_repository(url, shown(url))
     return f"{org}/{repo}", file, urllib.parse.unquote(revision) or None, kind
+
+
+def _is_repository(url: str, place: str) -> ModelError:
+    return ModelError(
+        f"{shown(url)} is a whole repository: add the name of a GGUF file in it; 'fitter {place}' lists them"
+    )
+
+
+def hub_name(url: str) -> str:
+    """The path of a file in its repository, by its address. Raises as ``hub_file``."""
+    return urllib.parse.unquote(hub_file(url)[1])
 
 
 def _of_hub(url: str) -> str:
@@ -161,7 +277,7 @@ def _of_hub(url: str) -> str:
         from huggingface_hub.errors import HFValidationError
     except ImportError:
         raise LibraryError(f"{shown(url)} is read with huggingface_hub, which is not installed: {EXTRA}") from None
-    where = os.environ.get("HF_ENDPOINT")
+    where = (os.environ.get("HF_ENDPOINT") or "").rstrip("/") or None
     try:
         file = urllib.parse.unquote(file)
         found: str = hf_hub_url(repository, file, repo_type=kind, revision=revision, endpoint=where)
@@ -170,17 +286,31 @@ def _of_hub(url: str) -> str:
     return found
 
 
+def hub_download(urls: Sequence[str]) -> list[str]:
+    """The command that downloads models, or other files, of one repository into the current directory."""
+    repository, _, revision, kind = hub_file(urls[0])
+    files: list[str] = []
+    patterns: list[str] = []
+    for url in urls:
+        split = _split(shown(url))
+        name = hub_name(url)
+        if split is None:
+            files.append(name)
+        else:
+            patterns.append(f"{name[: -len('-00001-of-00001.gguf')]}-*-of-{split[2]:05d}.gguf")
+    if patterns:
+        # The command takes either names or patterns.
+        files = [word for each in (*patterns, *files) for word in ("--include", each)]
+    more = [*(["--revision", revision] if revision else []), *(["--repo-type", kind] if kind else [])]
+    return ["hf", "download", repository, *files, *more, "--local-dir", "."]
+
+
 def download_command(url: str) -> str:
     """The command that downloads the whole model."""
     plain, split = shown(url), _split(shown(url))
     scheme = plain.partition(":")[0].lower()
     if scheme == HUB:
-        repository, file, revision, kind = hub_file(url)
-        files = [file]
-        if split is not None:
-            files = ["--include", f"{hub_file(split[0])[1]}-*-of-{split[2]:05d}.gguf"]
-        more = [*(["--revision", revision] if revision else []), *(["--repo-type", kind] if kind else [])]
-        return shlex.join(["hf", "download", repository, *files, *more, "--local-dir", "."])
+        return shlex.join(hub_download([url]))
     if scheme in ("http", "https"):
         if split is not None:
             plain = f"{split[0]}-[00001-{split[2]:05d}]-of-{split[2]:05d}.gguf"

@@ -14,7 +14,7 @@ import ssl
 import urllib.parse
 import urllib.request
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from fitter.errors import ModelError
 from fitter.model.addresses import Address, shown
@@ -22,7 +22,9 @@ from fitter.model.ranges import Part, Patience, Unchanged, changed
 from fitter.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+_T = TypeVar("_T")
 
 TRIES = 4
 """How often a request is made that fails for a reason that may pass."""
@@ -67,11 +69,15 @@ class HttpRanges:
 
     def read(self, start: int, size: int, known: str = "") -> Part:
         """As ``Ranges`` says. The tag is the ETag, or else when the file was last changed."""
+        return self._tried(lambda: self._read(start, size, known))
+
+    def _tried(self, once: Callable[[], _T]) -> _T:
+        """What ``once`` returns, tried again where it fails for a reason that may pass."""
         pause = _FIRST_PAUSE
         for left in range(TRIES - 1, -1, -1):
             self._patience.check(self._address.shown)
             try:
-                return self._read(start, size, known)
+                return once()
             except _PassingError as error:
                 self.close()
                 self._target = self._url
@@ -96,13 +102,7 @@ class HttpRanges:
 
     def _read(self, start: int, size: int, known: str) -> Part:
         name = self._address.shown
-        for _ in range(_REDIRECTS + 1):
-            answer = self._ask(start, size, known)
-            if answer.status not in _MOVED:
-                break
-            self._follow(answer, known)
-        else:
-            raise ModelError(f"{name} is redirected more than {_REDIRECTS} times: check the address")
+        answer = self._answer({"Range": f"bytes={start}-{start + size - 1}"}, known)
         if answer.status == 304:
             if not known:
                 raise ModelError(f"{name}: the server answers that it has not changed, but not what it is")
@@ -122,11 +122,20 @@ class HttpRanges:
             raise Unchanged
         data = self._body(answer, promised)
         if len(data) < promised:
-            raise _PassingError(": the connection broke off: try again later")
+            self._broken_off()
         if not answer.isclosed():
             # more follows, which is not read
             self.close()
         return Part(data, file_bytes, tag)
+
+    def _answer(self, headers: Mapping[str, str], known: str = "") -> http.client.HTTPResponse:
+        """What is answered where all redirects lead to."""
+        for _ in range(_REDIRECTS + 1):
+            answer = self._ask(headers, known)
+            if answer.status not in _MOVED:
+                return answer
+            self._follow(answer, known)
+        raise ModelError(f"{self._address.shown} is redirected more than {_REDIRECTS} times: check the address")
 
     def _whole(self, answer: http.client.HTTPResponse, start: int, size: int) -> tuple[int, int]:
         """How long the whole file is, and the part of it in the answer.
@@ -160,9 +169,9 @@ class HttpRanges:
             data += piece
         return bytes(data)
 
-    def _ask(self, start: int, size: int, known: str) -> http.client.HTTPResponse:
+    def _ask(self, asked: Mapping[str, str], known: str) -> http.client.HTTPResponse:
         parts = urllib.parse.urlsplit(self._target)
-        headers = {"Range": f"bytes={start}-{start + size - 1}", "Accept-Encoding": "identity", "User-Agent": "fitter"}
+        headers = {**asked, "Accept-Encoding": "identity", "User-Agent": "fitter"}
         if self._is_own(self._target):
             headers |= self._headers
             if parts.username is not None:
@@ -264,13 +273,20 @@ class HttpRanges:
         raise ModelError(f"{name}: the server answers {said}: check the address")
 
     def _gated(self, said: str, code: str) -> str:
-        page = urllib.parse.urlsplit(self._url)
-        where = f"{page.scheme}://{page.netloc.rpartition('@')[2]}{page.path.partition('/resolve/')[0]}"
+        where = self._repository_page()
         what = "is gated" if code == "GatedRepo" else "is gated, private or not there"
         return (
             f"{self._address.shown} {what} ({said}): ask for access at {where}, and set HF_TOKEN, or log in with "
             "'hf auth login'"
         )
+
+    def _repository_page(self) -> str:
+        """The page of the repository that the hub has the file in."""
+        page = urllib.parse.urlsplit(self._url)
+        return f"{page.scheme}://{page.netloc.rpartition('@')[2]}{page.path.partition('/resolve/')[0]}"
+
+    def _broken_off(self) -> NoReturn:
+        raise _PassingError(": the connection broke off: try again later")
 
     def _failed(self, error: Exception) -> NoReturn:
         """Raise what a failed request means. ``_PassingError`` where it may work the next time."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fitter.errors import ModelError
 from fitter.model import source
+from fitter.model.shapes import addresses as shapes
 
 if TYPE_CHECKING:
     from fitter.model.remote import Fetching
@@ -22,7 +23,17 @@ def is_address(path: str | os.PathLike[str]) -> bool:
     from fitter.model.addresses import as_url
 
     url = as_url(path)
-    return url is not None and not url.lower().startswith("file://")
+    return shapes.wanted(path) is not None or (url is not None and not url.lower().startswith("file://"))
+
+
+def is_repository(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is a repository of the hub, a folder in one, or a directory with GGUF files in it."""
+    if ":/" not in os.fspath(path) and not os.path.isdir(path):
+        # most are files, which need no more than this
+        return False
+    from fitter.model import repositories
+
+    return repositories.is_repository(path)
 
 
 def model_files(
@@ -30,23 +41,31 @@ def model_files(
     *,
     timeout: float | None = None,
     say: Callable[[Fetching], None] | None = None,
+    at_once: int | None = None,
 ) -> tuple[Path, ...]:
     """The files of the model at ``path``, a path or an address; the first is the one to pass to llama.cpp.
 
     Of a model that is elsewhere these have only the header, and its length. ``timeout`` are seconds for fetching that,
-    and ``say`` is told how far it is. Raises ``ModelError`` where a file is missing, cannot be read, or is no GGUF file
-    that this llama.cpp can read, and ``LibraryError`` where a package is missing to read it.
+    and ``say`` is told how far it is; ``at_once``: how many files are read at the same time. Raises ``ModelError``
+    where a file is missing, cannot be read, or is no GGUF file that this llama.cpp can read, and ``LibraryError`` where
+    a package is missing to read it.
     """
+    if (shape := shapes.wanted(path)) is not None:
+        from fitter.model.shapes import files
+
+        return files.model_files(shape, timeout)
     if is_address(path):
         from fitter.model import remote
         from fitter.model.addresses import as_url
 
-        return remote.fetched(as_url(path) or "", timeout=timeout, say=say)
+        return remote.fetched(as_url(path) or "", timeout=timeout, say=say, at_once=at_once)
     return source.model_files(_of_file_url(path))
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
     """The name of the file, without where it is. Raises ``ModelError`` for an address that names no file."""
+    if (shape := shapes.wanted(path)) is not None:
+        return shape.file_name
     if not is_address(path):
         return Path(path).name
     from fitter.model.addresses import as_url, file_name
@@ -56,6 +75,8 @@ def name_of(path: str | os.PathLike[str]) -> str:
 
 def called(path: str | os.PathLike[str]) -> str:
     """The path, or what may be shown of the address."""
+    if (shape := shapes.wanted(path)) is not None:
+        return shape.shown
     if not is_address(path):
         return os.fspath(path)
     from fitter.model.addresses import as_url, shown
@@ -65,17 +86,23 @@ def called(path: str | os.PathLike[str]) -> str:
 
 def local_name(path: str | os.PathLike[str]) -> str:
     """The path, or where the file is once it has been downloaded into the current directory."""
+    if (shape := shapes.wanted(path)) is not None:
+        return shape.file_name
     if not is_address(path):
         return os.fspath(path)
     from fitter.model import addresses
 
     url = addresses.as_url(path) or ""
     is_hub = url.lower().startswith(f"{addresses.HUB}:")
-    return addresses.hub_file(url)[1] if is_hub else addresses.file_name(url)
+    return addresses.hub_name(url) if is_hub else addresses.file_name(url)
 
 
 def check_is_here(path: str | os.PathLike[str]) -> None:
     """Raise ``ModelError`` for a model that is elsewhere, and so cannot be loaded."""
+    if (shape := shapes.wanted(path)) is not None:
+        raise ModelError(
+            f"{shape.shown} is a model without a file, which cannot be loaded: give the path of a GGUF file of it"
+        )
     if is_address(path):
         from fitter.model.addresses import as_url, download_command, shown
 

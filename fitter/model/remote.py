@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fitter.errors import FitterError, ModelError
 from fitter.model import kept_headers, source
-from fitter.model.addresses import Address, addresses, shown
+from fitter.model.addresses import Address, addresses, names, shown
 from fitter.model.header_length import LONGEST, Damaged, HeaderLength, TooLong
 from fitter.model.kept_headers import Entry, Header
 from fitter.model.ranges import FsspecRanges, Patience, Ranges, Unchanged, changed
@@ -58,11 +58,13 @@ _locks: dict[str, threading.Lock] = {}
 _lock = threading.Lock()
 
 
-def fetched(url: str, *, timeout: float | None = None, say: Say | None = None) -> tuple[Path, ...]:
+def fetched(
+    url: str, *, timeout: float | None = None, say: Say | None = None, at_once: int | None = None
+) -> tuple[Path, ...]:
     """The files of the model at ``url``, of which only the headers are here, and only the headers were read.
 
-    ``timeout``: seconds for all of them. Raises ``ModelError`` where they cannot be read, ``LibraryError`` where a
-    package is missing for that.
+    ``timeout``: seconds for all of them; ``at_once``: how many are read at the same time. Raises ``ModelError`` where
+    they cannot be read, ``LibraryError`` where a package is missing for that.
     """
     key = shown(url)
     with _lock:
@@ -75,9 +77,25 @@ def fetched(url: str, *, timeout: float | None = None, say: Say | None = None) -
         known = _answers.get(key)
         if known is not None and known.url == url and time.monotonic() - known.asked < _BELIEVED and _are_there(known):
             return known.files
-        files = _fetch(addresses(url), Patience(timeout or DEFAULT_TIMEOUT), say or (lambda _: None))
+        files = _fetch(addresses(url), Patience(timeout or DEFAULT_TIMEOUT), say or (lambda _: None), at_once)
         _answers[key] = _Answer(url, files, time.monotonic())
         return files
+
+
+def kept(url: str) -> tuple[Path, ...]:
+    """The files that were fetched last of the model at ``url``, without asking whether they have changed; or none.
+
+    Raises ``ModelError`` for what is no address of a file.
+    """
+    entry = kept_headers.newest(names(url))
+    return entry.paths if entry is not None else ()
+
+
+def beginning(url: str, most: int, *, timeout: float | None = None) -> bytes:
+    """The first ``most`` bytes of the file at ``url``, all of one that is smaller. Raises what ``fetched`` raises."""
+    found = addresses(url)[0]
+    ranges = _ranges(found, _headers() if found.is_hub else {}, Patience(timeout or DEFAULT_TIMEOUT))
+    return ranges.read(0, most).data
 
 
 def forget() -> None:
@@ -89,8 +107,10 @@ def _are_there(known: _Answer) -> bool:
     return all(file.exists() for file in known.files)
 
 
-def _fetch(model: Sequence[Address], patience: Patience, say: Say) -> tuple[Path, ...]:
+def _fetch(model: Sequence[Address], patience: Patience, say: Say, at_once: int | None = None) -> tuple[Path, ...]:
     entry = kept_headers.newest(model)
+    if model[0].is_hub and _is_offline():
+        return _without_asking(model, entry)
     headers = _headers() if any(address.is_hub for address in model) else {}
     amounts = _Amounts(model, say)
 
@@ -105,7 +125,7 @@ def _fetch(model: Sequence[Address], patience: Patience, say: Say) -> tuple[Path
         except Unchanged:
             return None
 
-    found = _in_parallel(read, len(model), patience, model, amounts.show)
+    found = _in_parallel(read, len(model), patience, model, amounts.show, at_once or _AT_ONCE)
     if entry is not None and not any(found):
         files = entry
     else:
@@ -113,6 +133,26 @@ def _fetch(model: Sequence[Address], patience: Patience, say: Say) -> tuple[Path
     for path, address in zip(files.paths, model, strict=True):
         source.call(path, address.shown)
     return files.paths
+
+
+def _is_offline() -> bool:
+    """Whether nobody may ask the hub (``HF_HUB_OFFLINE``)."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return False
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _without_asking(model: Sequence[Address], entry: Entry | None) -> tuple[Path, ...]:
+    if entry is None:
+        raise ModelError(
+            f"{model[0].shown}: HF_HUB_OFFLINE is set, and its header was not fetched before: unset it, or give a file "
+            "of this machine"
+        )
+    for path, address in zip(entry.paths, model, strict=True):
+        source.call(path, address.shown)
+    return entry.paths
 
 
 def _new_or_kept(found: Header | None, entry: Entry | None, index: int, model: Sequence[Address]) -> Header:
@@ -198,6 +238,7 @@ def _in_parallel(
     patience: Patience,
     model: Sequence[Address],
     show: Callable[[int], None],
+    at_once: int,
 ) -> list[Header | None]:
     """What ``read`` returns for every file, several of them at once. The first error ends all."""
     found: list[Header | None] = [None] * count
@@ -217,7 +258,7 @@ def _in_parallel(
                 results.put((index, None, error))
                 return
 
-    for _ in range(min(_AT_ONCE, count)):
+    for _ in range(min(at_once, count)):
         # not waited for at the end, as a name that is being looked up cannot be interrupted
         threading.Thread(target=work, daemon=True).start()
     done = 0

@@ -12,6 +12,8 @@ from fitter.errors import ModelError
 from fitter.text import printable
 
 _SPLIT = re.compile(r"(?P<prefix>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+_AS_ON_HUB = re.compile(r"(?:(?:huggingface|hf)\.co/)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?<!\.gguf)/?")
+"""A path like the name of a repository."""
 _NEWEST = 3
 _NAMED = 3
 """How many files a message lists by name; more are only counted."""
@@ -107,7 +109,9 @@ def _check(path: Path) -> None:
         with path.open("rb") as file:
             head = file.read(8)
     except FileNotFoundError:
-        raise ModelError(f"{show(path)}: no such file; check the path of the model") from None
+        hub = _AS_ON_HUB.fullmatch(str(path))
+        more = f", or give hf://{hub[1]} if it is on Hugging Face's hub" if hub else ""
+        raise ModelError(f"{show(path)}: no such file; check the path of the model{more}") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ModelError(f"{show(path)} cannot be read: {reason}") from None

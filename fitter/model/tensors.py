@@ -63,6 +63,11 @@ def is_expert(name: str) -> bool:
     return _EXPERT.search(name) is not None
 
 
+def stays_on_host(name: str) -> bool:
+    """Whether ``name`` is a tensor that llama.cpp only looks up, and keeps on the host with all layers on devices."""
+    return layer_of(name) is None and role_of(name) is Role.TOKEN_EMBEDDING
+
+
 def role_of(name: str) -> Role:
     """What the tensor of that name is for."""
     base = re.sub(r"\.(weight|bias|scale)$", "", name)

@@ -8,9 +8,21 @@ from collections.abc import Sequence
 
 from fitter.errors import PlanError
 from fitter.kinds import Flag
+from fitter.llama.versions import numbers_of
 from fitter.parameters import PARAMETERS, SHARED, Parameter, of_a_load
 from fitter.planning.plan import Plan
 from fitter.planning.summary import SharedUse
+
+_LOAD_MODE = (0, 19, 0)
+"""The version of ggml from which on programs have ``--load-mode``, in place of ``_OLDER_MODES``."""
+_OLDER_MODES = {
+    "none": ["--no-mmap"],
+    "mmap": [],
+    "mlock": ["--no-mmap", "--mlock"],
+    "mmap+mlock": ["--mlock"],
+    "dio": ["--direct-io"],
+}
+"""The arguments of older programs for each load mode."""
 
 
 def arguments(plan: Plan) -> list[str]:
@@ -43,6 +55,8 @@ def _words(plan: Plan, each: Parameter) -> list[str]:
         return []
     if value == each.default and not each.is_always:
         return []
+    if each.key == "load_mode" and plan.llama_cpp and numbers_of(plan.llama_cpp.ggml) < _LOAD_MODE:
+        return _OLDER_MODES[value]
     return [each.option] if isinstance(each.kind, Flag) else [each.option, each.kind.word(value)]
 
 

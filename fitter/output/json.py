@@ -13,7 +13,7 @@ from fitter.output.arguments import arguments
 from fitter.parameters import of_a_load
 from fitter.planning.plan import Plan, resolved
 from fitter.planning.pricing import Price
-from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem, SharedUse
+from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, PoolUse, Problem, SharedUse
 
 if TYPE_CHECKING:
     from fitter.machine.catalogue import CatalogueGpu
@@ -35,6 +35,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
         "arguments": arguments(plan),
         "devices": [_device(device) for device in plan.devices],
         "host": _host(plan.host),
+        "pools": [_pool(pool) for pool in plan.pools],
         "memory": [_row(row) for row in plan.breakdown.rows],
         "estimate": None if plan.estimate is None else _estimate(plan.estimate),
         "explanation": _explanation(plan),
@@ -78,7 +79,7 @@ def devices_to_dict(devices: tuple[DeviceInfo, ...], host: DeviceInfo) -> dict[s
 def catalogue_to_dict(gpus: Iterable[CatalogueGpu]) -> dict[str, Any]:
     """The document of ``fitter devices --catalogue``; a figure is ``null`` if it is not published, or does not exist.
 
-    ``bandwidth`` and ``pcie`` are bytes per second, ``compute`` FLOP per second.
+    ``bandwidth``, ``pcie`` and ``nvlink`` are bytes per second, ``compute`` FLOP per second.
     """
     return {
         "schema": SCHEMA,
@@ -93,6 +94,7 @@ def catalogue_to_dict(gpus: Iterable[CatalogueGpu]) -> dict[str, Any]:
                 "free": gpu.free,
                 "bandwidth": gpu.bandwidth,
                 "pcie": gpu.pcie,
+                "nvlink": gpu.nvlink,
                 "compute": gpu.compute,
                 "unified": gpu.unified,
                 "sources": {
@@ -102,6 +104,7 @@ def catalogue_to_dict(gpus: Iterable[CatalogueGpu]) -> dict[str, Any]:
                     "free": gpu.sources.free,
                     "bandwidth": gpu.sources.bandwidth,
                     "pcie": gpu.sources.pcie,
+                    "nvlink": gpu.sources.nvlink,
                     "compute": gpu.sources.compute,
                 },
             }
@@ -288,6 +291,22 @@ def _host(host: HostUse) -> dict[str, Any]:
         "later": host.later,
         "used": host.used,
         "left": host.left,
+    }
+
+
+def _pool(pool: PoolUse) -> dict[str, Any]:
+    return {
+        "name": pool.name,
+        "members": list(pool.members),
+        "total": pool.total,
+        "free": pool.free,
+        "margin": pool.margin,
+        "used": pool.used,
+        "left": pool.left,
+        "mapped_twice": pool.mapped_twice,
+        "mapped_between": pool.mapped_between,
+        "load_mode": pool.load_mode,
+        "setting": None if pool.setting is None else asdict(pool.setting),
     }
 
 

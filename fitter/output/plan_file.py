@@ -18,7 +18,16 @@ from fitter.planning.explain import REASONS, Bound, Choice, Reason
 from fitter.planning.limits import check_params
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price
-from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
+from fitter.planning.summary import (
+    DeviceUse,
+    HostUse,
+    ModelSummary,
+    PoolUse,
+    Problem,
+    Search,
+    Setting,
+    SharedUse,
+)
 from fitter.programs.later import Later
 from fitter.text import LONGEST_TEXT, printable
 
@@ -137,6 +146,8 @@ def _plan(document: _Entry) -> Plan:
         raise _Wrong("'fits' and 'problems' contradict each other")
     model, params = _model(document["model"]), _params(document["params"])
     devices, host = document["devices"].each(_device), _host(document["host"])
+    if unknown := [name for name in params.devices or () if name not in {use.name for use in devices}]:
+        raise _Wrong(f"'params.devices' has '{unknown[0]}', which is not in 'devices'")
     breakdown = Breakdown(document["memory"].each(_row), params.devices or (), params.n_ctx)
     return Plan(
         model=model,
@@ -156,6 +167,7 @@ def _plan(document: _Entry) -> Plan:
         rpc=document["rpc"].each(_Entry.text),
         notes=document["notes"].each(_Entry.shown) if "notes" in document else (),
         llama_cpp=document["llama_cpp"].maybe(_llama_cpp) if "llama_cpp" in document else None,
+        pools=document["pools"].each(_pool) if "pools" in document else (),
     )
 
 
@@ -246,6 +258,23 @@ def _host(entry: _Entry) -> HostUse:
         margin=entry["margin"].size(),
         **_used(entry),
         later=entry["later"].size() if "later" in entry else 0,
+    )
+
+
+def _pool(entry: _Entry) -> PoolUse:
+    return PoolUse(
+        name=entry["name"].shown(),
+        total=entry["total"].size(),
+        free=entry["free"].size(),
+        margin=entry["margin"].size(),
+        used=entry["used"].size(),
+        members=entry["members"].each(_Entry.text),
+        mapped_twice=entry["mapped_twice"].size(),
+        mapped_between=entry["mapped_between"].size(),
+        load_mode=entry["load_mode"].maybe(lambda each: str(each.one_of("none"))),
+        setting=entry["setting"].maybe(
+            lambda each: Setting(each["command"].shown(), each["bytes"].size(), each["message"].shown())
+        ),
     )
 
 

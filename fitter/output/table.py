@@ -16,11 +16,12 @@ from fitter.machine.catalogue import capability_text
 from fitter.model.source import show
 from fitter.output.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.narrow import NarrowTable, too_narrow
+from fitter.output.pools import pool_lines
 from fitter.output.units import MIB, dummy_loads, human, mib, scaled, speed
 from fitter.parameters import of_a_load
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price
-from fitter.planning.summary import DeviceUse, HostUse, SharedUse
+from fitter.planning.summary import DeviceUse, HostUse, PoolUse, SharedUse
 from fitter.programs.later import Later
 from fitter.text import LONGEST_NAME, as_log_line, printable
 
@@ -85,7 +86,7 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
         if _differs(plan.breakdown.rows):
             parts.append(Text("loaded: the compute buffer when the model is loaded for real"))
     if plan.shared:
-        lines = [_shared(shared) for shared in plan.shared]
+        lines = [shared_text(shared) for shared in plan.shared]
         if any(shared.kind in _FOR_SERVER for shared in plan.shared):
             lines.append("only llama-server and llama-cli know the arguments for a draft model and a projector")
         parts.append(Text("\n".join(lines), overflow="fold"))
@@ -94,10 +95,12 @@ def plan_table(plan: Plan, *, verbose: bool = False) -> RenderableType:
     if plan.virtual and plan.host.free is None:
         need = f"a machine with these devices needs {human(plan.host.used)} of host memory for llama.cpp"
         parts.append(Text(need + (f", {human(plan.host.later)} of it later" if plan.host.later >= MIB else "")))
-    if grown := [_later(each) for each in plan.later if each.bytes is None or each.bytes >= MIB]:
+    if grown := [later_text(each) for each in plan.later if each.bytes is None or each.bytes >= MIB]:
         lines = [f"later, in host memory: {', '.join(grown)}", *_smaller(plan)]
         parts.append(Text("\n".join(lines), overflow="fold"))
-    parts.append(Text("\n".join(_parameters(plan))))
+    if lines := pool_lines(plan):
+        parts.append(Text("\n".join(lines), overflow="fold"))
+    parts.append(Text("\n".join(parameter_lines(plan))))
     if plan.levers:
         parts.append(Text(f"given up, as --allow permits: {', '.join(plan.levers)}", overflow="fold"))
     if plan.estimate is not None:
@@ -272,7 +275,7 @@ def verification_table(verification: Verification) -> RenderableType:
         parts += [Text(), *_served(verification.server)]
     for shared in verification.shared if verification.server is None else ():
         parts.append(Text(f"not loaded here: {shared.kind} {printable(shared.name)}", overflow="fold"))
-    return Group(*parts, Text(), _verdict(verification))
+    return Group(*parts, Text(), verdict(verification))
 
 
 def _said(row: VerifiedRow, kind: Kind) -> str:
@@ -325,7 +328,8 @@ def _served(use: ServerUse) -> Iterator[RenderableType]:
     )
 
 
-def _verdict(verification: Verification) -> Text:
+def verdict(verification: Verification) -> Text:
+    """What was found, in a line: whether it takes what was predicted."""
     exceeding, differences = verification.exceeding, verification.differences
     if verification.exceeding_later:
         words = (f"{_LATER[use.kind]} {use.more:+,} bytes" for use in verification.exceeding_later)
@@ -406,18 +410,20 @@ def _use_table(plan: Plan) -> Table:
     for device in plan.devices:
         _add_use(table, device.name, device, device.description, parts)
     _add_use(table, "host", plan.host, "", parts)
+    for pool in plan.pools:
+        _add_use(table, pool.name, pool, "both together", parts)
     return table
 
 
-def _add_use(table: Table, name: str, use: DeviceUse | HostUse, note: str, parts: Sequence[str]) -> None:
+def _add_use(table: Table, name: str, use: DeviceUse | HostUse | PoolUse, note: str, parts: Sequence[str]) -> None:
     margin = "-" if use.free is None else mib(use.margin)
     left = Text(mib(use.left), style="" if use.fits else "bold red")
     sizes = (mib(getattr(use, part, None)) for part in parts)
     table.add_row(name, mib(use.total), mib(use.free), *sizes, mib(use.used), left, margin, note)
 
 
-def _later(later: Later) -> str:
-    """What grows after the load, and how far."""
+def later_text(later: Later) -> str:
+    """One line: what grows after the load, and how far."""
     most = "no limit" if later.bytes is None else f"up to {human(later.bytes)}"
     if later.kind == "prompt cache":
         return f"{most} of prompt cache" + (f" (a full slot is {human(later.each)})" if later.each else "")
@@ -437,7 +443,7 @@ def _smaller(plan: Plan) -> list[str]:
     return [f"the host has no room for more of it: {' '.join(words)}"] if words and plan.fits else []
 
 
-def _shared(shared: SharedUse) -> str:
+def shared_text(shared: SharedUse) -> str:
     """One line: what it is, and its bytes on each device and the host."""
     if shared.kind == "ngram":
         return f"drafts tokens with {printable(shared.name)}"
@@ -446,7 +452,7 @@ def _shared(shared: SharedUse) -> str:
     return f"{_KINDS.get(shared.kind, shared.kind)}{name}: {places or 'no memory'}"
 
 
-def _parameters(plan: Plan) -> list[str]:
+def parameter_lines(plan: Plan) -> list[str]:
     params = plan.params
     where = [f"context {params.n_ctx or plan.breakdown.n_ctx}", f"{_layers(plan)} on devices"]
     if params.tensor_split is not None and len(plan.breakdown.devices) > 1:

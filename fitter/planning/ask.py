@@ -20,6 +20,7 @@ from fitter.planning.constraints import (
     check_pins,
     check_profile,
     check_split_mode,
+    check_split_tensors,
     levers,
     params_of,
 )
@@ -196,7 +197,9 @@ class Ask:
         if known.draft_n_max != DRAFT_MAX and sharing.draft_max is None and sharing.drafts_with_a_model:
             # a default that the arguments do not leave out
             sharing = replace(sharing, draft_max=known.draft_n_max)
-        return replace(self, sharing=sharing, load=_begun(self.words, sharing, program, known))
+        # adapters are at hand by now, wherever they are from
+        load = replace(_begun(self.words, sharing, program, known), lora=self.load.lora)
+        return replace(self, sharing=sharing, load=load)
 
     @classmethod
     def of_a_load(cls, checked: Measuring) -> Ask:
@@ -204,11 +207,15 @@ class Ask:
         load = params_of(None, **_shaped(checked))
         ask = cls(load=load, given=_given(checked), **_set(cls, checked))
         ask.check_machine()
+        check_split_tensors(ask.load)
         return replace(ask, load=replace(ask.load, devices=ask.named))
 
     def check(self) -> None:
         """Raise ``UsageError`` for what makes no sense whatever the model and the machine are."""
         check_split_mode(self.load.split_mode)
+        sharing = self.sharing
+        drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else None
+        check_split_tensors(self.load, "--mmproj" if drafts is None and sharing.mmproj else drafts)
         check_choices(self.objective, self.strategy)
         check_pins(self.load.n_gpu_layers, self.load.tensor_split)
         levers(self.allow)

@@ -58,7 +58,16 @@ def lower_bound(
     Raises ``ValueError`` on speeds of 0 or less.
     """
     facts = pieces.facts
-    work = Work((), facts.n_embd, facts.n_expert, facts.n_expert_used, pieces.n_ubatch, pieces.op_offload)
+    work = Work(
+        (),
+        facts.n_embd,
+        facts.n_expert,
+        facts.n_expert_used,
+        pieces.n_ubatch,
+        pieces.op_offload,
+        None,
+        pieces.is_mapped,
+    )
     at = setting(work, devices, host, workload, costs)
     places = _Places(at)
     items = _items(places, pieces, units)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fitter.errors import UsageError
 from fitter.llama.types import DeviceInfo, Lora, Params, TensorBuftOverride, TensorInfo, VirtualDevice
 from fitter.model.header import Model
+from fitter.model.location import local_name
 from fitter.model.tensors import layer_of
 from fitter.parameters import PARAMETERS, Measuring, of_a_load, taken_by
 from fitter.planning import limits
@@ -89,12 +90,16 @@ def adapters(plain: Iterable[str], scaled: Iterable[str]) -> tuple[Lora, ...]:
         if not path or not abs(found[-1].scale) <= MAX_SCALE:
             raise UsageError(f"'{text}' is not a scaled adapter: write FILE:SCALE, such as style.gguf:0.5")
     for lora in found:
-        for char in ",:" if lora.scale != 1 else ",":
-            if char in lora.path:
-                raise UsageError(
-                    f"llama.cpp would cut the adapter's path '{lora.path}' at the '{char}': rename the file"
-                )
+        # of an address, it is the name of the downloaded file that llama.cpp will see
+        check_adapter_name(local_name(lora.path), lora.scale)
     return tuple(found)
+
+
+def check_adapter_name(path: str, scale: float) -> None:
+    """Raise ``UsageError`` for the path of an adapter that llama.cpp's options cannot name."""
+    for char in ",:" if scale != 1 else ",":
+        if char in path:
+            raise UsageError(f"llama.cpp would cut the adapter's path '{path}' at the '{char}': rename the file")
 
 
 def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None) -> Params:
@@ -114,12 +119,55 @@ def for_model(params: Params, model: Model, cpu_moe: bool, n_cpu_moe: int | None
 
 
 def check_split_mode(split_mode: str) -> None:
-    """Raise ``UsageError`` for a split mode that shares every tensor, which is not planned."""
-    if split_mode not in ("none", "layer"):
+    """Raise ``UsageError`` for a split mode that is not planned."""
+    if split_mode == "row":
         raise UsageError(
-            f"split mode '{split_mode}' cannot be fitted, since it splits every tensor over all devices: "
-            "use 'layer' or 'none'"
+            "split mode 'row' cannot be fitted, since llama.cpp has given it up: use 'tensor', which splits every "
+            "tensor over all devices too, or 'layer'"
         )
+
+
+def check_split_tensors(params: Params, drafts: str | None = None) -> None:
+    """Raise ``UsageError`` for what llama.cpp does not do, or nobody has compared, where ``params`` split every tensor.
+
+    ``drafts``: the option that asks for a second model or context.
+    """
+    if params.split_mode == "auto":
+        raise UsageError("split mode 'auto' is chosen by a fit: name 'layer' or 'tensor' for one load")
+    if params.split_mode != "tensor":
+        return
+    if params.flash_attn == "off":
+        raise UsageError("split mode 'tensor' needs flash attention: leave -fa off out, or use --split-mode layer")
+    if not params.offload_kqv:
+        raise UsageError(
+            "with split mode 'tensor' and a KV cache in host memory llama.cpp ends its process: leave -nkvo out, or "
+            "use --split-mode layer"
+        )
+    other = "--lora" if params.lora else drafts
+    if other is not None:
+        raise UsageError(f"no plan can be made for split mode 'tensor' with {other}: leave one of the two out")
+
+
+def check_split_devices(split_mode: str, names: Sequence[str]) -> None:
+    """Raise ``UsageError`` where every tensor is to be split over the only device that there is."""
+    if split_mode == "tensor" and len(names) < 2:
+        there = f"there is only {names[0]}" if names else "there is none"
+        raise UsageError(f"split mode 'tensor' needs two devices or more, and {there}: use --split-mode layer")
+
+
+def check_split_targets(
+    split_mode: str,
+    caught: Iterable[tuple[TensorInfo, TensorBuftOverride]],
+    devices: Sequence[DeviceInfo | DeviceLimit],
+) -> None:
+    """Raise ``UsageError`` where an override puts a tensor on one of the devices that share every tensor."""
+    names = {device.buffer_type for device in devices} if split_mode == "tensor" else set()
+    for tensor, override in caught:
+        if override.buffer_type in names:
+            raise UsageError(
+                f"-ot '{override.pattern}={override.buffer_type}' puts {tensor.name} on one device, and split mode "
+                "'tensor' splits it over all of them: use CPU as its buffer type, or leave that override out"
+            )
 
 
 def workload_of(prompt: int | None, generate: int | None, context: int, *, is_set: bool) -> Workload:

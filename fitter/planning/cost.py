@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,7 +65,8 @@ class HostCosts:
 class Costs:
     """All fitted constants. ``split``, ``hop``: seconds of a graph split, and of passing on from device to device.
 
-    ``pcie``: share of the theoretical PCIe bandwidth that streaming weights reaches. ``pageable``: the same for a KV
+    ``pcie``: share of the theoretical PCIe bandwidth that streaming weights reaches. ``mapped``: bytes per second of it
+    at most where the weights are mapped from their file, which a driver copies twice. ``pageable``: the same for a KV
     cache in host memory that a device attends to. ``min_bits``: unpacking a weight takes at least as long as reading
     this many bits. ``bare_splits``: graph splits of a layer that has nothing but its cache on a device.
     """
@@ -77,6 +79,7 @@ class Costs:
     pageable: float
     min_bits: float
     bare_splits: int
+    mapped: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ class Work:
 
     Layers that are alike should be one object: it is priced once. ``n_splits``: graph splits of prompt processing and
     of generation as llama.cpp counted them (``Breakdown.n_splits``); ``None``: predicted (``predicted_splits``).
+    ``is_mapped``: host weights are mapped from their file.
     """
 
     layers: tuple[Layer, ...]
@@ -144,6 +148,7 @@ class Work:
     n_ubatch: int = 512
     op_offload: bool = True
     n_splits: tuple[int, int] | None = None
+    is_mapped: bool = False
 
 
 @dataclass(frozen=True)
@@ -228,6 +233,7 @@ class Setting:
     expert_share: float
     experts_touched: float
     workload: Workload
+    is_mapped: bool = False
 
     def request(self, seconds: Seconds) -> float:
         """Seconds of the whole request that have ``seconds`` in every micro batch and every generated token."""
@@ -251,6 +257,12 @@ class Setting:
         """Bytes per second that get to a device."""
         speed = self.devices[device]
         return speed.pcie if speed.is_remote else self.costs.pcie * speed.pcie
+
+    @property
+    def stream(self) -> float:
+        """Bytes of host weights per second that get to the device which computes with them in a prompt."""
+        link = self.link(self.streamer)
+        return min(link, self.costs.mapped) if self.is_mapped else link
 
     @property
     def threads(self) -> int:
@@ -278,6 +290,7 @@ def setting(
         share,
         1 - (1 - share) ** batch,
         workload,
+        work.is_mapped,
     )
 
 
@@ -302,7 +315,7 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
     if at.streams:
         # the first device takes over what the host has, and reads it over PCIe for every micro batch
         device, family = at.devices[at.streamer], at.families[at.streamer]
-        prompt = prompt_bytes / at.link(at.streamer) + flops / (family.compute * device.compute)
+        prompt = prompt_bytes / at.stream + flops / (family.compute * device.compute)
     else:
         prompt = prompt_bytes / bandwidth + flops / (costs.host.compute * at.threads)
     return Seconds(prompt, generation_bytes / bandwidth)

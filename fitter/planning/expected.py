@@ -74,11 +74,16 @@ def promises_whole(known: Known, n_ctx: int) -> bool:
 
 
 def promises_host(known: Known, n_ctx: int) -> bool:
-    """Whether the host, and devices that have what shares the memory, are likely to hold their part at ``n_ctx``."""
+    """Whether host, pools, and devices with what shares the memory are likely to hold their part at ``n_ctx``."""
     host, used = known.request.host, known.buffers.on_host(n_ctx)
     if any((known.buffers.shared.at(device.name, n_ctx) or 0) > device.target for device in known.request.beside):
         return False
-    return host.target is None or used is None or host.paging or used <= host.target
+    if host.paging:
+        return True
+    for pool in known.request.pools:
+        if (known.buffers.in_pool(pool.name, n_ctx) or 0) > pool.target:
+            return False
+    return host.target is None or used is None or used <= host.target
 
 
 def last_true(low: int, high: int, holds: Callable[[int], bool]) -> int:

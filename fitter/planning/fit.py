@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from fitter.errors import LlamaCppError, TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params, Row
@@ -14,11 +14,15 @@ from fitter.planning import context_limit
 from fitter.planning.context_limit import Excess
 from fitter.planning.explain import Choice
 from fitter.planning.levers import Candidate, changes, improve, pulled, used
+from fitter.planning.load_calls import DummyLoads as DummyLoads
+from fitter.planning.load_calls import LoadCalls as LoadCalls
 from fitter.planning.objective import objective_seconds, rank
 from fitter.planning.plan import Plan
+from fitter.planning.pooled import within_pools
+from fitter.planning.pools import pool_problem, pool_uses
 from fitter.planning.pricing import bound_of, price_placement, reasons_of
 from fitter.planning.real_load import room_for, with_room
-from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Record, Request
+from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Request
 from fitter.planning.search import search
 from fitter.planning.shared import (
     Companions,
@@ -30,48 +34,14 @@ from fitter.planning.shared import (
     remembered,
     taken,
 )
-from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem, Search, SharedUse
+from fitter.planning.split_candidate import split_candidate
+from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, PoolUse, Problem, Search, SharedUse
 from fitter.planning.trial import Trial
 
 _T = TypeVar("_T")
 
 OnProgress = Callable[[Progress], None]
 OnCandidate = Callable[[Params], None]
-
-
-class Beside(Protocol):
-    """Measures the user's own file in a process of its own, while the search goes on in another one."""
-
-    def suggest(self, params: Params, *, is_found: bool = False) -> None:
-        """Be told what may turn out to be the answer, or ``is_found`` to be unless something is given up for it."""
-
-    def confirm(self, params: Params) -> Breakdown | None:
-        """What ``params`` take, where that was measured or is soon; ``None`` where another process may as well."""
-
-
-@dataclass(frozen=True)
-class DummyLoads:
-    """Dummy loads of one file."""
-
-    measure: Measure
-    record: Record
-
-
-@dataclass(frozen=True)
-class LoadCalls:
-    """The ways in which a fit may ask llama.cpp about one model.
-
-    ``own`` loads the user's file, ``skeleton`` a copy of its header that loads faster, ``beside`` the user's file in a
-    second process. ``dummy_loads`` tells how often the model was loaded, ``shared_loads`` how often others were.
-    ``until`` is told when asking has to end with a ``TimeLimitError``, ``None`` where it need not.
-    """
-
-    own: DummyLoads
-    dummy_loads: Callable[[], int]
-    skeleton: DummyLoads | None = None
-    beside: Beside | None = None
-    shared_loads: Callable[[], int] = lambda: 0
-    until: Callable[[float | None], None] = lambda deadline: None
 
 
 def fit(
@@ -93,12 +63,12 @@ def fit(
     started = time.monotonic()
     running = _Fit(request, llama, on_progress, companions, others, deadline)
     found, chosen, breakdown, uses = running.run()
-    trial = found.trial
-    loads = llama.dummy_loads()
+    trial, loads = found.trial, llama.dummy_loads()
     on_progress(Progress(loads, "done"))
     occupied = tuple(device for device in others if taken(uses, device.name))
     devices = _device_uses((*request.devices, *occupied), breakdown, uses)
     host = _host_use(request, breakdown, uses)
+    pools = pool_uses(request, trial, breakdown, devices, host)
     return Plan(
         model=summary,
         params=trial.params,
@@ -106,7 +76,7 @@ def fit(
         devices=devices,
         host=host,
         search=Search(loads, time.monotonic() - started, llama.shared_loads(), running.is_cut_short),
-        problems=_problems(found.request, trial, devices, host, found.excess, running.room, later_of(uses)),
+        problems=_problems(found.request, trial, devices, host, found.excess, running.room, uses, pools),
         n_layer=request.n_layer,
         virtual=virtual,
         estimate=found.price,
@@ -114,6 +84,8 @@ def fit(
         bound=found.bound,
         levers=used(chosen.request, found),
         shared=uses,
+        pools=pools,
+        notes=request.notes,
     )
 
 
@@ -215,8 +187,9 @@ class _Fit:
         if companions.places:
             self._say(", ".join(f"{what} on {place}" for what, place in companions.places))
         known = companions.known(request)
-        lacks = lacking(known, (*request.devices, *self._others), request.host)
-        return _SharedChoice(companions, known, with_room(lowered(request, known, self._others), self.room), lacks)
+        lacks = lacking(known, (*request.devices, *self._others), request.host, request.pools)
+        left = within_pools(with_room(lowered(request, known, self._others), self.room))
+        return _SharedChoice(companions, known, left, lacks)
 
     def _best_of(self, loads: DummyLoads, on_candidate: OnCandidate) -> tuple[Candidate, _SharedChoice]:
         """The best plan with what shares the memory in any of its places, the lowest rank of them first."""
@@ -316,6 +289,8 @@ class _Fit:
             return self._timed(loads.record)(params)
 
         searched, excess = context_limit.limited(request, sizes)
+        if request.params.split_mode == "tensor":
+            return split_candidate(searched, measure, loads.record, on_candidate)
         trial = search(searched, measure, record, on_candidate, choices.append)
         if excess is not None:
             return Candidate(request, replace(trial, missing=((excess.device, excess.missing),)), excess=excess)
@@ -448,12 +423,20 @@ def _problems(
     host: HostUse,
     excess: Excess | None,
     room: Mapping[str, int],
-    later: int,
+    uses: Sequence[SharedUse] = (),
+    pools: Sequence[PoolUse] = (),
 ) -> tuple[Problem, ...]:
     problems = []
     if excess is not None:
         return (Problem(excess.device, excess.missing, excess.message),)
+    lacking_pools = {pool.name: pool for pool in pools if pool.name in dict(trial.missing)}
     for name, missing in trial.missing:
+        if name in lacking_pools:
+            problems.append(pool_problem(request, lacking_pools[name], missing, trial.params, uses))
+            continue
+        if any(name in pool.members and _is_of(pool, name, devices, host) for pool in lacking_pools.values()):
+            # what it has left is the pool's, of which that is said
+            continue
         if name == "host":
             remedy = "free host memory or put more of the model on devices"
             if "n_ctx" in request.fixed and trial.params.n_ctx > request.n_ctx_min:
@@ -476,7 +459,7 @@ def _problems(
             if request.params.tensor_buft_overrides:
                 freed.append("put fewer tensors there with -ot")
             remedy = " or ".join([*freed, "use a smaller margin with --fit-target"])
-        on_host = later if name == "host" else 0
+        on_host = later_of(uses) if name == "host" else 0
         parts = ((shared - on_host, "beside the model"), (on_host, "for what the program keeps later"))
         named = " and ".join(f"{_mib_up(size)} MiB of them {what}" for size, what in parts if size)
         needed = f"{_mib_up(used)} MiB are needed" + (f" ({named})" if named else "")
@@ -492,6 +475,11 @@ def _problems(
             )
         )
     return tuple(problems)
+
+
+def _is_of(pool: PoolUse, name: str, devices: Sequence[DeviceUse], host: HostUse) -> bool:
+    """Whether what lacks there is the pool's: a device has no less by its own limit, the host no less than that."""
+    return next((device.fits for device in devices if device.name == name), host.free == pool.free or host.fits)
 
 
 def _mib_up(size: int) -> int:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
-from fitter.planning import context_limit, given, proposals
+from fitter.planning import context_limit, given, pooled, proposals
 from fitter.planning.explain import Choice
 from fitter.planning.memory import Unit, between, units_of
 from fitter.planning.objective import is_better, lacks_less, rank
@@ -176,13 +176,22 @@ class Known:
 
     def room(self, n_ctx: int, is_whole: bool, optimistic: bool = False) -> Room:
         """What each device may hold of weights and caches, by what was measured last."""
-        return self.buffers.room(self.devices, n_ctx, is_whole, self._off_by(), optimistic)
+        return self.buffers.room(self._with_pools(n_ctx, is_whole), n_ctx, is_whole, self._off_by(), optimistic)
+
+    def _with_pools(self, n_ctx: int, is_whole: bool) -> tuple[DeviceLimit, ...]:
+        """The devices with what the host is expected to leave of memory that they share with it.
+
+        Where weights are on the host, moving more of them there leaves no more.
+        """
+        pools = self.request.pools if is_whole else ()
+        return pooled.beside_host(self.devices, [(pool, self.buffers.beside(pool.name, n_ctx)) for pool in pools])
 
     def room_left_by(self, trial: Trial, is_whole: bool) -> Room:
         """The same, but of the devices that ``trial`` uses what its own compute buffers leave."""
         self._last = trial
         n_ctx = trial.params.n_ctx
-        return room_left_by(trial, self.units(n_ctx), self.room(n_ctx, is_whole), self._off_by())
+        devices = self._with_pools(n_ctx, is_whole)
+        return room_left_by(trial, self.units(n_ctx), self.room(n_ctx, is_whole), self._off_by(), devices)
 
     def _off_by(self) -> list[int]:
         if self._last is None:
@@ -237,7 +246,7 @@ class Known:
         caches = caches_on(self.units(n_ctx), placement) if self.can_price else [1] * len(self.devices)
         # what a device needs without a layer says nothing of what it needs with one
         used = {d.name: bool(caches[i]) for i, d in enumerate(self.devices) if i not in placement.idle}
-        self.buffers.learn(trial.breakdown, n_ctx, is_whole, used)
+        self.buffers.learn(trial.breakdown, n_ctx, is_whole, used, pooled.parts(self.request, trial.breakdown))
         if self.least is None or self._least_is_guess or lacks_less(trial, self.least):
             self.least, self._least_is_guess = trial, is_guess
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations
 
 from fitter.llama.types import LAYOUT_DEVICE, Layout
@@ -92,7 +92,24 @@ def units_of(
     the user's puts elsewhere: they count for no layer. Tensors without a layer count for the output;
     those that llama.cpp keeps on the host even with all layers on the device count for none.
     """
-    pinned = pinned or {}
+    return _units_of(layout, n_layer, is_movable, frozenset((pinned or {}).items()))
+
+
+def whole_units_of(layout: Layout, n_layer: int) -> tuple[Unit, ...]:
+    """The same where no tensor leaves its layer."""
+    return _units_of(layout, n_layer, _is_kept, frozenset())
+
+
+def _is_kept(_: str) -> bool:
+    return False
+
+
+# Several parts of one fit ask for the same, and so does the next fit of a model.
+@lru_cache(maxsize=16)
+def _units_of(
+    layout: Layout, n_layer: int, is_movable: Callable[[str], bool], placed: frozenset[tuple[str, int]]
+) -> tuple[Unit, ...]:
+    pinned = dict(placed)
     fixed = [0] * (n_layer + 1)
     cache = [0] * (n_layer + 1)
     state = [0] * (n_layer + 1)

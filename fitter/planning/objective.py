@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from fitter.planning.cost import Estimate
+from fitter.planning.cost import Estimate, Workload
 from fitter.planning.request import Request
 from fitter.planning.trial import Trial
 
@@ -30,10 +30,15 @@ _ALIKE = 0.01
 
 def objective_seconds(request: Request, estimate: Estimate) -> float:
     """What ``request`` wants small: the time of the whole workload, or of the part of it that matters."""
-    if request.objective == "generation":
-        return request.workload.generate * estimate.generation_seconds
-    if request.objective == "prompt":
-        return request.workload.prompt * estimate.prompt_seconds
+    return seconds_for(request.objective, request.workload, estimate)
+
+
+def seconds_for(objective: str, workload: Workload, estimate: Estimate) -> float:
+    """The time of the whole ``workload``, or of the part of it that matters for ``objective``."""
+    if objective == "generation":
+        return workload.generate * estimate.generation_seconds
+    if objective == "prompt":
+        return workload.prompt * estimate.prompt_seconds
     return estimate.seconds
 
 

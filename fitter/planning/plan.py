@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, LlamaCpp, Params
+from fitter.model import location
 from fitter.parameters import DEFAULTS, AnyPath
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.pricing import Price
@@ -22,6 +23,7 @@ from fitter.planning.summary import (
     HostUse,
     LeftOut,
     ModelSummary,
+    PoolUse,
     Problem,
     Search,
     SharedUse,
@@ -54,8 +56,8 @@ if TYPE_CHECKING:
 class Methods(Protocol):
     """What the methods of a plan do that planning itself has no means for."""
 
-    def text(self, plan: Plan) -> str:
-        """The table of the plan."""
+    def text(self, plan: Plan, as_html: bool) -> str:
+        """The table of the plan, or its picture as HTML."""
 
     def arguments(self, plan: Plan) -> list[str]:
         """llama.cpp's arguments, whether the plan fits or not."""
@@ -147,6 +149,8 @@ class Plan:
     """Who answered for described devices, a line each: a CUDA backend, or rules of fitter's that were not compared with
     this build of llama.cpp, or not as equal as with others. Empty where nothing is to be said.
     """
+    pools: tuple[PoolUse, ...] = ()
+    """Memory that devices and the host share, and what all of them take of it; empty where each has its own."""
     fit_keywords: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The keywords that ``fit`` was called with, to fit again."""
     files: tuple[FileStamp, ...] = field(default=(), compare=False, repr=False)
@@ -162,7 +166,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether every device and the host keep their margin."""
+        """Whether every device, the host and each pool keep their margin."""
         return not self.problems
 
     @property
@@ -180,7 +184,11 @@ class Plan:
         return self.fits
 
     def __str__(self) -> str:
-        return _registered().text(self)
+        return _registered().text(self, as_html=False)
+
+    def _repr_html_(self) -> str:
+        """The picture of the plan, which a notebook shows."""
+        return _registered().text(self, as_html=True)
 
     def __repr__(self) -> str:
         names = ", ".join(printable(name) for name in self.breakdown.devices) or "the host"
@@ -285,6 +293,12 @@ def check_can_run(plan: Plan) -> None:
         raise PlanError("the plan is for virtual devices, which cannot run a model: fit again without them")
 
 
+def check_is_here(plan: Plan) -> None:
+    """Raise ``ModelError`` where the model, or something beside it, is elsewhere and so cannot be loaded."""
+    for path in (plan.model.path, *(use.name for use in plan.shared if use.kind in ("draft", "projector", "lora"))):
+        location.check_is_here(path)
+
+
 def check_llama_cpp(plan: Plan, here: LlamaCpp, advice: str) -> None:
     """Raise ``PlanError`` with ``advice`` where ``plan`` was made with another llama.cpp than the one that is here."""
     planned = plan.llama_cpp
@@ -312,11 +326,13 @@ __all__ = [
     "LeftOut",
     "ModelSummary",
     "Plan",
+    "PoolUse",
     "Problem",
     "Search",
     "SharedUse",
     "check_can_run",
     "check_fits",
+    "check_is_here",
     "check_llama_cpp",
     "register",
     "renamed",

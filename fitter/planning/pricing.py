@@ -13,7 +13,7 @@ from fitter.planning.bound import lower_bound
 from fitter.planning.cost import Estimate, Part, Work, Workload, price
 from fitter.planning.explain import Bound, Reason
 from fitter.planning.given import pinned_devices
-from fitter.planning.memory import HOST, units_of
+from fitter.planning.memory import HOST, whole_units_of
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
 from fitter.planning.work import ModelFacts, Pieces, pieces_of, work_of, work_of_params
@@ -98,7 +98,7 @@ def price_params(
     index of ``speeds``, or ``HOST``) of every tensor that an override catches. Generation is priced with
     ``live_tokens`` in the cache, by default with what the workload has there on average.
     """
-    work = work_of_params(_pieces(facts, layout, params, breakdown), params, speeds.free, targets, breakdown.n_splits)
+    work = work_of_params(pieces_at(facts, layout, params, breakdown), params, speeds.free, targets, breakdown.n_splits)
     return _priced(work, speeds, workload, breakdown, live_tokens)
 
 
@@ -122,7 +122,7 @@ def price_placement(
     )
     index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
     pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
-    pieces = _pieces(request.facts, layout, params, breakdown, pinned)
+    pieces = pieces_at(request.facts, layout, params, breakdown, pinned)
     return _priced(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown, None)
 
 
@@ -142,7 +142,7 @@ def bound_of(
         workload = Workload(0, workload.generate, workload.cached + workload.prompt)
     elif request.objective == "prompt":
         workload = replace(workload, generate=0)
-    units = units_of(layout, request.n_layer, lambda _: False)
+    units = whole_units_of(layout, request.n_layer)
     # whatever is computed on a device takes some of it; what the user has put on one is there all the same
     taken = compute or {}
     named = pinned_devices(request)
@@ -192,14 +192,15 @@ def reasons_of(request: Request, bound: Bound, layout: Layout, compute: Mapping[
     return tuple(found)
 
 
-def _pieces(
+def pieces_at(
     facts: ModelFacts,
     layout: Layout,
     params: Params,
     breakdown: Breakdown,
     pinned: Mapping[str, int] | None = None,
 ) -> Pieces:
-    units = units_of(layout, facts.n_layer, lambda _: False)
+    """The model at the context of ``layout``, with ``params`` that llama.cpp measured ``breakdown`` for."""
+    units = whole_units_of(layout, facts.n_layer)
     return pieces_of(facts, units, layout.n_ctx, params, breakdown.flash_attn, pinned)
 
 
@@ -209,17 +210,26 @@ def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown
     if live_tokens is not None:
         live = live_tokens
         at_depth = price(work, speeds.devices, speeds.host, replace(workload, prompt=0, generate=0, cached=live_tokens))
-        estimate = _joined(estimate, at_depth, workload)
+        estimate = joined(estimate, at_depth, workload)
     named = tuple(replace(part, name=_named(part.name, speeds.names)) for part in estimate.parts)
     used = {place for layer in work.layers for place in (layer.home, layer.cache, *(w.place for w in layer.weights))}
+    kept = [d for d in range(len(speeds.devices)) if d in used]
+    of_devices = replace(
+        speeds, names=tuple(speeds.names[d] for d in kept), devices=tuple(speeds.devices[d] for d in kept)
+    )
+    sources = sources_of(of_devices, HOST in used)
+    return Price(replace(estimate, parts=named), workload, live, sources, breakdown)
+
+
+def sources_of(speeds: Speeds, is_on_host: bool) -> tuple[SpeedSource, ...]:
+    """Where the speeds of all devices are from, and the host's where something is there."""
     sources = [
         SpeedSource(name, speed.source, not speed.known, speed.is_remote)
-        for d, (name, speed) in enumerate(zip(speeds.names, speeds.devices, strict=True))
-        if d in used
+        for name, speed in zip(speeds.names, speeds.devices, strict=True)
     ]
-    if HOST in used:
+    if is_on_host:
         sources.append(SpeedSource("host", speeds.host.source, not speeds.host.known))
-    return Price(replace(estimate, parts=named), workload, live, tuple(sources), breakdown)
+    return tuple(sources)
 
 
 def _named(part: str, names: Sequence[str]) -> str:
@@ -228,7 +238,7 @@ def _named(part: str, names: Sequence[str]) -> str:
     return names[int(match[1])] + part[match.end() :] if match else part
 
 
-def _joined(prompt: Estimate, generation: Estimate, workload: Workload) -> Estimate:
+def joined(prompt: Estimate, generation: Estimate, workload: Workload) -> Estimate:
     """What ``prompt`` says of the prompt, and ``generation`` of generation."""
     parts = {part.name: replace(part, generation=0.0) for part in prompt.parts}
     for part in generation.parts:

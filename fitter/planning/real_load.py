@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from fitter.llama.types import Breakdown, Params, Row
 from fitter.planning import scratch
+from fitter.planning.pooled import used_of
 from fitter.planning.request import DeviceLimit, Request
 from fitter.planning.shared import HOST_NAME
 from fitter.planning.trial import missing_of
@@ -36,7 +37,11 @@ def room_for(request: Request, breakdown: Breakdown, params: Params) -> dict[str
     largest = max(found.values(), default=0)
     if scores:
         largest += math.ceil(max(scores.values()) * _shorter(request, breakdown, scores)) + scratch.others()
-    return {**dict.fromkeys(found, largest), HOST_NAME: real.host.used - breakdown.host.used}
+    more = {HOST_NAME: real.host.used - breakdown.host.used}
+    for pool in request.pools:
+        before, after = (used_of(pool, each, request.model_bytes) for each in (breakdown, real))
+        more[pool.name] = after - before + sum(scores.get(name, 0) for name in pool.devices)
+    return {**dict.fromkeys(found, largest), **more}
 
 
 def _with_scratch(breakdown: Breakdown, sizes: Mapping[str, int]) -> Breakdown:
@@ -75,4 +80,5 @@ def _with_margins(request: Request, margin: Callable[[int, str], int]) -> Reques
         devices=tuple(map(changed, request.devices)),
         beside=tuple(map(changed, request.beside)),
         host=replace(request.host, margin=margin(request.host.margin, HOST_NAME)),
+        pools=tuple(replace(pool, margin=margin(pool.margin, pool.name)) for pool in request.pools),
     )

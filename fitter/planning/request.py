@@ -63,6 +63,31 @@ class HostLimit:
 
 
 @dataclass(frozen=True)
+class PoolLimit:
+    """Memory that ``devices``, by name, share with the host, and how much of it must stay free.
+
+    ``free``: for all of them together. ``carved``: what is set aside for the devices alone. ``system``: what decides
+    how much of it they may use. ``input_bytes``: weights that are on the host even with all layers on devices.
+    ``between``: those of them that a device maps as well, in its margin.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    total: int
+    free: int
+    margin: int
+    carved: int = 0
+    system: str = ""
+    input_bytes: int = 0
+    between: int = 0
+
+    @property
+    def target(self) -> int:
+        """The most that a plan may use."""
+        return self.free - self.margin
+
+
+@dataclass(frozen=True)
 class Request:
     """One fit: ``params`` holds every value that the user set and the defaults of the rest.
 
@@ -79,6 +104,9 @@ class Request:
     the request that is priced, which every context from ``n_ctx_min`` up holds; ``speeds`` has every device's by name.
     What is to be priced has ``facts`` and ``host_speed``; without them there is no estimate. ``beside`` are devices
     that keep their margin even where nothing of the model is on them, since something else is.
+
+    ``pools`` are memory that devices share with the host: what they take together is limited too. ``notes`` are to be
+    said of the plan.
 
     ``context_limits`` has by name the largest context that a device takes, where that is not all there may be, and
     ``n_ctx_cap`` the largest that can be in a plan.
@@ -105,6 +133,8 @@ class Request:
     beside: tuple[DeviceLimit, ...] = ()
     context_limits: dict[str, int] = field(default_factory=dict)
     n_ctx_cap: int | None = None
+    pools: tuple[PoolLimit, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def n_streams(self) -> int:

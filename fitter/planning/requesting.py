@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from fitter.llama.types import DeviceInfo, Params, SplitMode
 from fitter.machine.calibrated import Calibrated, outside_of
 from fitter.machine.devices import Machine, check_main_gpu, choose
+from fitter.machine.pools import used_by_default
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.machine.unaccounted import has_half_experts, unaccounted
 from fitter.model.header import Model
-from fitter.model.tensors import is_expert
+from fitter.model.tensors import is_expert, stays_on_host
 from fitter.parameters import MAX_TOKENS
 from fitter.planning.ask import Ask
 from fitter.planning.constraints import (
     auto_margin,
+    check_split_targets,
     check_targets,
     context_of_a_sequence,
     default_margin,
@@ -28,7 +30,9 @@ from fitter.planning.constraints import (
 from fitter.planning.cost import Workload
 from fitter.planning.limits import own_context
 from fitter.planning.memory import HOST
-from fitter.planning.request import DeviceLimit, HostLimit, Request
+from fitter.planning.pooled import MAPS, mapped_between, with_what_they_map
+from fitter.planning.pools import check_pools
+from fitter.planning.request import DeviceLimit, HostLimit, PoolLimit, Request
 from fitter.planning.work import facts_of
 
 _FFN_WEIGHT = re.compile(r"\.ffn_(up|down|gate|gate_up)\.")
@@ -64,7 +68,8 @@ def request_of(
         named = tuple(device.name for device in machine.devices)
     chosen = _chosen(ask, machine, named)
     outside = _outside(ask, model, known)
-    devices = _limits(chosen, ask.margin, outside)
+    pools = _pools(ask, model, machine, chosen)
+    devices = with_what_they_map(_limits(chosen, ask.margin, outside), pools)
     pinned = pinned_by(params, model, devices, machine.devices, questions.match)
     n_ctx_train = model.n_ctx_train or min(ask.fit_ctx, MAX_TOKENS)
     workload = _workload(ask, params, n_ctx_train)
@@ -88,7 +93,45 @@ def request_of(
         objective=ask.objective,
         strategy=ask.strategy,
         allow=levers(ask.allow),
+        pools=pools,
+        notes=_unused(machine, chosen) if named is None else (),
     )
+
+
+def _unused(machine: Machine, chosen: Sequence[DeviceInfo]) -> tuple[str, ...]:
+    """What is said of devices that llama.cpp does not use by itself."""
+    names = [device.name for device in machine.devices if device not in chosen and device.type == "igpu"]
+    every = ",".join((*(device.name for device in chosen), *names))
+    return tuple(
+        f"{name} is not used: it shares the host's memory, and llama.cpp uses such a GPU only where there is no other "
+        f"(-dev {every} uses it as well)"
+        for name in names
+    )
+
+
+def _pools(ask: Ask, model: Model, machine: Machine, chosen: Sequence[DeviceInfo]) -> tuple[PoolLimit, ...]:
+    """The memory that devices which may be used share with the host."""
+    if not machine.pools:
+        return ()
+    names = {device.name for device in (machine.devices if ask.sharing.may_be_anywhere else chosen)}
+    on_host = sum(tensor.bytes for tensor in model.tensors if stays_on_host(tensor.name))
+    pools = tuple(
+        PoolLimit(
+            pool.name,
+            pool.devices,
+            pool.memory.total,
+            pool.memory.free,
+            ask.host_margin,
+            pool.memory.carved,
+            pool.memory.system,
+            on_host,
+            mapped_between(model.tensors) if pool.memory.system == MAPS else 0,
+        )
+        for pool in machine.pools
+        if names.intersection(pool.devices)
+    )
+    check_pools(pools if ask.is_described else ())
+    return pools
 
 
 def limits_beside(
@@ -121,12 +164,13 @@ def pinned_by(
     matches = match([override.pattern for override in overrides], [tensor.name for tensor in model.tensors])
     caught = [(tensor, overrides[found]) for tensor, found in zip(model.tensors, matches, strict=True) if found >= 0]
     check_targets(caught, used, every)
+    check_split_targets(params.split_mode, caught, used)
     return {tensor.name: index_of.get(override.buffer_type, HOST) for tensor, override in caught}
 
 
 def _chosen(ask: Ask, machine: Machine, named: Sequence[str] | None) -> tuple[DeviceInfo, ...]:
-    """The devices that the model may be on."""
-    chosen = choose(machine.devices, named)
+    """The devices that the model may be on: those that are named, or those that llama.cpp would use."""
+    chosen = used_by_default(machine.devices) if named is None else choose(machine.devices, named)
     return with_main_gpu(chosen, ask.load.split_mode, ask.main_gpu)
 
 

@@ -16,6 +16,8 @@ from fitter.planning.placement import Placement, caches_on, weights_on
 from fitter.planning.request import SHARED_ROW, DeviceLimit
 from fitter.planning.trial import Trial
 
+_BESIDE = "beside the devices of "
+
 
 @dataclass(frozen=True)
 class Room:
@@ -53,12 +55,25 @@ class Buffers:
         """Whether a placement of this kind was measured."""
         return self._by_kind[is_whole].knows_any
 
-    def learn(self, breakdown: Breakdown, n_ctx: int, is_whole: bool, used: Mapping[str, bool]) -> None:
-        """Take in a measurement. ``used``: devices that had anything, and whether a cache was in it."""
+    def learn(
+        self,
+        breakdown: Breakdown,
+        n_ctx: int,
+        is_whole: bool,
+        used: Mapping[str, bool],
+        pools: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        """Take in a measurement. ``used``: devices that had anything, and whether a cache was in it.
+
+        ``pools``: what memory that devices share with the host holds, and what of that the devices do not have.
+        """
         for name, has_cache in used.items():
             learned = self._by_kind[is_whole] if is_whole or has_cache else self._without_cache
             learned.learn(name, n_ctx, breakdown.on(name).compute)
         self._by_kind[is_whole].learn("host", n_ctx, breakdown.host.used)
+        for name, (all_of_it, beside) in (pools or {}).items():
+            self._by_kind[is_whole].learn(name, n_ctx, all_of_it)
+            self._by_kind[is_whole].learn(_BESIDE + name, n_ctx, beside)
         for row in breakdown.rows:
             if row.buffer_type == SHARED_ROW and row.device is not None:
                 self.shared.learn(row.device, n_ctx, row.used)
@@ -70,6 +85,15 @@ class Buffers:
     def on_host(self, n_ctx: int) -> int | None:
         """What the host is expected to hold where the model is on devices as a whole, ``None`` if that is not known."""
         return self._by_kind[True].at("host", n_ctx)
+
+    def beside(self, pool: str, n_ctx: int) -> int | None:
+        """What a pool is expected to hold beside its devices where the model is on devices as a whole."""
+        return self._by_kind[True].at(_BESIDE + pool, n_ctx)
+
+    def in_pool(self, pool: str, n_ctx: int) -> int | None:
+        """The least that a pool is expected to hold in all, ``None`` where that is not known."""
+        found = [learned.at(pool, n_ctx) for learned in self._by_kind.values()]
+        return min((each for each in found if each is not None), default=None)
 
     def take_over(self, other: Buffers, renamed: Mapping[str, str]) -> None:
         """Know what ``other`` does, but for what is shared; a device has what the one had that it is renamed from."""
@@ -98,11 +122,16 @@ class Buffers:
         return Room(tuple(with_caches), tuple(without))
 
 
-def room_left_by(trial: Trial, units: Sequence[Unit], room: Room, off: Sequence[int]) -> Room:
-    """``room``, but of the devices that ``trial`` uses what its own compute buffers leave."""
+def room_left_by(
+    trial: Trial, units: Sequence[Unit], room: Room, off: Sequence[int], devices: Sequence[DeviceLimit] | None = None
+) -> Room:
+    """``room``, but of the devices that ``trial`` uses what its own compute buffers leave.
+
+    ``devices``: the same with less, where they share memory with the host.
+    """
     with_caches, without = list(room.with_caches), list(room.without)
     caches = caches_on(units, trial.placement)
-    for d, device in enumerate(trial.devices):
+    for d, device in enumerate(trial.devices if devices is None else devices):
         if d not in trial.placement.idle:
             left = device.target - trial.breakdown.on(device.name).compute - off[d]
             without[d] = max(left, without[d])

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from fitter.errors import UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Lora, Params, Row
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning.request import MIB, SHARED_ROW, DeviceLimit, HostLimit, Measure, Request
+from fitter.model.location import local_name
+from fitter.model.source import called
+from fitter.planning.pooled import less
+from fitter.planning.request import MIB, SHARED_ROW, DeviceLimit, HostLimit, Measure, PoolLimit, Request
 from fitter.planning.summary import SharedUse
 from fitter.values import parse_size
 from fitter.values import size as whole_size
@@ -144,7 +148,7 @@ class Draft:
         """llama-server's arguments (llama-cli has them too) for a draft model that takes what was measured."""
         layers = "all" if self.n_gpu_layers < 0 else str(self.n_gpu_layers)
         devices = self.on(main)
-        words = ["-md", self.path, "-devd", ",".join(devices) or "none", "-ngld", layers]
+        words = ["-md", local_name(self.path), "-devd", ",".join(devices) or "none", "-ngld", layers]
         words += [*_cache_types(self.type_k, self.type_v), "--spec-type", "draft-simple", *_drafted(self.n_max)]
         if len(devices) > 1 and _split(main) is None:
             words += ["-ts", ",".join("1" for _ in devices)]
@@ -194,7 +198,7 @@ class Projector:
 
     def use(self) -> SharedUse:
         """What it takes."""
-        words = ("--mmproj", self.path, "-mmdev", self.device or "none", *self.options)
+        words = ("--mmproj", local_name(self.path), "-mmdev", self.device or "none", *self.options)
         return SharedUse("projector", self.path, _by_place(self.measure(self.device)), words)
 
 
@@ -235,7 +239,8 @@ class Companions:
         params = replace(params, n_ctx=own.n_ctx)
         found = [*self._fixed()]
         for lora, taken_by in zip(params.lora, own.lora, strict=True):
-            found.append(SharedUse("lora", lora.path, _by_place(taken_by), _lora_arguments(lora)))
+            named = replace(lora, path=called(Path(lora.path)))
+            found.append(SharedUse("lora", named.path, _by_place(taken_by), _lora_arguments(named)))
         if self.draft is not None:
             rows = by_device(self.draft.measure(self.draft.params(params)))
             found.append(SharedUse("draft", self.draft.path, rows, self.draft.arguments(params)))
@@ -275,6 +280,7 @@ def lowered(request: Request, known: Sequence[SharedUse], others: Sequence[Devic
         request,
         devices=tuple(every[: len(request.devices)]),
         host=host,
+        pools=tuple(less(pool, taken_of(known, pool)) for pool in request.pools),
         beside=tuple(device for device in every if device.name in occupied),
     )
 
@@ -288,6 +294,11 @@ def occupied_by(uses: Sequence[SharedUse]) -> set[str]:
 def taken(uses: Sequence[SharedUse], device: str | None) -> int:
     """Bytes on a device, or on the host (``None``)."""
     return sum(use.on(device) for use in uses)
+
+
+def taken_of(uses: Sequence[SharedUse], pool: PoolLimit) -> int:
+    """Bytes on the devices of a pool and on the host."""
+    return sum(taken(uses, name) for name in (*pool.devices, None))
 
 
 def later_of(uses: Sequence[SharedUse]) -> int:
@@ -306,12 +317,15 @@ def beyond(known: Sequence[SharedUse], uses: Sequence[SharedUse]) -> tuple[Row, 
     return tuple(rows)
 
 
-def lacking(known: Sequence[SharedUse], devices: Sequence[DeviceLimit], host: HostLimit) -> int:
+def lacking(
+    known: Sequence[SharedUse], devices: Sequence[DeviceLimit], host: HostLimit, pools: Sequence[PoolLimit] = ()
+) -> int:
     """Bytes that what is known alone lacks, of the margin of everything that it is on."""
     occupied = occupied_by(known)
     lacks = [taken(known, device.name) - device.target for device in devices if device.name in occupied]
     if host.target is not None:
         lacks.append(taken(known, None) - host.target)
+    lacks += [taken_of(known, pool) - pool.target for pool in pools]
     return sum(lack for lack in lacks if lack > 0)
 
 
@@ -366,7 +380,8 @@ def _by_place(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 
 def _lora_arguments(lora: Lora) -> tuple[str, ...]:
-    return ("--lora", lora.path) if lora.scale == 1 else ("--lora-scaled", f"{lora.path}:{lora.scale:.9g}")
+    path = local_name(lora.path)
+    return ("--lora", path) if lora.scale == 1 else ("--lora-scaled", f"{path}:{lora.scale:.9g}")
 
 
 def _drafted(n_max: int) -> list[str]:

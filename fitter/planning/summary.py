@@ -123,11 +123,60 @@ class HostUse:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """A setting of the system that lets a GPU use more of the memory that it shares with the host."""
+
+    command: str
+    """What makes it: a command, or what to add to one."""
+    bytes: int
+    """What the GPU may then use."""
+    message: str
+    """One sentence: what it would be good for, how long it holds, what it risks."""
+
+
+@dataclass(frozen=True)
+class PoolUse:
+    """What a plan takes of memory that devices and the host share."""
+
+    name: str
+    """What shares it, such as ``MTL0+host``."""
+    total: int
+    """Bytes of memory."""
+    free: int
+    """Bytes that are available to all of them without the plan."""
+    margin: int
+    """Bytes that must stay free."""
+    used: int
+    """Bytes that the plan takes on its devices and on the host together, weights that both map counted once."""
+    members: tuple[str, ...]
+    """Its devices and ``host``."""
+    mapped_twice: int = 0
+    """Bytes of weights that both a device and the host have, and that are the same pages of the model's file."""
+    mapped_between: int = 0
+    """Bytes of the host's weights that lie between those of a device in the file, so that it maps them as well: they
+    are in the margin of the device."""
+    load_mode: str | None = None
+    """``none`` where the file must not be mapped for the plan to hold, which its arguments say; ``None``: as it is."""
+    setting: Setting | None = None
+    """A setting of the system that would help; ``None`` where none would, or none is known."""
+
+    @property
+    def left(self) -> int:
+        """Free bytes less used ones; negative where the plan does not fit."""
+        return self.free - self.used
+
+    @property
+    def fits(self) -> bool:
+        """Whether at least the margin is left."""
+        return self.left >= self.margin
+
+
+@dataclass(frozen=True)
 class Problem:
     """Why a plan does not fit."""
 
     device: str
-    """A device's name, or ``host``."""
+    """The name of a device or of a pool, or ``host``."""
     missing: int
     """Bytes that are missing there."""
     message: str

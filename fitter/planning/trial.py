@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from fitter.llama.types import Breakdown, Params
 from fitter.planning.placement import Placement
+from fitter.planning.pooled import pools_missing
 from fitter.planning.request import DeviceLimit, Request
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A placement that llama.cpp measured. ``missing`` pairs a device's name, or ``host``, with the bytes it lacks.
+    """A placement that llama.cpp measured. ``missing`` pairs a device's or pool's name, or ``host``, with its lack.
 
     ``seconds`` is the objective as it is estimated, ``None`` where nothing is priced; ``expected`` is what it was
     before llama.cpp counted the graph's splits, which is what to compare a proposal with.
@@ -50,7 +51,7 @@ class Trial:
 
 
 def missing_of(request: Request, breakdown: Breakdown, devices: Sequence[DeviceLimit]) -> tuple[tuple[str, int], ...]:
-    """What each device and the host lack of their margin, those that lack nothing left out."""
+    """What each device, the host and each pool lack of their margin, those that lack nothing left out."""
     occupied = {device.name for device in request.beside}
     every = (*devices, *(device for device in request.beside if device not in devices))
     lacks = [(device.name, breakdown.on(device.name).used - device.target) for device in every]
@@ -58,5 +59,6 @@ def missing_of(request: Request, breakdown: Breakdown, devices: Sequence[DeviceL
     if target is not None:
         lacks.append(("host", host.used - (host.model if request.host.paging else 0) - target))
     # a device that nothing was put on has nothing to answer for, however little of it is free
-    used = occupied | {row.device for row in breakdown.rows if row.used and not row.is_host}
-    return tuple((name, lack) for name, lack in lacks if lack > 0 and (name == "host" or name in used))
+    used = occupied | {"host"} | {row.device for row in breakdown.rows if row.used and not row.is_host}
+    found = tuple((name, lack) for name, lack in lacks if lack > 0 and name in used)
+    return (*found, *((name, lack) for name, lack in pools_missing(request, breakdown) if lack > 0))

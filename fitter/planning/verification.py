@@ -14,7 +14,7 @@ from fitter.errors import PlanError, UsageError
 from fitter.llama.types import Breakdown, DeviceInfo, Row
 from fitter.planning.calibration import Process
 from fitter.planning.plan import Plan, check_can_run, resolved
-from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, Problem
+from fitter.planning.summary import DeviceUse, HostUse, ModelSummary, PoolUse, Problem
 from fitter.planning.verified import MemoryUse, Verification, VerifiedRow
 from fitter.programs.finding import NAME as SERVER
 
@@ -57,7 +57,7 @@ def verify(plan: Plan, path: Path, loader: Process, host_free: Callable[[], int]
     before = loader.memory()
     check_devices(uses, before)
     host_before = host_free()
-    if problems := tuple(problems_now(uses, plan.host, before, host_before)):
+    if problems := tuple(problems_now(uses, plan.host, before, host_before, plan.pools)):
         return replace(answer, problems=problems)
     loaded = loader.load(path, params)
     host_after = host_free()
@@ -100,11 +100,19 @@ def check_devices(uses: Sequence[DeviceUse], here: Sequence[DeviceInfo]) -> None
 
 
 def problems_now(
-    uses: Sequence[DeviceUse], host: HostUse, here: Sequence[DeviceInfo], host_free: int
+    uses: Sequence[DeviceUse],
+    host: HostUse,
+    here: Sequence[DeviceInfo],
+    host_free: int,
+    pools: Sequence[PoolUse] = (),
 ) -> Iterator[Problem]:
     """What the plan needs and is not free at this moment: loading it would take others' memory, or fail."""
     limits = [(use.name, use.used - use.shared, free_of(here, use.name)) for use in uses]
     limits.append(("host", host.used - host.shared, host_free))
+    for pool in pools:
+        # what is not free of it any more is what the host lost meanwhile
+        beside = host.shared + sum(use.shared for use in uses if use.name in pool.members)
+        limits.append((pool.name, pool.used - beside, pool.free - max(0, (host.free or 0) - host_free)))
     for name, needed, free in limits:
         if needed > free:
             message = f"the plan takes {needed} bytes on {name}, but only {free} are free there now: fit again"

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from fitter.llama.types import Array, MetadataValue, Params
 from fitter.model.header import Model
 from fitter.model.tensors import Role, is_expert, layer_of, role_of
+from fitter.parameters import MAPPED, PARAMETERS
 from fitter.planning.cost import Attention, Layer, Weights, Work
 from fitter.planning.memory import HOST, Unit
 from fitter.planning.placement import Placement, counts_for_split
@@ -181,6 +182,7 @@ class Pieces:
     op_offload: bool
     cache_on_host: bool
     pinned: Mapping[str, int] = field(default_factory=dict)
+    is_mapped: bool = False
     _made: dict[tuple[int, int, tuple[tuple[str, int], ...]], Layer] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -223,7 +225,16 @@ class Pieces:
     def work(self, layers: tuple[Layer, ...], n_splits: tuple[int, int] | None) -> Work:
         """The work of these layers, in the order in which they are computed."""
         facts = self.facts
-        return Work(layers, facts.n_embd, facts.n_expert, facts.n_expert_used, self.n_ubatch, self.op_offload, n_splits)
+        return Work(
+            layers,
+            facts.n_embd,
+            facts.n_expert,
+            facts.n_expert_used,
+            self.n_ubatch,
+            self.op_offload,
+            n_splits,
+            self.is_mapped,
+        )
 
 
 def pieces_of(
@@ -250,6 +261,7 @@ def pieces_of(
         params.op_offload,
         not params.offload_kqv,
         pinned or {},
+        params.of_parameter(PARAMETERS["load_mode"]) in MAPPED,
     )
 
 

@@ -36,6 +36,8 @@ class Facts:
     """The same where ``-np`` is given."""
     has_kv_unified_per_slot: bool
     """Whether it has the option ``--kv-unified-per-slot``."""
+    has_load_mode: bool
+    """Whether it can be told to read host weights into memory of their own: with ``--load-mode``, or ``use_mmap``."""
     flash_attn: str
     """``auto``, ``on`` or ``off``."""
     sets_outputs: bool

@@ -53,6 +53,11 @@ class Keeps:
         return self.n_slots * self.per_slot * self.checkpoint
 
     @property
+    def per_draft(self) -> int:
+        """Bytes of the checkpoints of all slots that are for tokens that are drafted and taken back."""
+        return self.n_slots * self.drafting * self.checkpoint
+
+    @property
     def per_slot(self) -> int:
         """How many checkpoints a slot has at most."""
         return self.ctx_checkpoints + self.drafting

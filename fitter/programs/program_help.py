@@ -46,6 +46,13 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 """The fact that an option's default is, by the option, and how it is read."""
 
+_HAS = {
+    "--kv-unified-per-slot": "has_kv_unified_per_slot",
+    "--load-mode": "has_load_mode",
+    "--no-mmap": "has_load_mode",
+}
+"""Facts that are true where the help has an option."""
+
 DRAFTS = ("draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
 """The spec types whose tokens ``--spec-draft-n-max`` limits."""
 
@@ -54,8 +61,8 @@ def parse(text: str) -> dict[str, Any]:
     """The defaults in the help ``text``, by the names of ``OPTIONS``; what is said in another way is left out."""
     found: dict[str, Any] = {}
     for option, said in _entries(text).items():
-        if option == "--kv-unified-per-slot":
-            found["has_kv_unified_per_slot"] = True
+        if option in _HAS:
+            found[_HAS[option]] = True
         default = re.search(r"\bdefault: '?([^\s,;)']+)", said)
         if default is None:
             continue

@@ -16,6 +16,7 @@ from fitter.kinds import Kind
 from fitter.llama.builds import PYTHON
 from fitter.machine.gpu import NO_GPU, parse_gpus
 from fitter.model.location import is_address
+from fitter.model.shapes.addresses import beside
 from fitter.model.source import show, split_name
 from fitter.parameters import PARAMETERS, of_a_case
 from fitter.planning.limits import MOST_SPEED
@@ -114,7 +115,9 @@ class Case:
         return [self._file(text) for text in map(str, value)] if isinstance(value, tuple) else self._file(str(value))
 
     def _file(self, text: str) -> str:
-        return text if is_address(text) else os.path.join(self.directory, os.path.expanduser(text))
+        return (
+            beside(text, self.directory) if is_address(text) else os.path.join(self.directory, os.path.expanduser(text))
+        )
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
@@ -243,7 +246,7 @@ def _table(value: object, where: str) -> dict[str, Any]:
 def _models(text: str, directory: Path, where: str) -> Sequence[tuple[str, Path | str]]:
     """For each model that ``text`` names: what is added to the case's name, and the model's path or address."""
     if is_address(text):
-        return [("", text)]
+        return [("", beside(text, directory))]
     given = os.path.expanduser(text)
     whole = os.path.join(directory, given)
     if not glob.has_magic(given) or os.path.exists(whole):

@@ -10,7 +10,7 @@ from fitter.llama.types import TensorBuftOverride
 from fitter.output.units import human, speed
 from fitter.regression.cases import Budget, Case
 from fitter.regression.headers import expand
-from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, Memory, Snapshot
+from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, LockedPool, Memory, Snapshot
 from fitter.text import printable
 
 Unit = Literal["bytes", "tokens", "layers", "tokens/s", ""]
@@ -125,6 +125,11 @@ def _moves(case: Case, locked: Snapshot, measured: Snapshot) -> list[Move]:
             limit = f"; it may grow by {human(allowed)}" if allowed else ""
             failure = f"{name} takes {_grown(before, after)}{limit}"
         moves.append(Move(name, before, after, "bytes", detail, failure))
+    for name in dict.fromkeys((*locked.pools, *measured.pools)):
+        # what grows there grows on a device or the host, of which it is said whether it may
+        shared = [pools[name].used if name in pools else 0 for pools in (locked.pools, measured.pools)]
+        if shared[0] != shared[1]:
+            moves.append(Move(name, shared[0], shared[1], "bytes"))
     before, after = _weights(locked.host), _weights(measured.host)
     allowed = case.max_growth.of(before)
     if after > before + allowed:
@@ -180,13 +185,15 @@ def _beyond_budget(budget: Budget, measured: Snapshot) -> list[Move]:
 
 def missing(snapshot: Snapshot) -> str:
     """How much memory a plan that does not fit lacks on each device and on the host."""
-    uses: list[tuple[str, LockedDevice | LockedHost]] = [*snapshot.devices.items(), ("the host", snapshot.host)]
+    uses: list[tuple[str, LockedDevice | LockedHost | LockedPool]]
+    uses = [*snapshot.devices.items(), ("the host", snapshot.host), *snapshot.pools.items()]
     lacking = [f"{name} lacks {human(use.missing)}" for name, use in uses if use.missing > 0]
     return ", ".join(lacking) or "llama.cpp cannot place it"
 
 
 def _missing(snapshot: Snapshot) -> int:
-    uses: list[LockedDevice | LockedHost] = [*snapshot.devices.values(), snapshot.host]
+    uses: list[LockedDevice | LockedHost | LockedPool]
+    uses = [*snapshot.devices.values(), snapshot.host, *snapshot.pools.values()]
     return sum(max(0, use.missing) for use in uses)
 
 
@@ -248,6 +255,11 @@ def _causes(locked: Snapshot, measured: Snapshot) -> Iterable[Cause]:
         for word in ("total", "free", "margin"):
             if old and new and getattr(old, word) != getattr(new, word):
                 yield Cause("device", f"{name} {word}", *sizes(getattr(old, word), getattr(new, word)))
+    for name in measured.pools:
+        for word in ("total", "free", "margin"):
+            sizes_of = [getattr(pools[name], word, 0) for pools in (locked.pools, measured.pools) if name in pools]
+            if len(set(sizes_of)) > 1:
+                yield Cause("device", f"{name} {word}", *sizes(*sizes_of))
     if locked.model.file != measured.model.file:
         yield Cause("model", "file", locked.model.file, measured.model.file)
     if locked.model.header != measured.model.header:

@@ -97,6 +97,21 @@ class LockedHost:
 
 
 @dataclass(frozen=True)
+class LockedPool:
+    """Memory that devices share with the host, by the name of the pool, and what the plan takes of it."""
+
+    total: int
+    free: int
+    margin: int
+    used: int
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the plan lacks there; 0 or less if it fits."""
+        return self.used + self.margin - self.free
+
+
+@dataclass(frozen=True)
 class LockedModel:
     """The model. ``file``: the name of its first file, without directory. ``bytes``: the size of all tensors.
 
@@ -142,6 +157,7 @@ class Snapshot:
     host: LockedHost
     estimate: LockedSpeed | None = None
     cpu: str = ""
+    pools: Mapping[str, LockedPool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -290,7 +306,7 @@ def _document(snapshot: Snapshot) -> dict[str, Any]:
 def without_nothing(value: Any) -> Any:
     """``value`` without ``None``, which TOML cannot express, and without what is nothing in most plans."""
     if isinstance(value, dict):
-        nothing: tuple[tuple[str, Any], ...] = (("shared", 0), ("later", 0), ("more", []), ("cpu", ""))
+        nothing: tuple[tuple[str, Any], ...] = (("shared", 0), ("later", 0), ("more", []), ("cpu", ""), ("pools", {}))
         left = {key: item for key, item in value.items() if item is not None and (key, item) not in nothing}
         return {key: without_nothing(item) for key, item in left.items()}
     return [without_nothing(item) for item in value] if isinstance(value, list) else value

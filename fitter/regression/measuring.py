@@ -21,10 +21,11 @@ from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.process import processors
 from fitter.llama.types import Row, Skeleton, VirtualDevice
 from fitter.machine.gpu import parse_gpus
+from fitter.machine.pools import described_pools
 from fitter.model.location import model_files
 from fitter.regression import headers
 from fitter.regression.cases import DEFAULT_PROGRAM, Case
-from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, LockedSpeed, Memory, Snapshot
+from fitter.regression.lockfile import LockedDevice, LockedHost, LockedModel, LockedPool, LockedSpeed, Memory, Snapshot
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -234,7 +235,8 @@ def _again(case: Case, locked: Snapshot, worker: Worker) -> Snapshot | None:
 
 def _same_devices(virtual: Sequence[VirtualDevice], locked: Snapshot) -> bool:
     known = {device.name: (device.description, device.total, device.free) for device in virtual}
-    return all(
+    pools = {pool.name: (pool.memory.total, pool.memory.free) for pool in described_pools(virtual)}
+    return pools == {name: (pool.total, pool.free) for name, pool in locked.pools.items()} and all(
         known.get(name) == (device.description, device.total, device.free) for name, device in locked.devices.items()
     )
 
@@ -276,6 +278,7 @@ def snapshot_of(plan: Plan, case: Case, worker: Worker, version: str) -> Snapsho
         if price is None
         else LockedSpeed(_digits(price.prompt_tokens_per_second), _digits(price.generation_tokens_per_second)),
         cpu=plan.llama_cpp.cpu if plan.llama_cpp else "",
+        pools={pool.name: LockedPool(pool.total, pool.free, pool.margin, pool.used) for pool in plan.pools},
     )
 
 

@@ -20,14 +20,17 @@ _MEMORY = ("model", "context", "compute")
 _MORE = ("shared", "later")
 """What the first plans did not say."""
 
+_USED = "used"
+"""What is said of memory that devices share with the host."""
+
 
 @dataclass(frozen=True)
 class PlanFile:
     """A plan that was read from a file.
 
-    ``memory``: bytes on each device and on ``host``: model, context, compute, shared and later. ``about``: the other
-    facts about each of them. ``speeds``: the estimated tokens per second. ``llama_cpp``: its version, empty where it is
-    unknown.
+    ``memory``: bytes on each device and on ``host``: model, context, compute, shared and later; of each pool what is
+    used in all. ``about``: the other facts about each of them. ``speeds``: the estimated tokens per second.
+    ``llama_cpp``: its version, empty where it is unknown.
     """
 
     fits: bool
@@ -84,7 +87,7 @@ def diff(a: PlanFile, b: PlanFile) -> PlanDiff:
         before, after = a.memory.get(name, {}), b.memory.get(name, {})
         parts = [
             f"{kind} {change(before.get(kind, 0), after.get(kind, 0), 'bytes')}"
-            for kind in (*_MEMORY, *_MORE)
+            for kind in (*_MEMORY, *_MORE, _USED)
             if before.get(kind, 0) != after.get(kind, 0)
         ]
         if parts or bool(before) != bool(after):
@@ -117,6 +120,7 @@ def _plan(document: Mapping[str, Any]) -> PlanFile:
         _value(document, key, kind)
     devices = {_text(device, "name"): device for device in document["devices"]}
     host, model = document["host"], document["model"]
+    pools = {_text(pool, "name"): pool for pool in document.get("pools") or ()}
     estimate = document.get("estimate") or {}
     return PlanFile(
         fits=document["fits"],
@@ -131,7 +135,10 @@ def _plan(document: Mapping[str, Any]) -> PlanFile:
             "levers": _shown(document.get("levers", [])),
             "rpc": _shown(document.get("rpc", [])),
         },
-        memory={name: _memory(use) for name, use in {**devices, "host": host}.items()},
+        memory={
+            **{name: _memory(use) for name, use in {**devices, "host": host}.items()},
+            **{name: {_USED: _bytes(pool, "used")} for name, pool in pools.items()},
+        },
         about={
             "host": {key: _limit(host, key) for key in ("total", "free")},
             **{
@@ -141,6 +148,7 @@ def _plan(document: Mapping[str, Any]) -> PlanFile:
                 }
                 for name, device in devices.items()
             },
+            **{name: {key: _bytes(pool, key) for key in ("total", "free", "margin")} for name, pool in pools.items()},
         },
         speeds={kind: _number(estimate, f"{kind}_tokens_per_second") for kind in ("prompt", "generation") if estimate},
         llama_cpp=_text(document["llama_cpp"], "version") if document.get("llama_cpp") else "",

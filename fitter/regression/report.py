@@ -192,6 +192,14 @@ def check_to_dict(outcomes: Sequence[CaseResult]) -> dict[str, Any]:
     }
 
 
+def page(outcomes: Sequence[CaseResult]) -> str:
+    """The check as a page of HTML. Raises ``LibraryError`` where a package is missing for it."""
+    from fitter.output.report import check_page
+
+    explained = {outcome.name: causes(outcome) for outcome in outcomes}
+    return check_page(check_to_dict(outcomes), explained, summary(outcomes))
+
+
 def _case_to_dict(outcome: CaseResult) -> dict[str, Any]:
     found = outcome.comparison
     return {

@@ -304,7 +304,7 @@ def test_upstream_has_every_option_by_every_name(reader: Path, tmp_path: Path) -
     values = {"device": "none", "tensor-split": "3,1", "override-tensor": "a=CPU", "split-mode": "none", "fit": "off"}
     values |= {"cache-type-k": "q8_0", "cache-type-v": "q8_0", "flash-attn": "off", "spec-type": "draft-mtp"}
     values |= {"rpc": "127.0.0.1:1", "device-draft": "none", "mmproj-device": "none", "cache-type-k-draft": "q8_0"}
-    values |= {"cache-type-v-draft": "q8_0", "lora-scaled": "a.gguf:2"}
+    values |= {"load-mode": "none", "cache-type-v-draft": "q8_0", "lora-scaled": "a.gguf:2"}
     for option in options.options().values():
         value = option.value or values.get(option.key, "7")
         for key in filter(None, (option.key, option.env)):

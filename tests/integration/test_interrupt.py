@@ -100,3 +100,25 @@ def test_a_killed_command_leaves_no_worker(model: Path) -> None:
         process.wait()
         psutil.wait_procs(workers, timeout=10)
         assert not any(map(is_running, workers))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 0.8])
+def test_an_interrupt_ends_the_plans_of_a_directory(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    models, temporary = tmp_path / "models", tmp_path / "temporary"
+    models.mkdir()
+    temporary.mkdir()
+    for number in range(8):
+        (models / f"{number}.gguf").symlink_to(model)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with started(str(models), "--gpu", "4x 24GiB") as process:
+        workers = workers_of(process)
+        time.sleep(seconds)
+        assert process.poll() is None, "it was interrupted too late"
+        os.killpg(process.pid, signal.SIGINT)
+        said, warned = process.communicate(timeout=20)
+        psutil.wait_procs(workers, timeout=5)
+        assert not any(map(is_running, workers))
+    assert (process.returncode, said, warned) == (INTERRUPTED, "", "")
+    assert list(temporary.iterdir()) == []

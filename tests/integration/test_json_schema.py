@@ -43,6 +43,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3-12b.gguf",
         {"gpus": "24GiB", "n_ctx": 8192, "program": "llama-server", "host_memory": "8GiB", "spec_type": "ngram-mod"},
     ),
+    "memory that is shared": ("qwen3-30b-a3b.gguf", {"gpus": "m4-pro:24GiB"}),
     "as upstream places": ("qwen3-30b-a3b.gguf", {"gpus": "rocm:gfx1100:16GiB", "strategy": "llama.cpp"}),
 }
 
@@ -125,6 +126,7 @@ def test_inspections_and_devices(folder: Path, capsys: pytest.CaptureFixture[str
     check("inspect", answer(["inspect", str(folder / "small.gguf"), "--json"], capsys))
     check("devices", answer(["devices", "--gpu", "rtx-4090", "--json"], capsys))
     check("catalogue", answer(["devices", "--catalogue", "--json"], capsys))
+    check("shapes", answer(["shapes", "--json"], capsys))
 
 
 def test_quantizations(folder: Path) -> None:
@@ -133,6 +135,28 @@ def test_quantizations(folder: Path) -> None:
     check("quants", some.to_dict())
     none = fitter.quants(folder / "llama-3.1-8b.gguf", gpus="1GiB", host_memory="1GiB", **words)
     check("quants", none.to_dict(), all_keys=False)
+    assert (some.fits, none.fits) == (True, False)
+
+
+def test_repositories(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "llama-3.1-8b-Q4_K_M.gguf").symlink_to(folder / "llama-3.1-8b.gguf")
+    (tmp_path / "mmproj.gguf").symlink_to(folder / "small.gguf")
+    words = {"n_ctx": 4096, "program": "llama-server"}
+    some = fitter.repository(tmp_path, gpus="12GiB", **words)
+    on_hub = {"download": ("hf", "download"), "hf": ("-hf", "org/repo")}
+    check("repository", replace(some, **on_hub).to_dict())
+    none = fitter.repository(tmp_path, gpus="1GiB", host_memory="1GiB", **words)
+    check("repository", none.to_dict(), all_keys=False)
+    assert (some.fits, none.fits) == (True, False)
+
+
+def test_explorations(folder: Path) -> None:
+    model = folder / "llama-3.1-8b.gguf"
+    words: dict[str, Any] = {"n_ctx": 4096, "type_k": "q8_0", "type_v": "q8_0", "n_ubatch": 256, "types": "Q8_0"}
+    some = fitter.explore(model, ["12GiB", "2GiB"], prices={"12GiB": 300}, answer="fits", **words, host_memory="4GiB")
+    check("explore", some.to_dict())
+    none = fitter.explore(model, ["2GiB"], answer="4k context at 900 t/s", types="IQ3_XXS")
+    check("explore", none.to_dict(), all_keys=False)
     assert (some.fits, none.fits) == (True, False)
 
 

@@ -116,9 +116,10 @@ ALIKE = {"0.3.25", "0.3.30"}
 
 @pytest.mark.parametrize("layout", layouts.layouts())
 @pytest.mark.parametrize("name", every())
-def test_every_layout_behind_the_probe(name: str, layout: str) -> None:
+def test_every_layout_behind_the_probe(name: str, layout: str, tmp_path: Path) -> None:
     """Were the probe wrong, the small models whose memory is known would tell, or end their process."""
-    done = run(["-c", _PAST_THE_PROBE, layout], FITTER_LLAMA_CPP=where(name))
+    done = run(["-c", _PAST_THE_PROBE, layout], FITTER_LLAMA_CPP=where(name), TMPDIR=str(tmp_path))
+    assert not any(tmp_path.iterdir()), "whatever becomes of the process, it leaves no file"
     is_well = (done.returncode, done.stdout.strip()) == (0, "")
     assert is_well == (layout == LAYOUTS[name] or {layout, LAYOUTS[name]} == ALIKE), done.stdout
 

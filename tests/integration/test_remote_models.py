@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import fitter
+from fitter import early
 from fitter.cli import main
 from fitter.errors import FitterError, LibraryError, ModelError
 from fitter.llama.client import Worker
@@ -282,7 +283,10 @@ def test_an_answer_that_is_no_model(
             "http://127.0.0.1:x/m.gguf is not a URL: write it as https://host/path/model.gguf",
         ),
         "no file": ("http://127.0.0.1/", "http://127.0.0.1/ names no file: give the address of a GGUF file"),
-        "a repository": ("hf://org/repo", "hf://org/repo is a whole repository: add the name of a GGUF file in it"),
+        "a repository": (
+            "hf://org/repo",
+            "hf://org/repo is a whole repository: add the name of a GGUF file in it; 'fitter hf://org/repo' lists them",
+        ),
         "half a repository": ("hf://org", "hf://org names no file: write it as hf://org/repo/file.gguf"),
     }.values(),
 )
@@ -386,6 +390,26 @@ def test_a_file_that_has_changed_is_read_again(server: FileServer, worker: Worke
     assert large.rows == fitter.measure(path, gpus="24GiB", worker=worker).rows != small.rows
 
 
+def test_a_kept_header_is_begun_to_be_loaded_and_left_where_it_has_changed(server: FileServer, folder: Path) -> None:
+    path = write_tiny(folder / "begun.gguf")
+    url = f"{server.url}/{path.name}"
+
+    def planned(model: str) -> dict[str, Any]:
+        command = [sys.executable, "-m", "fitter", model, "--gpu", "rtx-4090", "-c", "4096", "--json"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return {key: value for key, value in json.loads(done.stdout).items() if key not in ("model", "search")}
+
+    assert early.kept(url) is None
+    small = planned(url)
+    assert early.kept(url) is not None
+    assert planned(url) == small == planned(str(path))
+    shapes.write_shape(shapes.SHAPES["llama-3.1-8b"], path)
+    assert planned(url) == planned(str(path)) != small
+    for odd in ("http://", "http://[/x.gguf", f"{url}/", "hf://org", f"{server.url}/a%0Ab.gguf"):
+        assert early.kept(odd) is None
+
+
 @pytest.mark.parametrize("tags", ["last changed", "none"])
 def test_a_server_without_etags(folder: Path, worker: Worker, tags: str) -> None:
     remote.forget()
@@ -400,6 +424,48 @@ def test_a_server_without_etags(folder: Path, worker: Worker, tags: str) -> None
         assert fitter.measure(url, gpus="24GiB", worker=worker).rows == rows
         assert server.sent == 2 * once if tags == "none" else once < server.sent < 2 * once
         assert kept() == before
+
+
+SERVERS: dict[str, dict[str, Any]] = {
+    "a connection for each request": {"version": "HTTP/1.0"},
+    "an IPv6 address": {"host": "::1"},
+    "weak ETags": {"etag": lambda path: f'W/"{path.stat().st_size}"'},
+}
+
+
+@pytest.mark.parametrize("settings", SERVERS.values(), ids=SERVERS)
+def test_other_servers(tiny: Path, folder: Path, worker: Worker, settings: dict[str, Any]) -> None:
+    rows = fitter.measure(tiny, gpus="24GiB", worker=worker).rows
+    with serving(folder, **settings) as server:
+        url = f"{server.url}/{tiny.name}"
+        for sent in (True, False):
+            remote.forget()
+            server.forget()
+            assert fitter.measure(url, gpus="24GiB", worker=worker).rows == rows
+            assert (server.sent > 0) is sent
+            assert fitter.fit(url, gpus="24GiB", worker=worker).model.path == url
+
+
+NAMES = {
+    "a space": ("a b.gguf", "a b.gguf"),
+    "a space, percent-encoded": ("a b.gguf", "a%20b.gguf"),
+    "a percent sign": ("50%.gguf", "50%25.gguf"),
+    "a question mark": ("what?.gguf", "what%3F.gguf"),
+    "letters of another script": ("模型.gguf", "模型.gguf"),
+    "a query": ("plain.gguf", "plain.gguf?download=true"),
+}
+
+
+@pytest.mark.parametrize(("name", "written"), NAMES.values(), ids=NAMES)
+def test_the_names_of_files(
+    server: FileServer, tiny: Path, folder: Path, worker: Worker, name: str, written: str
+) -> None:
+    shutil.copy(tiny, folder / name)
+    url = f"{server.url}/{written}"
+    plan = fitter.fit(url, gpus="24GiB", worker=worker)
+    assert plan.model.path == url.partition("?")[0]
+    assert {status for _, _, status in server.requests} == {206}
+    assert f'"{Path.cwd() / name}"' in plan.format("python")
 
 
 # --- secrets
@@ -480,13 +546,22 @@ def hub(folder: Path, server: FileServer, tiny: Path, monkeypatch: pytest.Monkey
         yield hub
 
 
-@pytest.mark.parametrize("form", ["hf://org/repo/{}", "hf://org/repo@main/{}", "{}/org/repo/blob/main/{}"])
+FORMS = [
+    "hf://org/repo/{}",
+    "hf://org/repo@main/{}",
+    "{}/org/repo/blob/main/{}",
+    "{}/org/repo/tree/main/{}",
+    "{}/org/repo/resolve/main/{}?download=true",
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_a_file_of_the_hub(hub: FileServer, server: FileServer, tiny: Path, worker: Worker, form: str) -> None:
     url = form.format(hub.url, tiny.name) if form.startswith("{}/") else form.format(tiny.name)
     remote.forget()
     shutil.rmtree(kept_headers.folder(), ignore_errors=True)
     plan = fitter.fit(url, gpus="rtx-4090", worker=worker)
-    assert plan.model.path == url
+    assert plan.model.path == url.partition("?")[0]
     assert said_of(plan) == said_of(fitter.fit(tiny, gpus="rtx-4090", worker=worker))
     assert {path for _, path, _ in hub.requests} == {f"/org/repo/resolve/main/{tiny.name}"}
     assert [headers for headers in server.headers if "Authorization" in headers] == []
@@ -494,8 +569,38 @@ def test_a_file_of_the_hub(hub: FileServer, server: FileServer, tiny: Path, work
     for each in (hub, server):
         each.forget()
     remote.forget()
-    assert fitter.fit(url, gpus="rtx-4090", worker=worker).model.path == url
+    assert fitter.fit(url, gpus="rtx-4090", worker=worker).model.path == url.partition("?")[0]
     assert (len(hub.requests), hub.sent, server.requests) == (1, 0, [])
+
+
+def test_a_page_of_a_repository_is_no_file(hub: FileServer) -> None:
+    with pytest.raises(ModelError) as caught:
+        fitter.measure(f"{hub.url}/org/repo/tree/main", gpus="rtx-4090")
+    assert str(caught.value) == (
+        f"{hub.url}/org/repo/tree/main is a whole repository: add the name of a GGUF file in it; 'fitter "
+        "hf://org/repo' lists them"
+    )
+    assert hub.requests == []
+
+
+def test_the_hub_is_not_asked_offline(
+    hub: FileServer, tiny: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants
+
+    url = f"hf://org/repo/{tiny.name}"
+    rows = fitter.measure(url, gpus="rtx-4090", worker=worker).rows
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    remote.forget()
+    hub.forget()
+    assert fitter.measure(url, gpus="rtx-4090", worker=worker).rows == rows
+    with pytest.raises(ModelError) as caught:
+        fitter.measure("hf://org/repo/another.gguf", gpus="rtx-4090")
+    assert str(caught.value) == (
+        "hf://org/repo/another.gguf: HF_HUB_OFFLINE is set, and its header was not fetched before: unset it, or give a "
+        "file of this machine"
+    )
+    assert hub.requests == []
 
 
 def test_a_file_of_the_hub_that_another_host_changes(hub: FileServer, server: FileServer, folder: Path) -> None:

@@ -14,6 +14,7 @@ INTERNAL = {
     "ggml-backend-impl.h": {
         "builds/graph_optimize.cpp",
         "measuring/breakdown.cpp",
+        "measuring/split.cpp",
         "virtual/allocations.cpp",
         "virtual/backend.cpp",
     },

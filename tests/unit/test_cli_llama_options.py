@@ -123,8 +123,6 @@ FITTED = "-c 4096 -ngl 33 -np 1 -fit off"
         ("--threads_http 4", "--threads-http 4", ""),
         ("--temp 0.7 --top_k=40 -n 512", "--temp 0.7 --top-k 40 -n 512", ""),
         ("--no-webui --jinja -nocb", "--no-webui --jinja -nocb", ""),
-        ("--no-mmap", "--load-mode none", ""),
-        ("-lm mmap --mlock", "-lm mmap --load-mode mmap+mlock", ""),
         ("-p hello -e", "", "-p, -e"),
         ("-fit off --color auto -t 4 --color on", "-t 4", "-fit, --color"),
         ("-td 4", "-td 4", ""),
@@ -157,16 +155,18 @@ def test_they_go_on_quoted_for_a_shell(
 def test_a_format_that_is_no_arguments_names_them(
     calls: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
-    assert main(["model.gguf", "-t", "8", "--no-mmap", "-p", "x", "--format", form]) == 0
+    assert main(["model.gguf", "-t", "8", "--no-webui", "-p", "x", "--format", form]) == 0
     out, err = capsys.readouterr()
     assert "fitter: ignored options: -p (they have no effect on a plan)\n" in err
-    assert f"fitter: ignored options: -t, --no-mmap (--format {form} contains only the plan)\n" in err
+    assert f"fitter: ignored options: -t, --no-webui (--format {form} contains only the plan)\n" in err
     assert "threads" not in out
 
 
 @pytest.mark.parametrize(
     ("words", "keywords"),
     [
+        ("--no-mmap", {"load_mode": "none"}),
+        ("-lm mmap --mlock", {"load_mode": "mmap+mlock"}),
         ("-fa 1", {"flash_attn": "on"}),
         ("-fa enabled", {"flash_attn": "on"}),
         ("-fa true", {"flash_attn": "on"}),

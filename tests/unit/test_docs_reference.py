@@ -120,7 +120,9 @@ def test_every_keyword_of_a_function_is_there(name: str) -> None:
     by_anchor = dict(zip(parts[::2], parts[1::2], strict=True))
     text += "".join(by_anchor[group] for group in re.findall(r"\(#(\w+keywords)\)", text))
     listed = {cell.strip("[").split("`")[1] for cell in re.findall(r"^\| (\[?`\w+`)", text, re.MULTILINE)}
-    assert listed == set(inspect.signature(getattr(fitter, name)).parameters)
+    taken = inspect.signature(getattr(fitter, name)).parameters.values()
+    # those of explore are the same as of fit, as its text says
+    assert listed == {each.name for each in taken if each.kind is not each.VAR_KEYWORD}
 
 
 def test_every_field_of_a_type_has_a_meaning() -> None:

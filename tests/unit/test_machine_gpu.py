@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fitter.errors import UsageError
-from fitter.llama.types import VirtualDevice
+from fitter.llama.types import SharedMemory, VirtualDevice
 from fitter.machine import catalogue
 from fitter.machine.gpu import parse_gpus
 from fitter.values import parse_size
@@ -152,7 +153,11 @@ METAL = {
 
 @pytest.mark.parametrize(("spec", "total", "free"), METAL.values(), ids=METAL.keys())
 def test_a_mac(spec: str, total: int, free: int | None) -> None:
-    assert parse_gpus([spec]) == (VirtualDevice("MTL0", "virtual Apple GPU", "metal", 0, total, free or total),)
+    (device,) = parse_gpus([spec])
+    size = parse_size(spec.split(":")[1])
+    # all but 4 GiB of it are available
+    memory = SharedMemory(size, (size - 4 * GIB) // MIB * MIB, 0, "metal")
+    assert device == VirtualDevice("MTL0", "virtual Apple GPU", "metal", 0, total, free or total, memory)
 
 
 @pytest.mark.parametrize("spec", ["none", " None "])
@@ -296,11 +301,15 @@ def test_a_card_of_the_catalogue_is_a_device(key: str) -> None:
     card = catalogue.gpus()[key]
     (device,) = parse_gpus([key])
     name, lowest, highest = BACKENDS[card.profile]
-    total = card.usable if card.profile == "metal" else card.total
-    assert device == VirtualDevice(name, card.description, card.profile, card.compute_capability, total or 0, card.free)
+    total = card.usable if card.unified else card.total
+    assert replace(device, shared=None) == VirtualDevice(
+        name, card.description, card.profile, card.compute_capability, total or 0, card.free
+    )
+    assert (device.shared is not None) == card.unified
     assert key == key.lower()
-    if card.profile == "metal":
-        assert card.free == card.usable and card.usable < card.total
+    if device.shared is not None:
+        assert device.shared.total == card.total and 0.7 * card.total < device.shared.free < card.total
+        assert card.usable is not None and card.free <= card.usable <= card.total
     else:
         # no driver leaves all of a card, and none takes a tenth of it
         assert 0.9 * card.total < card.free < card.total
@@ -313,14 +322,15 @@ FAMILIES = {
     "Pascal": (r"gtx-10|tesla-p", 6),
     "Volta": (r"tesla-v", 2),
     "Turing": (r"gtx-16|rtx-20|titan-rtx|quadro-rtx|tesla-t4", 12),
-    "Ampere": (r"rtx-30|rtx-a\d|a10|a30|a40|a100|jetson", 22),
+    "Ampere": (r"rtx-30|rtx-a\d|a10|a30|a40|a100|jetson-agx-orin", 22),
     "Ada": (r"rtx-40[5-9]|rtx-\d000-ada|l4", 19),
     "Hopper": (r"h100|h200|gh200", 6),
-    "Blackwell": (r"b200|rtx-50[5-9]|rtx-pro|dgx-spark", 17),
+    "Blackwell": (r"b200|rtx-50[5-9]|rtx-pro|dgx-spark|jetson-agx-thor", 18),
     "CDNA and Vega": (r"mi\d|radeon-vii", 12),
     "RDNA 2": (r"rx-6|w6", 9),
     "RDNA 3": (r"rx-7|w7|strix-halo|radeon-[78]", 10),
     "RDNA 4": (r"rx-9|r9", 5),
+    "Arc of processors": (r"arc-(meteor|140)", 3),
     "Arc A": (r"arc-a", 7),
     "Arc B": (r"arc-(pro-)?b", 6),
     "M1": (r"m1(-|$)", 4),
@@ -378,6 +388,7 @@ def test_speeds_are_those_of_a_gpu(key: str) -> None:
     assert 60e9 <= card.bandwidth <= 8e12
     assert card.unified == (card.pcie is None)
     assert card.pcie is None or 7e9 < card.pcie <= 450e9
+    assert card.nvlink is None or (card.pcie or 0) < card.nvlink <= 900e9
     if card.compute is not None:
         assert 2e12 < card.compute < 3e15
         assert 10 < card.compute / card.bandwidth < 600, "FLOP per byte"
@@ -409,6 +420,7 @@ def test_every_figure_of_the_catalogue_has_a_source(key: str) -> None:
     assert sources.bandwidth
     assert (card.compute is None) == (sources.compute is None)
     assert (card.pcie is None) == (sources.pcie is None)
+    assert (card.nvlink is None) == (sources.nvlink is None)
     assert card.free <= (card.usable or card.total) <= card.total
     if sources.free.startswith("estimated"):
         is_amd = card.profile == "rocm" and not card.unified
@@ -421,7 +433,15 @@ UNIFIED = {
     "m2-ultra:128GiB": (98304, 98304),
     "M2 Ultra: 64 GiB": (49152, 49152),
     "m1:16GiB:free=8GiB": (10922, 8192),
-    "strix-halo:64GiB": (65536, 62914),
+    "strix-halo:64GiB": (31457, 31457),
+    "strix-halo:64GiB:free=48GiB": (49152, 49152),
+    "strix-halo-96gb": (98304, 94371),
+    "radeon-890m:32GiB": (15728, 15728),
+    "lunar-lake:32GiB": (23592, 23592),
+    "meteor-lake:4GiB": (1966, 1966),
+    "dgx-spark:available=100GiB": (121856, 102400),
+    "dgx-spark:free=100GiB": (121856, 102400),
+    "jetson-orin-64gb": (65536, 62914),
     "dgx-spark:64GiB": (65536, 62914),
 }
 
@@ -451,7 +471,8 @@ KNOWN = {
     # estimated
     "rtx-3060-12gb": (12288, None, 11796),
     "rx-7900-xtx": (24576, 24560, 24084),
-    "strix-halo-96gb": (98304, None, 94371),
+    "strix-halo-96gb": (131072, 98304, 94371),
+    "strix-halo": (131072, 62914, 62914),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fitter.errors import PlanError, UsageError
-from fitter.llama.types import Params, TensorBuftOverride
+from fitter.llama.types import LlamaCpp, Params, TensorBuftOverride
 from fitter.output.arguments import (
     arguments,
     check_line,
@@ -19,6 +19,7 @@ from fitter.output.arguments import (
     shell_word,
     unsafe_arguments,
 )
+from fitter.output.keywords import mapping
 from fitter.values import plain_pattern
 from tests.unit.plans import make_plan, shared_use
 
@@ -223,3 +224,27 @@ def test_what_no_line_can_have(name: str) -> None:
     with pytest.raises(PlanError, match="control characters") as caught:
         check_line(["-md", name])
     assert str(caught.value).isprintable()
+
+
+BUILDS = {
+    "the newest that is known": (None, "-lm none"),
+    "of today": ("0.25.3", "-lm none"),
+    "the first with it": ("0.19.0", "-lm none"),
+    "an older one": ("0.18.9", "--no-mmap"),
+}
+
+
+@pytest.mark.parametrize(("ggml", "words"), BUILDS.values(), ids=BUILDS)
+def test_a_file_that_must_not_be_mapped(ggml: str | None, words: str) -> None:
+    llama_cpp = None if ggml is None else LlamaCpp("1", ggml, "commit", "libllama.so", "key", "")
+    plan = replace(make_plan(), llama_cpp=llama_cpp)
+    plan = replace(plan, params=plan.params.having({"load_mode": "none"}))
+    assert " ".join(arguments(plan)) == f"-c 4096 -ngl 33 {words} -np 1 -fit off"
+    assert mapping(plan) == {"use_mmap": False}
+    if words == "--no-mmap":
+        with pytest.raises(PlanError, match=r"^this format cannot express --no-mmap, which this plan needs"):
+            plan.format("ini")
+        return
+    assert "\nload-mode = none\n" in plan.format("ini")
+    assert "\nLLAMA_ARG_LOAD_MODE=none\n" in plan.format("env")
+    assert "--no-mmap" in plan.format("ik_llama").split()

@@ -74,6 +74,7 @@ def test_a_plan_by_the_schema() -> None:
             "n_rs_seq": 0,
             "n_outputs_max": 0,
             "lora": [],
+            "load_mode": "auto",
             "pooling_type": "model",
             "kv_unified_per_slot": None,
             "cache_ram": None,
@@ -101,6 +102,7 @@ def test_a_plan_by_the_schema() -> None:
             "used": 320 * MIB,
             "left": None,
         },
+        "pools": [],
         "memory": [
             {"buffer_type": "CUDA0", "device": "CUDA0", "is_host": False, **sizes, "reserved": None},
             {"buffer_type": "CUDA1", "device": "CUDA1", "is_host": False, **sizes, "reserved": None},
@@ -191,6 +193,7 @@ def test_catalogue() -> None:
                 "free": 7 * GIB,
                 "bandwidth": 1e12,
                 "pcie": 32e9,
+                "nvlink": None,
                 "compute": None,
                 "unified": False,
                 "sources": {
@@ -200,6 +203,7 @@ def test_catalogue() -> None:
                     "free": "estimated",
                     "bandwidth": "a sheet",
                     "pcie": "a bus",
+                    "nvlink": None,
                     "compute": None,
                 },
             }

@@ -9,11 +9,13 @@ import pytest
 from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.catalogue import CatalogueGpu, Sources
 from fitter.output import table
+from fitter.output.pools import pool_lines
 from fitter.output.progress import Step, progress
 from fitter.output.units import speed
 from fitter.planning.plan import Plan, Problem
 from fitter.planning.pricing import SpeedSource
 from fitter.planning.request import Progress
+from fitter.planning.summary import PoolUse, Setting
 from fitter.programs.later import Later
 from tests.unit.answers import CALIBRATION, INSPECTION, Terminal
 from tests.unit.plans import GIB, MIB, make_plan, make_price
@@ -326,3 +328,51 @@ def test_progress_with_a_line_for_each_step() -> None:
         assert on_progress is not None
         on_progress(Progress(3, "context 4096"))
     assert out.getvalue() == "[3 dummy loads] context 4096\n"
+
+
+POOL = PoolUse("CUDA0+host", 64 * GIB, 60 * GIB, GIB, 3 * GIB, ("CUDA0", "host"))
+
+
+def test_memory_that_is_shared() -> None:
+    plan = replace(make_plan(devices=("CUDA0",), host_free=60 * GIB), pools=(POOL,))
+    lines = rendered(plan).splitlines()
+    assert lines[1:5] == [
+        "MiB         total   free  model  context  compute  used   left  margin",
+        "CUDA0        8192   8192   2048      256      100  2404   5788    1024  Card of CUDA0",
+        "host        61440  61440    300        0       20   320  61120    1024",
+        "CUDA0+host  65536  61440      -        -        -  3072  58368    1024  both together",
+    ]
+
+
+SAID = {
+    "both map the same": (
+        replace(POOL, mapped_twice=500 * MIB),
+        "CUDA0+host: 500.0 MiB of weights are mapped by both, and counted once in their sum",
+    ),
+    "mapped by the device alone": (
+        replace(POOL, mapped_between=300 * MIB),
+        "CUDA0: 300.0 MiB of its margin are for weights of the host that lie between its own in the file, since it "
+        "maps those as well",
+    ),
+    "not mapped": (
+        replace(POOL, load_mode="none"),
+        "the file must not be mapped: the GPU would map what the host has of the layers as well (--load-mode none, in "
+        "older builds of llama.cpp --no-mmap)",
+    ),
+    "a setting": (
+        replace(POOL, setting=Setting("sudo x", GIB, "it is better with sudo x")),
+        "it is better with sudo x",
+    ),
+}
+
+
+@pytest.mark.parametrize(("pool", "line"), SAID.values(), ids=SAID)
+def test_what_is_said_of_a_pool(pool: PoolUse, line: str) -> None:
+    plan = replace(make_plan(devices=("CUDA0",)), pools=(pool,))
+    assert pool_lines(plan) == [line]
+    assert line in " ".join(rendered(plan).split())
+
+
+def test_a_plan_that_does_not_fit_says_nothing_of_how_to_load_it() -> None:
+    plan = make_plan(devices=("CUDA0",), problems=(Problem("CUDA0+host", GIB, "too little"),))
+    assert pool_lines(replace(plan, pools=(replace(POOL, load_mode="none"),))) == []

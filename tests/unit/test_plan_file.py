@@ -15,6 +15,7 @@ from fitter.output.json import dumps, to_dict
 from fitter.output.plan_file import read_plan
 from fitter.planning.explain import Bound, Choice, Reason
 from fitter.planning.plan import Problem, resolved
+from fitter.planning.summary import PoolUse, Setting
 from fitter.programs.later import Later
 from tests.unit.plans import make_plan, make_price, shared_use
 
@@ -99,6 +100,22 @@ def test_a_plan_that_does_not_fit(tmp_path: Path) -> None:
     found = read_plan(tmp_path / "plan.json")
     assert (found.fits, found.problems) == (False, (problem,))
     assert found.estimate is None
+
+
+def test_memory_that_is_shared(tmp_path: Path) -> None:
+    setting = Setting("sudo sysctl x=1", 7, "it can be longer")
+    pools = (
+        PoolUse("MTL0+host", 64, 60, 1, 50, ("MTL0", "host"), 3, 4, "none", setting),
+        PoolUse("CUDA0+host", 64, 60, 1, 50, ("CUDA0", "host")),
+    )
+    plan = replace(make_plan(), pools=pools)
+    (tmp_path / "plan.json").write_text(plan.format("json", anyway=True))
+    found = read_plan(tmp_path / "plan.json")
+    assert found.pools == pools
+    document = to_dict(plan)
+    del document["pools"]
+    (tmp_path / "plan.json").write_text(dumps(document))
+    assert read_plan(tmp_path / "plan.json").pools == ()
 
 
 def test_what_an_earlier_version_did_not_say(tmp_path: Path) -> None:

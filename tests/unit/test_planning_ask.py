@@ -28,7 +28,32 @@ def ask(**words: Any) -> Ask:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a split of every tensor": ({"split_mode": "row"}, "split mode 'row' cannot be fitted"),
+    "a split of every row": ({"split_mode": "row"}, "split mode 'row' cannot be fitted"),
+    "a split of every tensor without flash attention": (
+        {"split_mode": "tensor", "flash_attn": "off"},
+        "split mode 'tensor' needs flash attention: leave -fa off out, or use --split-mode layer",
+    ),
+    "a split of every tensor with a cache on the host": (
+        {"split_mode": "tensor", "offload_kqv": False},
+        "with split mode 'tensor' and a KV cache in host memory llama.cpp ends its process: leave -nkvo out, or use "
+        "--split-mode layer",
+    ),
+    "a split of every tensor with a draft model": (
+        {"split_mode": "tensor", "model_draft": "draft.gguf"},
+        "no plan can be made for split mode 'tensor' with -md: leave one of the two out",
+    ),
+    "a split of every tensor with layers that draft": (
+        {"split_mode": "tensor", "mtp": True},
+        "no plan can be made for split mode 'tensor' with --mtp: leave one of the two out",
+    ),
+    "a split of every tensor with a projector": (
+        {"split_mode": "tensor", "mmproj": "mmproj.gguf"},
+        "no plan can be made for split mode 'tensor' with --mmproj: leave one of the two out",
+    ),
+    "a split of every tensor with an adapter": (
+        {"split_mode": "tensor", "lora": ["style.gguf"]},
+        "no plan can be made for split mode 'tensor' with --lora: leave one of the two out",
+    ),
     "an objective that there is not": ({"objective": "fast"}, "unknown objective 'fast': choose from request"),
     "a strategy that there is not": ({"strategy": "mine"}, "unknown strategy 'mine': choose from fastest"),
     "no layers, and shares of them": ({"n_gpu_layers": 0, "tensor_split": [1, 1]}, "-ngl 0 keeps every layer on the"),

@@ -369,7 +369,7 @@ def test_objectives_and_strategies(objective: str, strategy: str, says: str) -> 
         check_choices(objective, strategy)
 
 
-@pytest.mark.parametrize(("mode", "is_planned"), [("none", True), ("layer", True), ("row", False), ("tensor", False)])
+@pytest.mark.parametrize(("mode", "is_planned"), [("none", True), ("layer", True), ("row", False), ("tensor", True)])
 def test_split_modes(mode: SplitMode, is_planned: bool) -> None:
     assert params_of(None, split_mode=mode).split_mode == mode, "what is measured need not be planned"
     if is_planned:

@@ -249,6 +249,35 @@ def test_a_list_of_margins_is_for_the_models_devices() -> None:
     assert [limit.margin for limit in limits_beside(asked, model(), machine, found)] == [1024 * MIB]
 
 
+POOLS: dict[str, tuple[dict[str, Any], list[tuple[str, int]], list[str]]] = {
+    # pools with their MiB beyond the margin, devices
+    "a Mac": ({"gpus": "metal:64GiB"}, [("MTL0+host", 61440 - 1024)], ["MTL0"]),
+    "with another margin": ({"gpus": "metal:64GiB", "host_margin": 0}, [("MTL0+host", 61440)], ["MTL0"]),
+    "a card": ({"gpus": "24GiB"}, [], ["CUDA0"]),
+    "beside a card": ({"gpus": ["radeon-890m:32GiB", "24GiB"]}, [], ["CUDA0"]),
+    "beside a card, and named": (
+        {"gpus": ["radeon-890m:32GiB", "24GiB"], "devices": ["Vulkan0"]},
+        [("Vulkan0+host", 31457 - 1024)],
+        ["Vulkan0"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "pools", "names"), POOLS.values(), ids=POOLS)
+def test_memory_that_is_shared(words: dict[str, Any], pools: list[tuple[str, int]], names: list[str]) -> None:
+    found = request(**words)
+    assert [(pool.name, pool.target // MIB) for pool in found.pools] == pools
+    assert all(pool.input_bytes == 16 for pool in found.pools), "the token embeddings"
+    assert [device.name for device in found.devices] == names
+    is_said = "radeon-890m:32GiB" in words["gpus"] and "devices" not in words
+    assert [note[:18] for note in found.notes] == (["Vulkan0 is not use"] if is_said else [])
+
+
+def test_a_pool_without_room() -> None:
+    with pytest.raises(UsageError, match=r"^MTL0\+host has 1024 MiB of shared memory available, and the margin"):
+        request(gpus="metal:5GiB")
+
+
 def test_servers_alone() -> None:
     """On a machine that is described without a GPU, the devices of its rpc-servers are all that there are."""
     asked = ask(gpus=["none"], rpc=["host:1"])

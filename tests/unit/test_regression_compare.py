@@ -9,7 +9,7 @@ import pytest
 
 from fitter.regression.cases import Budget, Case, Growth
 from fitter.regression.compare import compare
-from fitter.regression.lockfile import LockedDevice, LockedSpeed, Memory, Snapshot
+from fitter.regression.lockfile import LockedDevice, LockedPool, LockedSpeed, Memory, Snapshot
 from tests.unit.snapshots import GIB, MIB, SNAPSHOT, with_memory, with_model
 
 USED = 5 * GIB + 256 * MIB
@@ -173,6 +173,21 @@ def test_what_moved_is_said() -> None:
     both = replace(SNAPSHOT, host=replace(SNAPSHOT.host, shared=2 * MIB, later=3 * MIB))
     [move] = compare(CASE, both, later(MIB)).moves
     assert (move.what, move.detail, move.failure) == ("host", "shared -2.0 MiB, later -2.0 MiB", "")
+
+
+def pooled(used: int, free: int = 60 * GIB, fits: bool = True) -> Snapshot:
+    return replace(SNAPSHOT, fits=fits, pools={"CUDA0+host": LockedPool(64 * GIB, free, GIB, used)})
+
+
+def test_memory_that_is_shared() -> None:
+    found = compare(CASE, pooled(50 * GIB), pooled(51 * GIB))
+    assert [(move.what, move.before, move.after, move.failure) for move in found.moves] == [
+        ("CUDA0+host", 50 * GIB, 51 * GIB, "")
+    ]
+    assert compare(CASE, pooled(50 * GIB), pooled(50 * GIB)).status == "same"
+    found = compare(CASE, pooled(50 * GIB), pooled(50 * GIB, 40 * GIB, fits=False))
+    assert found.failures == ("it no longer fits: CUDA0+host lacks 11.0 GiB",)
+    assert list(map(str, found.causes)) == ["device: CUDA0+host free 60.0 GiB → 40.0 GiB"]
 
 
 # --- causes

@@ -16,7 +16,7 @@ import pytest
 from fitter.errors import AnswerError, UsageError
 from fitter.llama.types import Params, TensorInfo
 from fitter.regression import headers
-from fitter.regression.lockfile import Lock, dumps, read_lock, replace_file, write_lock
+from fitter.regression.lockfile import Lock, LockedPool, dumps, read_lock, replace_file, write_lock
 from tests.unit.snapshots import SNAPSHOT
 
 NOT_FITTING = replace(SNAPSHOT, fits=False, estimate=None, params=Params(devices=()), devices={})
@@ -25,7 +25,8 @@ SERVED = replace(
     params=replace(SNAPSHOT.params, n_outputs_max=4, more=(("cache_ram", 512), ("cache_idle_slots", False))),
     host=replace(SNAPSHOT.host, later=512 << 20),
 )
-LOCK = Lock({"b": SNAPSHOT, "a/x.y": NOT_FITTING, "served": SERVED})
+POOLED = replace(SNAPSHOT, pools={"CUDA0+host": LockedPool(64 << 30, 60 << 30, 1 << 30, 50 << 30)})
+LOCK = Lock({"b": SNAPSHOT, "a/x.y": NOT_FITTING, "served": SERVED, "pooled": POOLED})
 
 
 def test_read_as_written(tmp_path: Path) -> None:
@@ -34,7 +35,7 @@ def test_read_as_written(tmp_path: Path) -> None:
     assert read_lock(path) == LOCK
     text = path.read_text()
     assert text.endswith("\n")
-    assert text.count("later") == 1, "a lock says nothing of what is nothing"
+    assert text.count("later") == text.count(".pools.") == 1, "a lock says nothing of what is nothing"
     assert text.index('[cases."a/x.y"]') < text.index("[cases.b]")
     assert dumps(Lock(dict(reversed(list(LOCK.cases.items()))))) == text, "the order of cases is no matter"
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from fitter.errors import UsageError
 from fitter.output.json import to_dict
+from fitter.planning.summary import PoolUse
 from fitter.regression import plans, report
 from tests.unit.plans import make_plan
 
@@ -139,3 +141,15 @@ def test_no_json(tmp_path: Path) -> None:
         plans.read_plan(path)
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         plans.read_plan(tmp_path)
+
+
+def test_memory_that_is_shared(tmp_path: Path) -> None:
+    def shared(used: int, free: int) -> Any:
+        pool = PoolUse("CUDA0+host", 64 * 2**30, free, 2**30, used, ("CUDA0", "host"))
+        return to_dict(replace(make_plan(), pools=(pool,)))
+
+    a, b = (read(tmp_path, shared(used, free)) for used, free in ((2**30, 60 * 2**30), (2**31, 50 * 2**30)))
+    found = plans.diff(a, b)
+    assert [f"{move.what}: {move.detail}" for move in found.moves] == ["CUDA0+host: used +1.0 GiB"]
+    assert list(map(str, found.changes)) == ["CUDA0+host: free 60.0 GiB → 50.0 GiB"]
+    assert plans.diff(a, read(tmp_path, DOCUMENT)).moves[0].what == "CUDA0+host"

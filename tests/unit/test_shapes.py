@@ -1,129 +1,382 @@
-"""The sparse files that stand for real models: as gguf reads them, and as large as the real ones."""
+"""Models without a file: the catalogue, what a config.json makes, and what is refused."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
+import json
+import math
+import re
+import struct
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGUFReader
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tools.shapes import ALIGNMENT, Q4_K, SHAPES, Tensor, more_bits, write, write_shape, write_split
+import fitter
+from fitter.errors import ModelError, UsageError
+from fitter.model import location
+from fitter.model.shapes import catalogue, files
+from fitter.model.shapes.addresses import Wanted, as_converted, beside, note, wanted
+from fitter.model.shapes.gguf import Tensor, data_bytes, header_of, write
+from fitter.model.shapes.mapping import KNOWN
+from fitter.model.shapes.mapping import header_of as mapped
+from tools.converted import digest, trunk
 
-GIB = 2**30
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+CONVERTED: dict[str, Any] = tomllib.loads((ROOT / "tests" / "data" / "shapes" / "converted.toml").read_text("utf-8"))
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+}
+
+
+# --- addresses
+
+WANTED = [
+    ("shape://llama-3.1-8b", Wanted("shape", "llama-3.1-8b", "")),
+    ("shape://llama-3.1-8b:q6_k", Wanted("shape", "llama-3.1-8b", "Q6_K")),
+    ("shape:/llama-3.1-8b:Q6_K", Wanted("shape", "llama-3.1-8b", "Q6_K")),
+    ("shape://x:nonsense", Wanted("shape", "x", "NONSENSE")),
+    ("config://a/config.json", Wanted("config", "a/config.json", "")),
+    ("config:///a/config.json:BF16", Wanted("config", "/a/config.json", "BF16")),
+    ("config://hf://org/repo:IQ2_XS", Wanted("config", "hf://org/repo", "IQ2_XS")),
+    ("config://https://host:8080/config.json", Wanted("config", "https://host:8080/config.json", "")),
+    ("model.gguf", None),
+    ("hf://org/repo/model.gguf", None),
+    ("shapes://x", None),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), WANTED, ids=[text for text, _ in WANTED])
+def test_what_an_address_asks_for(text: str, expected: Wanted | None) -> None:
+    assert wanted(text) == expected
+    if expected is not None:
+        assert wanted(expected.address) == expected
+        assert location.is_address(text)
+
+
+def test_names_of_files_come_from_the_directory_of_a_config() -> None:
+    names = {
+        "shape://qwen3-8b:Q6_K": "qwen3-8b-Q6_K.gguf",
+        "config:///m/Llama 3 8B/config.json:Q8_0": "Llama-3-8B-Q8_0.gguf",
+        "config://hf://org/Repo-7B:Q8_0": "Repo-7B-Q8_0.gguf",
+        "config://own.json": "own.gguf",
+        "config://https://host/a/config.json?token=secret": "a.gguf",
+    }
+    assert {text: location.name_of(text) for text in names} == names
+
+
+def test_secrets_of_an_address_are_not_shown() -> None:
+    address = "config://https://user:word@host/a/config.json?token=secret:Q8_0"
+    assert location.called(address) == "config://https://host/a/config.json:Q8_0"
+    with pytest.raises(ModelError) as error:
+        location.check_is_here(address)
+    assert "secret" not in str(error.value) and "word" not in str(error.value)
+
+
+def test_a_config_is_relative_to_the_file_that_names_it(tmp_path: Path) -> None:
+    assert beside("config://a.json:Q8_0", tmp_path) == f"config://{tmp_path}/a.json:Q8_0"
+    same = ("config:///a.json", "config://hf://org/repo", "shape://qwen3-8b", "hf://org/repo/model.gguf")
+    assert [beside(each, tmp_path) for each in same] == list(same)
+
+
+def test_what_is_quantized_is_the_model_as_it_is_converted() -> None:
+    assert as_converted("shape://qwen3-8b:Q4_K_M") == "shape://qwen3-8b:converted"
+    assert as_converted("model.gguf") == "model.gguf"
+
+
+def test_a_note_says_that_there_is_no_file() -> None:
+    assert note("model.gguf") == ()
+    assert note("shape://qwen3-8b:Q4_K_M") == (
+        "shape://qwen3-8b:Q4_K_M is the shape of a model, not a file: its tensors follow from the hyperparameters as "
+        "published, Q4_K_M with the types that llama-quantize chooses without an importance matrix",
+    )
+    assert note("config://c.json:BF16")[0].endswith("in that config.json, BF16 as it is converted")
+
+
+# --- the file
+
+
+def test_a_header_is_what_gguf_reads(tmp_path: Path) -> None:
+    metadata = {
+        "general.architecture": "llama",
+        "a.u": 7,
+        "a.i": -7,
+        "a.f": 0.5,
+        "a.b": True,
+        "a.l": [1, 2],
+        "a.t": [True],
+    }
+    tensors = [Tensor("x.weight", (32, 3), "bf16"), Tensor("y", (5,), "f32"), Tensor("z", (64, 2), "mxfp4")]
+    path = tmp_path / "x.gguf"
+    with path.open("wb") as file:
+        write(file, metadata, tensors)
+    found = GGUFReader(path)
+    assert {key: field.contents() for key, field in found.fields.items() if not key.startswith("GGUF.")} == metadata
+    read = [
+        (each.name, tuple(map(int, each.shape)), each.tensor_type.name.lower(), each.n_bytes) for each in found.tensors
+    ]
+    assert read == [(each.name, each.shape, each.type, each.bytes) for each in tensors]
+    assert path.stat().st_size == len(header_of(metadata, tensors)) + data_bytes(tensors)
+    assert len(header_of(metadata, tensors)) % 32 == 0
+
+
+# --- the catalogue
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_every_shape_has_a_source_and_a_header(name: str) -> None:
+    published = catalogue.published(name)
+    made = mapped(published.config, name)
+    assert re.fullmatch(r"[a-z0-9.-]+", name)
+    assert published.title and len(published.source) > 40
+    assert made.number("block_count") > 0 and made.number("context_length") > 0 and made.number("vocab_size") > 0
+    assert len({each.name for each in made.tensors}) == len(made.tensors)
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_tensors_are_those_that_the_converter_writes(name: str) -> None:
+    made = trunk(mapped(catalogue.published(name).config, name))
+    # transformers makes no tensors that are packed
+    plain = [each if each.type != files.PACKED else Tensor(each.name, each.shape, "bf16") for each in made]
+    assert {"tensors": len(plain), "digest": digest(plain)} == CONVERTED[name]
+
+
+def test_enough_is_compared_with_the_converter() -> None:
+    assert len(catalogue.names()) >= 100 and len(CONVERTED) >= 99
+
+
+PARAMETERS = {
+    "llama-3.1-8b": 8_030_261_248,
+    "mixtral-8x7b": 46_702_792_704,
+    "deepseek-v3": 671_026_404_352,
+    "nemotron-3-super-120b-a12b": 123_611_012_096,
+}
+"""What the repositories' safetensors have, as their pages on the hub say it. Not counted are what the converter adds,
+the factors of rope, and what is counted apart there, the biases by which experts are chosen.
+"""
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_there_are_as_many_weights_as_are_published(name: str) -> None:
+    made = mapped(catalogue.published(name).config, name)
+    others = [each for each in made.tensors if each.name.startswith("rope_") or "exp_probs_b" in each.name]
+    assert made.parameters - sum(math.prod(each.shape) for each in others) == PARAMETERS[name]
+
+
+def test_a_shape_is_found_by_its_name_or_by_words() -> None:
+    assert [each.name for each in fitter.shapes("qwen3-8b")] == ["qwen3-8b"]
+    assert {each.name for each in fitter.shapes("Gemma", "4")} >= {"gemma-4-31b", "gemma-3-4b"}
+    assert len(fitter.shapes()) == len(catalogue.names())
+    one = fitter.shapes("llama-3.1-8b")[0]
+    assert (one.model, one.architecture, one.n_layer, one.n_ctx_train) == ("shape://llama-3.1-8b", "llama", 32, 131072)
 
 
 @pytest.mark.parametrize(
-    ("name", "tensors", "gib", "layers"),
+    ("words", "message"),
     [
-        ("llama-3.1-8b", 292, 4.58, 32),
-        ("llama-3.1-70b", 724, 39.6, 80),
-        ("qwen3-32b", 707, 18.4, 64),
-        ("qwen3-30b-a3b", 579, 17.28, 48),
-        ("qwen3-235b-a22b", 1131, 132.4, 94),
-        ("deepseek-v3.1", 1086, 411.5, 61),
-        ("kimi-k2", 1096, 624.0, 61),
-        ("glm45-air", 803, 67.9, 47),
-        ("gemma3-12b", 626, 6.79, 48),
-        ("gpt-oss-20b", 459, 11.27, 24),
-        ("gpt-oss-120b", 687, 59.0, 36),
-        ("qwen3-next-80b-a3b", 843, 45.1, 48),
-        ("nemotron-h-9b", 341, 4.94, 56),
+        (
+            ("llama-3.1-9b",),
+            "there is no shape 'llama-3.1-9b': did you mean llama-3.1-8b or llama-3.1-70b or llama-3.1-405b? "
+            "'fitter shapes' lists them",
+        ),
+        (("xyzzy",), "there is no shape 'xyzzy': 'fitter shapes' lists them"),
+        (("qwen3", "xyzzy"), "no shape has all of 'qwen3 xyzzy' in its name: 'fitter shapes' lists all"),
     ],
 )
-def test_size_of_the_real_model(name: str, tensors: int, gib: float, layers: int) -> None:
-    shape = SHAPES[name]
-    assert (len(shape.tensors), shape.n_layer) == (tensors, layers)
-    assert shape.bytes / GIB == pytest.approx(gib, rel=2e-3)
+def test_an_unknown_shape_is_said(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        fitter.shapes(*words)
+    assert str(error.value) == message
 
 
-def test_every_shape_is_in_that_table() -> None:
-    mark = test_size_of_the_real_model.pytestmark[0]  # type: ignore[attr-defined]
-    assert [row[0] for row in mark.args[1]] == list(SHAPES)
+# --- a config.json
 
 
-@pytest.mark.parametrize("name", list(SHAPES))
-def test_as_gguf_reads_it(name: str, tmp_path: Path) -> None:
-    shape = SHAPES[name]
-    path = write(name, tmp_path, vocab=False)
-    reader = GGUFReader(path)
-    assert [(tensor.name, tuple(map(int, tensor.shape)), tensor.n_bytes) for tensor in reader.tensors] == [
-        (tensor.name, tensor.shape, tensor.bytes) for tensor in shape.tensors
-    ]
-    last = reader.tensors[-1]
-    assert 0 <= path.stat().st_size - last.data_offset - last.n_bytes < ALIGNMENT
-    assert reader.fields["general.architecture"].contents() == shape.architecture
-    assert reader.fields["tokenizer.ggml.model"].contents() == "no_vocab"
-    assert reader.fields[f"{shape.architecture}.vocab_size"].contents() == shape.n_vocab
-    assert path.stat().st_blocks * 512 < 1_000_000, "the weights must not be on the disk"
+def test_what_is_left_out_is_transformers_default() -> None:
+    made = mapped({"architectures": ["MistralForCausalLM"]}, "x")
+    assert made.number("embedding_length") == 4096 and made.number("attention.head_count_kv") == 8
+    assert made.metadata["llama.rope.freq_base"] == 10000.0
+    assert mapped({"architectures": ["Starcoder2ForCausalLM"]}, "x").tensors[0].name == "token_embd.weight"
+    assert not any(
+        each.name == "output.weight" for each in mapped({"architectures": ["Starcoder2ForCausalLM"]}, "x").tensors
+    )
 
 
-def test_the_tokenizer(tmp_path: Path) -> None:
-    path = tmp_path / "a.gguf"
-    write_shape(dataclasses.replace(SHAPES["llama-3.1-8b"], n_vocab=2000), path)
-    reader = GGUFReader(path)
-    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
-    assert len(tokens) == len(set(tokens)) == 2000
-    known = set(tokens)
-    merges = reader.fields["tokenizer.ggml.merges"].contents()
-    assert len(merges) == len(tokens) - 256 - 2
-    assert all(merge.replace(" ", "") in known and set(merge.split()) <= known for merge in merges)
-    assert Counter(reader.fields["tokenizer.ggml.token_type"].contents()) == {1: len(tokens) - 2, 3: 2}
+def test_null_is_not_the_default() -> None:
+    """A query has as many heads as the keys where their number is null, whatever the class has by default."""
+    made = mapped({"architectures": ["MistralForCausalLM"], "num_key_value_heads": None}, "x")
+    assert made.number("attention.head_count_kv") == 32
 
 
-def test_a_file_already_there_is_kept(tmp_path: Path) -> None:
-    first = write("llama-3.1-8b", tmp_path, vocab=False)
-    stamp = first.stat().st_mtime_ns
-    assert write("llama-3.1-8b", tmp_path, vocab=False) == first
-    assert first.stat().st_mtime_ns == stamp
-    assert write("llama-3.1-8b", tmp_path) != first
-    assert len(list(tmp_path.iterdir())) == 2, "nothing partial is left"
+def test_coder_next_has_as_many_weights_as_are_published() -> None:
+    """79,674,391,296 by the repository's own index of safetensors, without layers for multi-token prediction."""
+    config = {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "vocab_size": 151936,
+        "head_dim": 256,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "linear_num_key_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "tie_word_embeddings": False,
+    }
+    assert mapped(config, "x").parameters == 79_674_391_296
 
 
-@pytest.mark.parametrize("n_files", [2, 7])
-def test_split(n_files: int, tmp_path: Path) -> None:
-    first = write_split("qwen3-30b-a3b", tmp_path, n_files, vocab=False)
-    paths = sorted(tmp_path.iterdir())
-    assert paths[0] == first
-    assert [path.name for path in paths] == [
-        f"qwen3-30b-a3b-{i:05d}-of-{n_files:05d}.gguf" for i in range(1, n_files + 1)
-    ]
-    names: list[str] = []
-    for i, path in enumerate(paths):
-        reader = GGUFReader(path)
-        said = [reader.fields[f"split.{key}"].contents() for key in ("no", "count", "tensors.count")]
-        assert said == [i, n_files, 579]
-        assert ("general.name" in reader.fields) == (i == 0)
-        names += [tensor.name for tensor in reader.tensors]
-    assert names == [tensor.name for tensor in SHAPES["qwen3-30b-a3b"].tensors]
+UNKNOWN = "which fitter cannot tell the tensors of: give a GGUF file of the model instead"
+REFUSED = {
+    "no object": ("[1]", "has no object: give the config.json of a model"),
+    "no JSON": ("{", "is not JSON: give the config.json of a model"),
+    "deep": ("[" * 100_000, "is not JSON: give the config.json of a model"),
+    "no architectures": ({}, "has no list of architectures: give the config.json of a model"),
+    "unknown": (
+        {"architectures": ["FooForCausalLM"]},
+        "is of a FooForCausalLM, which fitter does not know the tensors of: give a GGUF file of the model instead",
+    ),
+    "nearly known": (
+        {"architectures": ["LlamaForCausaLM"]},
+        "is of a LlamaForCausaLM, which fitter does not know the tensors of; the nearest that it knows is "
+        "LlamaForCausalLM: give a GGUF file of the model instead",
+    ),
+    "a thousand million layers": (
+        LLAMA | {"num_hidden_layers": 10**9},
+        "has num_hidden_layers 1000000000: give a whole number from 1 to 512",
+    ),
+    "a text": (LLAMA | {"hidden_size": "64"}, "has hidden_size '64': give a whole number from 1 to 2147483647"),
+    "negative": (LLAMA | {"hidden_size": -64}, "has hidden_size -64: give a whole number from 1 to 2147483647"),
+    "true": (LLAMA | {"vocab_size": True}, "has vocab_size True: give a whole number from 1 to 2147483647"),
+    "not whole": (LLAMA | {"vocab_size": 1.5}, "has vocab_size 1.5: give a whole number from 1 to 2147483647"),
+    "infinite": (LLAMA | {"rms_norm_eps": float("inf")}, "has rms_norm_eps inf: give a number"),
+    "huge": (
+        LLAMA | {"hidden_size": 2**31 - 4, "head_dim": 64},
+        "makes a model of 6.5e+12 weights: give the dimensions of a real model",
+    ),
+    "rope": (
+        LLAMA | {"rope_scaling": {"type": "ntk", "factor": 2}},
+        f"has a rope scaling of type 'ntk', {UNKNOWN}",
+    ),
+    "rope is a list": (LLAMA | {"rope_scaling": [1]}, "has rope_scaling [1]: give an object"),
+    "unknown key": (
+        LLAMA | {"expert_layers": 3},
+        "has expert_layers, and fitter does not know whether that changes the tensors of a LlamaForCausalLM: leave it "
+        "out if it does not",
+    ),
+    "activation": (
+        LLAMA | {"hidden_act": "xielu"},
+        "has hidden_act 'xielu', which fitter cannot tell the tensors of: give a GGUF file of the model instead",
+    ),
+    "packed": (
+        LLAMA | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
+        f"has weights in NVFP4, {UNKNOWN}",
+    ),
+    "heads": (LLAMA | {"num_key_value_heads": 3}, "has 4 heads for 3 heads of keys: give a multiple"),
+    "size of a head": (
+        LLAMA | {"hidden_size": 66},
+        "has a hidden_size of 66 for 4 heads: give a multiple, or a head_dim",
+    ),
+    "window": (
+        LLAMA | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True},
+        "has use_sliding_window true, which fitter cannot tell the tensors of: give a GGUF file of the model instead",
+    ),
+    "layers": (
+        LLAMA | {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 8, "layer_types": ["full_attention"]},
+        "has 1 layer_types for 2 layers: give one for each",
+    ),
+    "kind of layer": (
+        LLAMA | {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 8, "layer_types": ["full_attention", "new"]},
+        "has a layer of type 'new', which fitter cannot tell the tensors of: give a GGUF file of the model instead",
+    ),
+    "text_config": (
+        {**LLAMA, "text_config": 3},
+        "has a text_config that is no object: give the config.json of a model",
+    ),
+}
 
 
-def test_more_files_than_tensors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot be split into 1000 files"):
-        write_split("llama-3.1-8b", tmp_path, 1000)
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_or_not_known_is_one_line(case: str, tmp_path: Path) -> None:
+    document, message = REFUSED[case]
+    path = tmp_path / "config.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    with pytest.raises(ModelError) as error:
+        files.header(Wanted("config", str(path), ""))
+    assert str(error.value) == f"{path} {message}"
 
 
-def test_rows_must_be_whole_blocks() -> None:
-    assert Tensor("a", (512, 3), Q4_K).bytes == 2 * 3 * 144
-    with pytest.raises(ValueError, match="rows of 100 are no multiple of 256"):
-        _ = Tensor("a", (100,), Q4_K).bytes
+def test_files_that_are_none() -> None:
+    with pytest.raises(ModelError, match=r"^/none/config\.json: no such file; check the path of the config\.json$"):
+        files.header(Wanted("config", "/none/config.json", ""))
 
 
-@pytest.mark.parametrize(
-    ("layer", "more"),
-    [
-        (0, True),
-        (3, True),
-        (4, False),
-        (5, False),
-        (6, True),
-        (7, False),
-        (9, True),
-        (27, True),
-        (28, True),
-        (26, False),
-    ],
-)
-def test_layers_with_more_bits(layer: int, more: bool) -> None:
-    assert more_bits(layer, 32) is more
+def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ModelError, match="is larger than 1 MiB: give the config"):
+        files.header(Wanted("config", str(path), ""))
+
+
+ODD: list[Any] = [None, -1, 0, 1, 3, 2**31 - 1, 2**63, 10**400, 1e308, 0.5, "", "auto", "x" * 1000, True, False]
+ODD += [[], [1], ["a"], {}, {"rope_type": "yarn"}, {"factor": []}, [[]]]
+EXAMPLES = [dict(catalogue.published(name).config) for name in catalogue.names()]
+
+
+@settings(max_examples=200, deadline=1000)
+@given(config=st.sampled_from(EXAMPLES), data=st.data())
+def test_a_damaged_config_is_refused_or_makes_a_header(config: dict[str, Any], data: st.DataObject) -> None:
+    damaged = dict(config)
+    names = st.sampled_from([*config, "text_config", "num_hidden_layers", "hidden_size", "rope_scaling", "layer_types"])
+    for name in data.draw(st.lists(names, min_size=1, max_size=3)):
+        if data.draw(st.booleans()):
+            damaged.pop(name, None)
+        else:
+            damaged[name] = data.draw(st.sampled_from(ODD))
+    try:
+        made = mapped(damaged, "config.json")
+        header = header_of(made.metadata, made.tensors)
+    except ModelError as error:
+        assert str(error).startswith("config.json ") and "\n" not in str(error) and len(str(error)) < 400
+    else:
+        assert len(header) < 1 << 21
+        assert struct.unpack_from("<Q", header, 8) == (len(made.tensors),)
+
+
+def test_every_class_is_in_the_catalogue_or_has_defaults() -> None:
+    """A class whose header nothing makes would not be noticed; these say nothing that can be left out."""
+    named = {catalogue.published(name).config["architectures"][0] for name in catalogue.names()}
+    made = set()
+    for name in KNOWN:
+        try:
+            made.add(mapped({"architectures": [name]}, "x") and name)
+        except ModelError:
+            continue
+    assert set(KNOWN) - named - made <= {
+        "FalconH1ForCausalLM",
+        "FalconMambaForCausalLM",
+        "Gemma4ForCausalLM",
+        "GraniteMoeHybridForCausalLM",
+        "Lfm2MoeForCausalLM",
+    }

@@ -9,6 +9,7 @@ from fitter.errors import PlanError
 from fitter.llama.types import Breakdown, DeviceInfo, Loaded, Params, Row
 from fitter.output.json import verification_to_dict
 from fitter.planning.plan import Plan, Problem
+from fitter.planning.summary import PoolUse
 from fitter.planning.verification import compare, verify
 from fitter.planning.verified import MemoryUse, Verification
 from tests.unit.plans import GIB, MIB, make_plan, shared_use
@@ -106,6 +107,15 @@ def test_a_plan_that_fits_no_more_is_not_loaded(free: int, host: int, missing: l
     assert [(problem.device, problem.missing) for problem in found.problems] == missing
     assert bool(loader.loaded) is not bool(missing)
     assert found.holds is not bool(missing)
+
+
+@pytest.mark.parametrize(("lost", "missing"), [(0, []), (GIB, []), (GIB + 1, [("CUDA0+host", 1)])])
+def test_a_plan_that_its_pool_has_no_room_for_any_more(lost: int, missing: list[tuple[str, int]]) -> None:
+    used = USED + HOST_USED
+    pool = PoolUse("CUDA0+host", 8 * GIB, used + GIB, GIB, used, ("CUDA0", "host"))
+    plan = replace(PLAN, host=replace(PLAN.host, free=4 * GIB), pools=(pool,))
+    found = run(Loader(), plan=plan, host=4 * GIB - lost)
+    assert [(problem.device, problem.missing) for problem in found.problems] == missing
 
 
 def test_what_shares_the_memory_is_neither_loaded_nor_needed() -> None:

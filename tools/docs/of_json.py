@@ -17,15 +17,28 @@ from fitter.comparing import OnBuild
 from fitter.kinds import Kind
 from fitter.llama.types import Array, DeviceInfo, LlamaCpp, Params, Row
 from fitter.machine.catalogue import CatalogueGpu, Sources
+from fitter.model.shapes.listing import ShapeInfo
 from fitter.output.json import SCHEMA
 from fitter.parameters import Parameter, of_a_load
 from fitter.planning.calibration import Calibration, Comparison, DeviceCalibration, Difference
 from fitter.planning.explain import Bound, Choice, Reason
+from fitter.planning.explored import Exploration, ExploredAnswer, ExploredCell
 from fitter.planning.inspection import Inspection, LayerSize, RoleSize
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price
 from fitter.planning.quantizations import Quantization, Quantizations
-from fitter.planning.summary import DeviceUse, HostUse, LeftOut, ModelSummary, Problem, Search, SharedUse
+from fitter.planning.repositories import Repository, RepositoryFile, SideFile
+from fitter.planning.summary import (
+    DeviceUse,
+    HostUse,
+    LeftOut,
+    ModelSummary,
+    PoolUse,
+    Problem,
+    Search,
+    Setting,
+    SharedUse,
+)
 from fitter.planning.verified import LaterUse, MemoryUse, ServerUse, Verification
 from fitter.programs.later import Later
 from fitter.regression.check import CaseResult
@@ -167,6 +180,12 @@ def _shared() -> Schema:
     return a_list(an_object(keys), said(Plan, "shared"))
 
 
+def _pools() -> Schema:
+    setting = or_null(an_object(members(Setting, "command", "bytes", "message"), said(PoolUse, "setting")))
+    sizes = ("total", "free", "margin", "used", "left", "mapped_twice", "mapped_between", "load_mode")
+    return a_list(an_object({**members(PoolUse, "name", "members", *sizes), "setting": setting}), said(Plan, "pools"))
+
+
 def _explanation() -> Schema:
     choices = an_object(members(Choice, "subject", "chosen", "seconds", "runner_up", "runner_up_seconds"))
     distance = {"description": sentence(Bound.distance.__doc__).partition(";")[0] + ".", "type": ["number", "null"]}
@@ -198,6 +217,7 @@ def plan() -> Schema:
             "arguments": arguments,
             "devices": a_list(an_object(device), said(Plan, "devices")),
             "host": an_object(host, said(Plan, "host")),
+            "pools": _pools(),
             "memory": a_list(rows, "What llama.cpp measured for each buffer type."),
             "estimate": or_null(an_object(price, "Estimated tokens per second; null where the plan does not fit.")),
             "explanation": _explanation(),
@@ -406,6 +426,64 @@ def _quants() -> Schema:
     )
 
 
+def _repository() -> Schema:
+    words: Schema = {"type": "string"}
+    arguments = a_list(words, "llama.cpp's command-line arguments for the plan; null where none fits.")
+    problem = {"description": "Why there is no plan, or why it does not fit; null where it fits."}
+    file = {
+        **members(RepositoryFile, "name"),
+        "files": a_list(words, said(RepositoryFile, "files")),
+        **members(RepositoryFile, "bytes", "file_type", "weights", "bits_per_weight"),
+        "fits": or_null({"description": "Whether the plan fits; null without a plan.", "type": "boolean"}),
+        **members(RepositoryFile, "n_ctx", "longest_context", "host_weights"),
+        "on_devices": or_null({"description": said(RepositoryFile, "is_on_devices"), "type": "boolean"}),
+        **members(RepositoryFile, "prompt_tokens_per_second", "generation_tokens_per_second"),
+        "arguments": or_null(arguments),
+        "problem": {**problem, "type": ["string", "null"]},
+    }
+    best = {"description": "The name of the best one; null where there is none.", "type": ["string", "null"]}
+    return document(
+        "The models of a repository",
+        {
+            "fits": member(Repository, "fits"),
+            "repository": member(Repository, "address"),
+            "best": best,
+            "download": or_null(a_list(words, said(Repository, "download"))),
+            "run": or_null(a_list(words, said(Repository, "run"))),
+            "hf": or_null(a_list(words, said(Repository, "hf"))),
+            "files": a_list(an_object(file), said(Repository, "found")),
+            "beside": a_list(an_object(members(SideFile, "name", "kind", "bytes")), said(Repository, "beside")),
+        },
+    )
+
+
+def _explore() -> Schema:
+    arguments = a_list({"type": "string"}, said(ExploredCell, "arguments"))
+    asked = ("model", "file_type", "machine", "asked_context", "type_k", "type_v", "n_ubatch")
+    rates = ("prompt_tokens_per_second", "tokens_per_second")
+    cell = {
+        **members(ExploredCell, *asked, "fits", "n_ctx", "bytes", "used", "host_weights", *rates),
+        "arguments": or_null(arguments),
+        **members(ExploredCell, "problem", "needs_imatrix", "memory", "cost", "is_best"),
+    }
+    answer = {
+        **members(ExploredAnswer, "model"),
+        "cell": or_null({**an_object(cell, said(ExploredAnswer, "cell"))}),
+        **members(ExploredAnswer, "is_of_header", "refused"),
+    }
+    return document(
+        "A grid of models, machines and parameters",
+        {
+            "fits": member(Exploration, "fits"),
+            "cost": member(Exploration, "cost"),
+            "cells": a_list(an_object(cell), said(Exploration, "cells")),
+            "asked": member(Exploration, "asked"),
+            "answers": a_list(an_object(answer), said(Exploration, "answers")),
+            **members(Exploration, "kept", "seconds"),
+        },
+    )
+
+
 def _devices() -> Schema:
     keys = ("name", "description", "type", "backend", "total", "free", "virtual")
     host = members(DeviceInfo, "description", "total", "free")
@@ -419,7 +497,7 @@ def _devices() -> Schema:
 
 
 def _catalogue() -> Schema:
-    figures = ("total", "usable", "free", "bandwidth", "pcie", "compute")
+    figures = ("total", "usable", "free", "bandwidth", "pcie", "nvlink", "compute")
     capability = {"description": "Such as 8.9 or gfx1100; null if there is none.", "type": ["string", "null"]}
     sources = an_object(members(Sources, "compute_capability", *figures), "The source of each figure.")
     gpu = members(
@@ -435,6 +513,15 @@ def _catalogue() -> Schema:
     return document("The GPUs that --gpu knows", {"gpus": a_list(an_object(gpu), "Every GPU of the catalogue.")})
 
 
+def _shapes() -> Schema:
+    keys = ("name", "model", "title", "architecture", "parameters", "bytes", "type", "n_layer", "n_ctx_train")
+    shape = {
+        **members(ShapeInfo, *keys, "n_expert", "source"),
+        "config": {"description": said(ShapeInfo, "config"), "type": "object"},
+    }
+    return document("The shapes that --shape knows", {"shapes": a_list(an_object(shape), "Those that were asked for.")})
+
+
 DOCUMENTS: dict[str, tuple[str, Callable[[], Schema]]] = {
     "plan": ("`fitter MODEL --json`, `plan.to_dict()`", plan),
     "verify": ("`fitter verify --json`", _verify),
@@ -444,6 +531,9 @@ DOCUMENTS: dict[str, tuple[str, Callable[[], Schema]]] = {
     "history": ("`fitter history --json`, `fitter diff --json` of two builds", _builds),
     "inspect": ("`fitter inspect --json`", _inspect),
     "quants": ("`fitter quants --json`, `fitter.quants(…).to_dict()`", _quants),
+    "repository": ("`fitter hf://org/repo --json`, `fitter.repository(…).to_dict()`", _repository),
+    "explore": ("`fitter explore --json`, `fitter.explore(…).to_dict()`", _explore),
+    "shapes": ("`fitter shapes --json`", _shapes),
     "devices": ("`fitter devices --json`", _devices),
     "catalogue": ("`fitter devices --catalogue --json`", _catalogue),
 }

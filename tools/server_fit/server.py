@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import subprocess
@@ -58,8 +59,10 @@ class ServerEnded(Exception):
 
 @functools.cache
 def spy() -> Path:
-    """The compiled spy, in a directory of its own; fails with what the compiler says."""
-    path = Path(tempfile.mkdtemp(prefix="fitter-spy-")) / "spy.so"
+    """The compiled spy, in a directory that ends with this process; fails with what the compiler says."""
+    directory = tempfile.TemporaryDirectory(prefix="fitter-spy-")
+    atexit.register(directory.cleanup)
+    path = Path(directory.name) / "spy.so"
     command = [
         *(os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC"),
         *(str(_SOURCE), "-o", str(path), "-ldl"),

@@ -1,6 +1,8 @@
 // The profile of ggml-cuda, and what that of ggml-hip has in common with it.
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "builds/build.h"
 #include "virtual/rules/cuda.h"
@@ -12,6 +14,9 @@ namespace {
 
 // Matrix multiplication kernels read quantized rows in steps of this many elements.
 constexpr int64_t row_padding = 512;
+
+// ggml-cuda's own way of adding up, which a build without NCCL uses: two cards, none before Volta, copy parts this large.
+constexpr size_t sum_room = size_t{32} << 20;
 
 }  // namespace
 
@@ -30,6 +35,15 @@ bool offload_op(const description &, const ggml_tensor * op) { return is_worth_f
 
 bool pins_host_memory() { return std::getenv("GGML_CUDA_NO_PINNED") == nullptr; }
 
+size_t sum_memory(const std::vector<const description *> & devices) {
+    const char * chosen = std::getenv("GGML_CUDA_ALLREDUCE");
+    const bool   is_own = chosen == nullptr || std::strcmp(chosen, "internal") == 0 || std::strcmp(chosen, "nccl") == 0;
+    const bool   is_new = std::all_of(devices.begin(), devices.end(), [](const description * device) {
+        return device->compute_capability >= cc_volta;
+    });
+    return devices.size() == 2 && is_own && is_new ? sum_room : 0;
+}
+
 }  // namespace fitter::cuda
 
 const fitter::profile fitter::cuda_profile = {
@@ -42,4 +56,9 @@ const fitter::profile fitter::cuda_profile = {
     /* .offload_op       = */ fitter::cuda::offload_op,
     /* .graph_optimize   = */ fitter::cuda::graph_optimize,
     /* .pins_host_memory = */ fitter::cuda::pins_host_memory,
+    /* .max_size         = */ nullptr,
+    /* .largest_buffer   = */ nullptr,
+    /* .host_alignment   = */ 0,
+    /* .own_sources_only = */ true,
+    /* .sum_memory       = */ fitter::cuda::sum_memory,
 };

@@ -12,4 +12,9 @@ const fitter::profile fitter::rocm_profile = {
     /* .offload_op       = */ fitter::cuda::offload_op,
     /* .graph_optimize   = */ fitter::cuda::graph_optimize,
     /* .pins_host_memory = */ fitter::cuda::pins_host_memory,
+    /* .max_size         = */ nullptr,
+    /* .largest_buffer   = */ nullptr,
+    /* .host_alignment   = */ 0,
+    /* .own_sources_only = */ true,
+    /* .sum_memory       = */ fitter::cuda::sum_memory,
 };

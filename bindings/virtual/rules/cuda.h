@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "virtual/profile.h"
 
@@ -52,6 +53,7 @@ constexpr bool amd_wmma_available(int cc) { return cc >= cc_rdna3; }
 size_t alloc_size(const description & device, const ggml_tensor * tensor);
 bool   offload_op(const description & device, const ggml_tensor * op);
 bool   pins_host_memory();
+size_t sum_memory(const std::vector<const description *> & devices);
 
 // cuda_flash_attn.cpp
 bool   flash_attn_ext_supported(int cc, const ggml_tensor * op);

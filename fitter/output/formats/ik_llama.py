@@ -75,6 +75,20 @@ def _no_op_offload(_: OptionValue, __: Plan) -> list[str]:
     return ["-op", "-1,0"]
 
 
+def _load_mode(argument: OptionValue, _: Plan) -> list[str]:
+    if argument.value not in _LOAD_MODES:
+        raise PlanError(f"ik_llama.cpp has no load mode {argument.value}, which this plan has: leave --load-mode out")
+    return _LOAD_MODES[argument.value]
+
+
+_LOAD_MODES = {
+    "none": ["--no-mmap"],
+    "mmap": [],
+    "mlock": ["--no-mmap", "--mlock"],
+    "mmap+mlock": ["--mlock"],
+}
+
+
 _WRITERS: dict[str, Callable[[OptionValue, Plan], list[str]]] = {
     "-c": _same,
     "-dev": _device,
@@ -93,5 +107,6 @@ _WRITERS: dict[str, Callable[[OptionValue, Plan], list[str]]] = {
     "--embedding": _flag,
     "-np": _same,
     "-kvu": _nothing,
+    "-lm": _load_mode,
     "-fit": _nothing,
 }

@@ -41,7 +41,11 @@ class OptionValue:
 
 
 MODEL = Option("-m", "model", "LLAMA_ARG_MODEL", is_files=True)
-_OWN = (MODEL, Option("-fit", "fit", "LLAMA_ARG_FIT"), Option("--spec-type", "spec-type", "LLAMA_ARG_SPEC_TYPE"))
+_OWN = (
+    MODEL,
+    Option("-fit", "fit", "LLAMA_ARG_FIT"),
+    Option("--spec-type", "spec-type", "LLAMA_ARG_SPEC_TYPE"),
+)
 """Options in a plan's arguments that are not parameters of fitter."""
 
 

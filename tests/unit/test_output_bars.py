@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tools.docs.picture import picture
+from fitter.output.bars import bars_svg
+from fitter.output.drawing import NARROW, WIDE
 
 GIB = 2**30
 SVG = "{http://www.w3.org/2000/svg}"
@@ -32,12 +33,13 @@ TOO_LARGE = {**CARD, "model": 30 * GIB, "used": 36 * GIB, "left": -13 * GIB}
 
 def bars(devices: list[dict[str, Any]], host: dict[str, Any]) -> list[list[tuple[str, float]]]:
     """The parts of each bar, in pixels, as the SVG has them."""
-    root = ElementTree.fromstring(picture({"devices": devices, "host": host}, "A plan"))
-    rows: dict[str, list[tuple[str, float]]] = {}
-    for rect in root.iter(f"{SVG}rect"):
-        if rect.find(f"{SVG}title") is not None:
-            rows.setdefault(rect.attrib["y"], []).append((rect.attrib["class"], float(rect.attrib["width"])))
-    return list(rows.values())
+    root = ElementTree.fromstring(bars_svg({"devices": devices, "host": host}, "A plan"))
+    rows: list[list[tuple[str, float]]] = []
+    for group in root.iter(f"{SVG}g"):
+        rows.append([])
+        for rect in (rect for rect in group.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None):
+            rows[-1].append((rect.attrib["class"], float(rect.attrib["width"])))
+    return [row for row in rows if row]
 
 
 @pytest.mark.parametrize(
@@ -83,18 +85,42 @@ def test_bars(card: dict[str, Any], host: dict[str, Any], expected: list[dict[st
         assert [width for _, width in row] == pytest.approx([part * pixels for part in parts.values()], abs=0.2)
 
 
-def test_what_does_not_fit_stays_in_the_picture() -> None:
-    root = ElementTree.fromstring(picture({"devices": [TOO_LARGE], "host": UNLIMITED}, "A plan"))
-    width = float(root.attrib["viewBox"].split()[2])
+FAR_LARGER = {**HOST, "total": 768 * GIB, "free": 768 * GIB, "left": 756 * GIB}
+
+
+def test_a_far_larger_host_has_a_scale_of_its_own() -> None:
+    card, host = bars([CARD], FAR_LARGER)
+    assert sum(width for _, width in card) == pytest.approx(sum(width for _, width in host), abs=1)
+    assert "a scale of its own" in bars_svg({"devices": [CARD], "host": FAR_LARGER})
+    assert "a scale of its own" not in bars_svg({"devices": [CARD], "host": HOST})
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_what_does_not_fit_stays_in_the_picture(width: int) -> None:
+    problems = [{"device": "CUDA0", "missing": 14 * GIB, "message": "CUDA0 lacks 14336 MiB"}]
+    plan = {"devices": [TOO_LARGE], "host": {**UNLIMITED, "name": "host"}, "problems": problems}
+    root = ElementTree.fromstring(bars_svg(plan, "A plan", width=width))
+    assert float(root.attrib["viewBox"].split()[2]) == width
     parts = [rect.attrib for rect in root.iter(f"{SVG}rect") if "x" in rect.attrib]
     ends = [float(bar["x"]) + float(bar["width"]) for bar in parts]
     assert ends and max(ends) <= width
+    assert [text.text for text in root.iter(f"{SVG}text") if text.attrib["class"] == "small missing"] == [
+        "lacks 14.0 GiB"
+    ]
+    assert [path.attrib["class"] for path in root.iter(f"{SVG}path")].count("limit") == 1
 
 
 def test_names_are_text() -> None:
     name = '<script>alert("x")</script>'
-    drawn = picture({"devices": [{**CARD, "name": name, "description": name}], "host": HOST}, name)
+    drawn = bars_svg({"devices": [{**CARD, "name": name, "description": name}], "host": HOST}, name)
     root = ElementTree.fromstring(drawn)
     assert "<script" not in drawn
-    assert root.attrib["aria-label"] == name
-    assert sum(name in (text.text or "") for text in root.iter(f"{SVG}text")) == 3
+    assert root.attrib["aria-label"].startswith(f"{name}: {name}: 18.0 GiB of 24.0 GiB used")
+    # a name is cut to the room that it has
+    assert sum((text.text or "").startswith("<script>") for text in root.iter(f"{SVG}text")) == 3
+
+
+def test_invisible_characters_are_shown() -> None:
+    drawn = bars_svg({"devices": [{**CARD, "name": "a\u202eb\x1b[0m\x00"}], "host": HOST})
+    assert not {"\u202e", "\x1b", "\x00"} & set(drawn)
+    assert r"a\u202eb\x1b" in drawn

@@ -1,0 +1,234 @@
+"""``fitter explore``: models on machines with every combination of contexts, KV types and file types."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fitter.cli import options
+from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
+from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PROGRAM, SPEED
+
+if TYPE_CHECKING:
+    from fitter.planning.explored import ExploredCell
+
+_EPILOG = """\
+Examples:
+  fitter explore model.gguf --gpu rtx-3060 --gpu rtx-4090 --gpu "2x rtx-3090" -c 8192,32768
+  fitter explore model.gguf --gpu rtx-3090 --gpu "rtx-4090 + rtx-3060" --type Q4_K_M,Q8_0 -ctk f16,q8_0
+  fitter explore model.gguf --gpu rtx-3060 --gpu rtx-4090 --price rtx-3060=280 --price rtx-4090=1600 \\
+      --answer "32k context at 20 t/s"
+  fitter explore *.gguf --gpu rtx-4090 --resume cells.jsonl -o grid.csv
+
+Exit status: 0 a cell fits, or with --answer a machine does it; 1 none; 2 usage error; 3 a model cannot be read,
+llama.cpp failed, or the executor was lost; 5 a file cannot be written.
+"""
+_GRID = "Grid (every combination is a cell)"
+_WHERE = "Where cells are planned"
+_FIXED = {
+    PROGRAM: ("program", "llama_cpp"),
+    CONTEXT: ("n_seq_max", "flash_attn", "n_batch", "fit_ctx"),
+    DEVICES: ("host_memory", "host_margin", "margin", "allow"),
+    SPEED: ("prompt", "generate", "host_bandwidth", "objective"),
+    OUTPUT: ("timeout",),
+}
+"""Parameters that are the same for every cell, by section."""
+
+
+def _list_of(name: str) -> Callable[..., Any]:
+    """A callback that splits a list with commas, and checks each of its values."""
+
+    def split(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> list[Any] | None:
+        kind = PARAMETERS[name].kind
+        try:
+            words = [word.strip() for text in texts for word in text.split(",")]
+            return [PARAMETERS[name].check(kind.parse(word)) for word in words] or None
+        except UsageError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+    return split
+
+
+def _costs(option: str) -> Callable[..., Any]:
+    """A callback for ``CARD=NUMBER``."""
+
+    def parse(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, float] | None:
+        found: dict[str, float] = {}
+        for text in texts:
+            name, equals, number = text.rpartition("=")
+            try:
+                value = float(number)
+            except ValueError:
+                equals = ""
+            if not equals or not name.strip():
+                raise click.BadParameter(f"'{text}': give a card and its number, such as rtx-4090=1600", ctx, param)
+            if name in found:
+                raise click.BadParameter(f"{name} is given twice: leave one of them out", ctx, param)
+            found[name] = value
+        return found or None
+
+    return parse
+
+
+def _axis(name: str, text: str) -> Callable[..., Any]:
+    names = PARAMETERS[name].options
+    return options.grid_option(_GRID, name, *names, multiple=True, metavar="LIST", callback=_list_of(name), help=text)
+
+
+@click.command(cls=options.Command, epilog=_EPILOG)
+@click.argument("models", nargs=-1, type=click.Path(), metavar="MODEL...")
+@options.shapes_option
+@options.grid_option(
+    _GRID,
+    "machines",
+    "--gpu",
+    multiple=True,
+    metavar="SPEC",
+    help="A machine: rtx-4090, '2x rtx-3090', 'rtx-4090 + rtx-3060', or none for one without a GPU. Repeatable.",
+)
+@_axis("n_ctx", "Contexts in tokens, such as 8192,32768. [default: the one that --answer asks for, else a fit chooses]")
+@_axis("type_k", "Types of the KV cache's keys, such as f16,q8_0. [default: f16]")
+@_axis("type_v", "Types of the KV cache's values. [default: f16]")
+@_axis("n_ubatch", "Micro batches in tokens, such as 512,2048. [default: the program's]")
+@options.grid_option(
+    _GRID,
+    "types",
+    "--type",
+    multiple=True,
+    metavar="LIST",
+    help="File types of llama-quantize, such as Q4_K_M,Q8_0, planned from the model's header."
+    " [default: the file's own]",
+)
+@options.grid_option(
+    _GRID,
+    "max_cells",
+    "--max-cells",
+    type=int,
+    metavar="N",
+    help="The most cells that are planned. [default: 2000]",
+)
+@options.grid_option(
+    "Answer",
+    "answer",
+    "--answer",
+    metavar="TEXT",
+    help="Name the cheapest machine that does this, such as '32k context at 20 t/s', 'prompt 500 t/s' or 'fits', and "
+    "confirm it on the model itself.",
+)
+@options.grid_option(
+    "Answer",
+    "prices",
+    "--price",
+    multiple=True,
+    metavar="CARD=N",
+    callback=_costs("--price"),
+    help="The price of a card in any currency, such as rtx-4090=1600. Repeatable. [default: none; the least memory is "
+    "the cheapest]",
+)
+@options.grid_option(
+    "Answer",
+    "watts",
+    "--watts",
+    multiple=True,
+    metavar="CARD=N",
+    callback=_costs("--watts"),
+    help="The watts of a card, in place of its price. Repeatable.",
+)
+@options.grid_option(
+    _WHERE,
+    "jobs",
+    "-j",
+    "--jobs",
+    type=int,
+    metavar="N",
+    help="How many cells are planned at the same time. [default: one per processor]",
+)
+@options.grid_option(
+    _WHERE, "executor", "--executor", metavar="WHERE", help="Plan the cells on a Dask cluster: dask://HOST:PORT."
+)
+@options.grid_option(
+    _WHERE,
+    "resume",
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write each cell to this file when it is done, and plan none again that is there.",
+)
+@options.stacked(*(options.parameter(name, section=section) for section, names in _FIXED.items() for name in names))
+@options.grid_option(
+    OUTPUT,
+    "output",
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write all cells to a file that ends in .csv, .json or .parquet.",
+)
+@options.json_option
+@options.verbose_option
+def explore(
+    models: tuple[str, ...],
+    machines: tuple[str, ...],
+    types: tuple[str, ...] | None,
+    executor: str | None,
+    resume: Path | None,
+    output: Path | None,
+    as_json: bool | None,
+    verbose: int,
+    **given: Any,
+) -> int:
+    """Plan every MODEL on every machine, with every context, KV type, micro batch and file type that is named.
+
+    Each --gpu is a machine of its own here. Every cell of the table is a plan that llama.cpp has measured, on a copy of
+    the model's header; what --answer names is confirmed on the model itself. Marked as the best are the cells that no
+    other one beats in context, speed and price.
+    """
+    from fitter import executors, exploring, programs
+    from fitter.output import exploration, progress
+
+    if not models:
+        raise click.UsageError("no model is given: name one, such as model.gguf or --shape llama-3.1-8b")
+    if not machines:
+        raise click.UsageError("no machine is given: name one with --gpu, such as rtx-4090 or '2x rtx-3090'")
+    if executor is not None:
+        executors.check_executor(executor)
+    if output is not None:
+        exploration.check_output(output)
+    given["program"] = given["program"] or programs.chosen("llama-server")
+    done = [0, 0]
+    try:
+        with progress.counted(sys.stderr, "planning cells") as count:
+
+            def tell(cell: ExploredCell, number: int, total: int) -> None:
+                done[:] = number, total
+                if count is not None:
+                    count(number, total, cell.machine)
+
+            found = exploring.explore(
+                models,
+                machines,
+                types=[word for text in types for word in text.split(",")] if types else None,
+                executor=executor,
+                resume=resume,
+                on_cell=tell,
+                **options.given(given),
+            )
+    except KeyboardInterrupt:
+        where = f"are in {resume}: the same command plans the rest" if resume else "are lost: --resume FILE keeps them"
+        click.echo(f"fitter: interrupted, {done[0]} of {done[1]} cells {where}", err=True)
+        raise
+    if output is not None:
+        exploration.write(found, output)
+    if as_json:
+        from fitter.output import json
+
+        click.echo(json.dumps(found.to_dict()))
+    else:
+        from fitter.output import table
+
+        table.print_to(sys.stdout, exploration.exploration_table(found, verbose=verbose > 0))
+    return EXIT_FITS if found.fits else EXIT_DOES_NOT_FIT

@@ -1,0 +1,123 @@
+"""``fitter report``: a plan as a page of HTML, or as a picture."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fitter.cli import options
+from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, AnswerError, UsageError
+from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
+
+if TYPE_CHECKING:
+    from fitter.planning.plan import Plan
+
+STDOUT = Path("-")
+"""Where a page goes that is to be piped on."""
+
+_EPILOG = """\
+Examples:
+  fitter report model.gguf -o report.html
+  fitter report model.gguf -o - | ssh host 'cat > report.html'
+  fitter report model.gguf --gpu rtx-4090 --svg plan.svg
+  fitter model.gguf --json > plan.json && fitter report plan.json -o report.html
+
+Exit status: 0 fits, 1 does not fit, which the report shows, 2 usage error, 3 the model cannot be read or llama.cpp
+failed, or a package is missing for reports, 5 the report cannot be written.
+"""
+
+
+@click.command(cls=options.Command, epilog=_EPILOG)
+@options.model_argument
+@options.sections(PROGRAM, CONTEXT, PLACEMENT, SHARED, DEVICES, SPEED, OUTPUT)
+@options.page_options
+@options.verbose_option
+def report(
+    model: str,
+    page_file: Path | None,
+    svg_file: Path | None,
+    no_contexts: bool | None,
+    verbose: int,
+    **given: Any,
+) -> int:
+    """Plan MODEL as fitter fit does, or read a plan that fitter --json wrote, and write a report of it.
+
+    It is one page that needs no network: the memory of each device, where each layer is, what other contexts would
+    take, what was chosen over what, how far the plan is from the best that it could be, and the arguments for each
+    program. A plan that does not fit has one too, which shows what lacks where.
+
+    A plan from a file has no other contexts, since the file does not say what was asked for.
+    """
+    if page_file is None and svg_file is None:
+        raise UsageError("there is nothing to write: give -o report.html, or --svg plan.svg")
+    from fitter.output import report as pages
+
+    if page_file is not None:
+        pages.check_installed()
+    _check_places(page_file, svg_file)
+    words = options.given(given)
+    if model.endswith(".json"):
+        plan = _read(model, words)
+        where = None
+    else:
+        plan, where = _fitted(model, words, verbose), model
+    for problem in plan.problems:
+        click.echo(f"fitter: does not fit: {problem.message}", err=True)
+    write(plan, where, page_file, svg_file, with_contexts=not no_contexts and page_file is not None)
+    return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
+
+
+def _check_places(*files: Path | None) -> None:
+    """Raise ``AnswerError`` for a file that cannot be written, before anything is planned for it."""
+    for file in files:
+        if file is not None and file.is_dir():
+            raise AnswerError(f"{file} cannot be written: it is a directory: name a file in it")
+        if file is not None and not file.parent.is_dir():
+            raise AnswerError(f"{file} cannot be written: {file.parent} is no directory that is there")
+
+
+def _read(file: str, words: dict[str, Any]) -> Plan:
+    from fitter.output.plan_file import read_plan
+
+    if words:
+        listed = ", ".join(f"--{PARAMETERS[name].long}" for name in words)
+        raise UsageError(f"{file} already sets every parameter: leave {listed} out, or give a model")
+    return read_plan(file)
+
+
+def _fitted(model: str, words: dict[str, Any], verbose: int) -> Plan:
+    from fitter import api, programs
+    from fitter.output import progress
+
+    words.setdefault("program", programs.unless_named("llama-server"))
+    with progress.progress(sys.stderr, every_step=verbose > 0) as on_progress:
+        return api.fit(model, on_progress=on_progress, on_log=options.log_line if verbose > 1 else None, **words)
+
+
+def write(
+    plan: Plan,
+    model: str | None,
+    page_file: Path | None = None,
+    svg_file: Path | None = None,
+    *,
+    with_contexts: bool = True,
+) -> None:
+    """Write the page of ``plan`` and its picture, or one of them. Raises ``AnswerError`` and ``LibraryError``."""
+    from fitter.output import progress
+    from fitter.output import report as pages
+    from fitter.regression.build_report import write as to_file
+    from fitter.reporting import beside
+
+    if page_file is not None:
+        pages.check_installed()
+    with progress.progress(sys.stderr) as on_progress:
+        found = beside(plan, model, with_contexts=with_contexts, on_progress=on_progress)
+    if page_file == STDOUT:
+        click.echo(pages.plan_page(plan, found.layer_map, found.contexts, found.notes), nl=False)
+    elif page_file is not None:
+        to_file(page_file, pages.plan_page(plan, found.layer_map, found.contexts, found.notes))
+    if svg_file is not None:
+        to_file(svg_file, pages.plan_picture(plan.to_dict(), plan.model.name, found.layer_map))

@@ -1,0 +1,39 @@
+"""``fitter shapes``: the models that can be planned without a file."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from fitter.cli import options
+from fitter.errors import EXIT_FITS
+
+_EPILOG = """\
+Examples:
+  fitter shapes                    all of them
+  fitter shapes qwen3 moe          those whose name, title or architecture has both words
+  fitter shapes llama-3.1-70b      one of them, with its source and its hyperparameters
+  fitter --shape llama-3.1-70b:Q5_K_M --gpu "2x rtx-4090"
+"""
+
+
+@click.command(cls=options.Command, epilog=_EPILOG)
+@click.argument("words", nargs=-1, metavar="[WORD]...")
+@options.json_option
+def shapes(words: tuple[str, ...], as_json: bool | None) -> int:
+    """List the models that --shape knows, or those that have each WORD in their name, title or architecture.
+
+    A shape is what is published of a model's dimensions. Its header is written from them, and llama.cpp plans on that
+    as on the file that would be downloaded.
+    """
+    from fitter.model.shapes import listing
+    from fitter.output import json, table
+    from fitter.output import shapes as output
+
+    found = listing.shapes(*words)
+    if as_json:
+        click.echo(json.dumps(output.to_dict(found)))
+    else:
+        table.print_to(sys.stdout, output.shapes_table(found))
+    return EXIT_FITS

@@ -1,0 +1,81 @@
+"""Pools: memory that devices and the host share, on this machine and on described ones. Bytes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fitter.llama.types import RPC, DeviceInfo, SharedMemory, VirtualDevice
+from fitter.machine.host import HostMemory
+from fitter.machine.shared_memory import system_of_device
+
+_ALIKE = 0.06
+"""How far what a driver reports may be from what Linux says of the same GPU, as a share."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Memory that ``devices``, by name, share with the host and with one another."""
+
+    devices: tuple[str, ...]
+    memory: SharedMemory
+
+    @property
+    def name(self) -> str:
+        """What shares it: ``MTL0+host``."""
+        return "+".join((*self.devices, "host"))
+
+
+def described_pools(virtual: Sequence[VirtualDevice]) -> tuple[Pool, ...]:
+    """The pool of a described machine; none where every device has memory of its own."""
+    sharing = [device for device in virtual if device.shared is not None]
+    # a machine has one memory: what its devices say of it is the same
+    memories = [device.shared for device in sharing if device.shared is not None]
+    return (Pool(tuple(device.name for device in sharing), memories[0]),) if memories else ()
+
+
+def pools_here(devices: Sequence[DeviceInfo], host: HostMemory, root: Path = Path("/")) -> tuple[Pool, ...]:
+    """The pool of this machine; none where every device has memory of its own.
+
+    ``root`` is the directory in which ``sys`` is mounted.
+    """
+    found = {device: system_of_device(device) for device in devices if device.backend != RPC}
+    sharing = {device: system for device, system in found.items() if system is not None}
+    if not sharing:
+        return ()
+    first, system = next(iter(sharing.items()))
+    carved, carved_free = set_aside(first.total, root) if system == "amdgpu" else (0, 0)
+    memory = SharedMemory(host.total + carved, host.available + carved_free, carved, system)
+    return (Pool(tuple(device.name for device in sharing), memory),)
+
+
+def set_aside(total: int, root: Path = Path("/")) -> tuple[int, int]:
+    """Bytes that the firmware has set aside for an AMD GPU with ``total`` bytes, and how many of them are free.
+
+    Linux has them apart from its own memory. A card with memory of its own is told by what the driver reports in all.
+    """
+    for device in sorted(root.glob("sys/class/drm/card*/device")):
+        with contextlib.suppress(OSError, ValueError):
+            carved, used, lent = (
+                int((device / f"mem_info_{name}").read_text()) for name in ("vram_total", "vram_used", "gtt_total")
+            )
+            if any(abs(size - total) <= _ALIKE * total for size in (carved, lent, carved + lent)):
+                return carved, max(0, carved - used)
+    return 0, 0
+
+
+def typed(devices: Sequence[DeviceInfo], virtual: Sequence[VirtualDevice]) -> tuple[DeviceInfo, ...]:
+    """``devices``, some of them ``virtual``, with the types of the real ones: ggml says one of all virtual ones."""
+    types = {device.name: device.type for device in virtual}
+    return tuple(replace(d, type=types.get(d.name, d.type)) if d.virtual else d for d in devices)
+
+
+def used_by_default(devices: Sequence[DeviceInfo]) -> tuple[DeviceInfo, ...]:
+    """Those that llama.cpp uses where none is named: a GPU that shares the host's memory only where it is alone.
+
+    Remote ones do not count (``llama_prepare_model_devices``).
+    """
+    has_own = any(device.type == "gpu" and device.backend != RPC for device in devices)
+    return tuple(device for device in devices if device.type != "igpu" or not has_own)

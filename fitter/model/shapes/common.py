@@ -1,0 +1,236 @@
+"""What most architectures have in common: the dimensions, rope, and the tensors of attention and feed-forward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fitter.model.shapes.config import MOST_EXPERTS, MOST_LAYERS, Config
+from fitter.model.shapes.header import Header
+
+_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f16"}
+"""What the converter makes of the matrices by the type that they are published in."""
+
+
+def begin(c: Config, architecture: str) -> Header:
+    """An empty header, whose matrices have the type that the converter chooses."""
+    dtype = c.text("torch_dtype", c.text("dtype", "bfloat16"))
+    c.value("dtype")
+    if dtype not in _DTYPES:
+        raise c.unknown(f"torch_dtype '{dtype}'")
+    return Header(architecture, _DTYPES[dtype])
+
+
+def layers(c: Config) -> int:
+    """How many layers it has."""
+    return c.count("num_hidden_layers", "n_layer", "n_layers", "num_layers", most=MOST_LAYERS)
+
+
+def heads(c: Config) -> tuple[int, int, int]:
+    """Heads of the query, heads of the keys and values, and the size of one."""
+    n_head = c.count("num_attention_heads", "n_head", most=1 << 16)
+    n_head_kv = c.count("num_key_value_heads", default=n_head, most=1 << 16)
+    n_embd = c.count("hidden_size", "n_embd", "d_model")
+    if n_head % n_head_kv:
+        raise c.error(f"has {n_head} heads for {n_head_kv} heads of keys: give a multiple")
+    if n_embd % n_head and not c.has("head_dim"):
+        raise c.error(f"has a hidden_size of {n_embd} for {n_head} heads: give a multiple, or a head_dim")
+    return n_head, n_head_kv, c.count("head_dim", default=max(1, n_embd // n_head), most=1 << 16)
+
+
+def dimensions(c: Config, h: Header, *, n_layer: int | None = None, eps: str = "layer_norm_rms_epsilon") -> None:
+    """The metadata that nearly every architecture has."""
+    n_head, n_head_kv, head = heads(c)
+    h.keys(
+        vocab_size=c.count("vocab_size"),
+        block_count=layers(c) if n_layer is None else n_layer,
+        context_length=c.count("max_position_embeddings", "n_positions", "n_ctx"),
+        embedding_length=c.count("hidden_size", "n_embd", "d_model"),
+        attention__head_count=n_head,
+        attention__head_count_kv=n_head_kv,
+    )
+    if c.has("intermediate_size"):
+        h.key("feed_forward_length", c.count("intermediate_size"))
+    h.key(f"attention.{eps}", c.number(*EPSILONS, default=1e-5))
+    h.keys(attention__key_length=head, attention__value_length=head)
+
+
+EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+
+
+_YARN = {
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "attention_factor": "attn_factor",
+    "extrapolation_factor": "ext_factor",
+}
+
+
+def rope(c: Config, h: Header, size: int, known: Sequence[str] = ("default", "llama3", "linear", "yarn")) -> None:
+    """The metadata of rope, and the tensors of its factors. ``size``: how much of a head it turns."""
+    part = rope_part(c)
+    theta = c.number("rope_theta", "rotary_emb_base", default=0.0)
+    scaling = c.part("rope_scaling")
+    kind = rope_type(c, part)
+    if part is not None:
+        theta = part.number("rope_theta", default=theta)
+        # how much of a head is turned is the caller's question
+        part.value("partial_rotary_factor", "mrope_section", "mrope_interleaved", "truncate")
+    if scaling is not None:
+        scaling.value("mrope_section", "mrope_interleaved", "truncate")
+    h.key("rope.freq_base", theta or None)
+    if kind not in known:
+        raise c.unknown(f"a rope scaling of type '{kind}'")
+    if kind in ("linear", "yarn") and part is not None:
+        factor = part.number("factor")
+        h.keys(rope__scaling__type=kind, rope__scaling__factor=factor)
+        if kind == "yarn":
+            original = part.count(
+                "original_max_position_embeddings", default=c.count("max_position_embeddings", most=1 << 30)
+            )
+            h.key("rope.scaling.original_context_length", original)
+            for name, key in _YARN.items():
+                if part.has(name):
+                    h.key(f"rope.scaling.yarn_{key}", part.number(name))
+            part.value("mscale", "mscale_all_dim")
+    if kind == "llama3" and part is not None:
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+            part.number(name, default=1.0)
+        part.count("original_max_position_embeddings", default=8192)
+        h.weight("rope_freqs", size // 2)
+
+
+def rope_part(c: Config) -> Config | None:
+    """Where it says how rope is scaled; newer ones call it ``rope_parameters``."""
+    found = c.part("rope_parameters")
+    return found if found is not None else c.part("rope_scaling")
+
+
+def rope_type(c: Config, part: Config | None) -> str:
+    """What kind of scaling it has."""
+    if part is None:
+        return "default"
+    kind = part.text("rope_type", part.text("type", "default"))
+    part.value("type")
+    return {"mrope": "default", "su": "longrope"}.get(kind, kind)
+
+
+def routed(c: Config, h: Header) -> tuple[int, int]:
+    """The metadata of routed experts; returns how many there are, and the width of one."""
+    n_expert = c.count("num_local_experts", "num_experts", "n_routed_experts", most=MOST_EXPERTS)
+    n_ff = c.count("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+    h.keys(
+        expert_count=n_expert,
+        expert_used_count=c.count("num_experts_per_tok", "num_experts_per_token", "moe_topk", most=n_expert),
+        expert_feed_forward_length=n_ff,
+    )
+    return n_expert, n_ff
+
+
+def every(c: Config, name: str, n_layer: int, kinds: Sequence[str]) -> list[str] | None:
+    """The kind of each layer, where they are listed; only ``kinds`` are known."""
+    found = c.texts(name)
+    if found is None:
+        return None
+    if len(found) != n_layer:
+        raise c.error(f"has {len(found)} {name} for {n_layer} layers: give one for each")
+    if other := next((each for each in found if each not in kinds), None):
+        raise c.unknown(f"a layer of type '{other[:40]}'")
+    return found
+
+
+def is_tied(c: Config, default: bool) -> bool:
+    """Whether the output has the weights of the token embedding."""
+    return c.flag("tie_word_embeddings", default)
+
+
+def ends(c: Config, h: Header, *, tied: bool, bias: bool = False, norm_bias: bool = False) -> None:
+    """The token embedding, and the output with its norm."""
+    n_embd, n_vocab = c.count("hidden_size", "n_embd", "d_model"), c.count("vocab_size")
+    h.weight("token_embd", n_embd, n_vocab)
+    h.weight("output_norm", n_embd)
+    if norm_bias:
+        h.bias("output_norm", n_embd)
+    if not tied:
+        h.weight("output", n_embd, n_vocab)
+        if bias:
+            h.bias("output", n_vocab)
+
+
+def attention(
+    c: Config,
+    h: Header,
+    b: str,
+    *,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    head_norm: bool = False,
+    fused: bool = False,
+    gated: bool = False,
+    sizes: tuple[int, int, int] | None = None,
+) -> None:
+    """Attention of the layer ``b`` with grouped queries.
+
+    ``head_norm``: with a norm of each head's query and key. ``fused``: in one tensor. ``gated``: the query's tensor
+    makes the output's gate, too. ``sizes``: heads, heads of keys, and the size of one, if not the model's.
+    """
+    n_embd = c.count("hidden_size", "n_embd", "d_model")
+    n_head, n_head_kv, head = sizes or heads(c)
+    q, kv = n_head * head, n_head_kv * head
+    parts = (("qkv", q + 2 * kv),) if fused else (("q", 2 * q if gated else q), ("k", kv), ("v", kv))
+    for name, rows in parts:
+        h.weight(f"{b}.attn_{name}", n_embd, rows)
+        if qkv_bias:
+            h.bias(f"{b}.attn_{name}", rows)
+    if head_norm:
+        h.weight(f"{b}.attn_q_norm", head)
+        h.weight(f"{b}.attn_k_norm", head)
+    h.weight(f"{b}.attn_output", q, n_embd)
+    if out_bias:
+        h.bias(f"{b}.attn_output", n_embd)
+
+
+def feed_forward(
+    c: Config, h: Header, b: str, n_ff: int | None = None, *, bias: bool = False, gated: bool = True, suffix: str = ""
+) -> None:
+    """A feed-forward network of the layer ``b``."""
+    n_embd, n_ff = c.count("hidden_size", "n_embd", "d_model"), n_ff or c.count("intermediate_size")
+    parts = ("gate", "up") if gated else ("up",)
+    for name in parts:
+        h.weight(f"{b}.ffn_{name}{suffix}", n_embd, n_ff)
+        if bias:
+            h.bias(f"{b}.ffn_{name}{suffix}", n_ff)
+    h.weight(f"{b}.ffn_down{suffix}", n_ff, n_embd)
+    if bias:
+        h.bias(f"{b}.ffn_down{suffix}", n_embd)
+
+
+def experts(
+    c: Config, h: Header, b: str, n_expert: int, n_ff: int, *, gated: bool = True, probability_bias: bool = False
+) -> None:
+    """Routed experts of the layer ``b``, with their router. ``probability_bias``: the router is corrected by a bias."""
+    n_embd = c.count("hidden_size")
+    h.weight(f"{b}.ffn_gate_inp", n_embd, n_expert)
+    for name in ("gate", "up") if gated else ("up",):
+        h.weight(f"{b}.ffn_{name}_exps", n_embd, n_ff, n_expert)
+    h.weight(f"{b}.ffn_down_exps", n_ff, n_embd, n_expert)
+    if probability_bias:
+        h.bias(f"{b}.exp_probs_b", n_expert)
+
+
+def norms(h: Header, b: str, n_embd: int, *names: str, bias: bool = False) -> None:
+    """Norms of the layer ``b``."""
+    for name in names:
+        h.weight(f"{b}.{name}", n_embd)
+        if bias:
+            h.bias(f"{b}.{name}", n_embd)
+
+
+def rotary(c: Config, size: int, default: float = 1.0) -> int:
+    """How much of a head of this size rope turns."""
+    part = rope_part(c)
+    inner = part.number("partial_rotary_factor", default=default) if part is not None else default
+    factor = c.number("partial_rotary_factor", "rotary_pct", "rope_pct", default=inner)
+    if not 0 < factor <= 1 or not math.isfinite(factor):
+        raise c.error(f"has partial_rotary_factor {factor}: give a share of at most 1")
+    return int(size * factor)

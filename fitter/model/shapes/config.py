@@ -1,0 +1,180 @@
+"""The hyperparameters of a model as they are published, read with care: a ``config.json`` may come from anywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fitter.errors import ModelError
+from fitter.text import printable
+
+LARGEST = 2**31 - 1
+"""The largest number that a header has for a dimension."""
+MOST_LAYERS, MOST_EXPERTS = 512, 1024
+"""What llama.cpp reads at most."""
+LONGEST = 1 << 20
+"""The most bytes of a ``config.json`` that is read."""
+_DEEPEST = 200
+
+
+class Config:
+    """Hyperparameters by name, each checked when it is read; ``unread`` tells which were not.
+
+    ``where`` is what they are called in a message. Every method raises ``ModelError`` for a value that makes no sense.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, read: set[str] | None = None, prefix: str = "") -> None:
+        self.where = where
+        self._values = values
+        self._read: set[str] = set() if read is None else read
+        self._prefix = prefix
+
+    def value(self, *names: str) -> Any:
+        """What the first of ``names`` that is there and not null has; ``None`` if none is. All count as read."""
+        self._read.update(self._prefix + name for name in names)
+        return next((self._values[name] for name in names if self._values.get(name) is not None), None)
+
+    def has(self, name: str) -> bool:
+        """Whether it is there and not null."""
+        return self._values.get(name) is not None
+
+    def count(self, *names: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
+        """A whole number."""
+        value = self.value(*names)
+        if value is None:
+            if default is None:
+                raise self.error(f"has no {names[0]}: add it")
+            return default
+        return self._whole(names[0], value, least, most)
+
+    def counts(self, name: str, n: int, least: int = 0) -> list[int]:
+        """``n`` whole numbers, from a list or from one for all."""
+        value = self.value(name)
+        if isinstance(value, list):
+            if len(value) != n:
+                raise self.error(f"has {len(value)} values of {name} for {n} layers: give one for each")
+            return [self._whole(name, each, least, LARGEST) for each in value]
+        return [self.count(name, least=least)] * n
+
+    def number(self, *names: str, default: float | None = None) -> float:
+        """A number of any kind."""
+        value = self.value(*names)
+        if value is None:
+            if default is None:
+                raise self.error(f"has no {names[0]}: add it")
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e30:
+            raise self.error(f"has {names[0]} {_shown(value)}: give a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        """True or false."""
+        value = self.value(name)
+        if value is None:
+            if default is None:
+                raise self.error(f"has no {name}: add it")
+            return default
+        if not isinstance(value, bool):
+            raise self.error(f"has {name} {_shown(value)}: give true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A word."""
+        value = self.value(name)
+        if value is None:
+            if default is None:
+                raise self.error(f"has no {name}: add it")
+            return default
+        if not isinstance(value, str):
+            raise self.error(f"has {name} {_shown(value)}: give a text")
+        return value
+
+    def texts(self, name: str) -> list[str] | None:
+        """A list of words; ``None`` if there is none."""
+        value = self.value(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.error(f"has {name} {_shown(value)}: give a list of texts")
+        return value
+
+    def numbers(self, name: str) -> list[float] | None:
+        """A list of numbers; ``None`` if there is none."""
+        value = self.value(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(
+            isinstance(each, (int, float)) and not isinstance(each, bool) and math.isfinite(each) for each in value
+        ):
+            raise self.error(f"has {name} {_shown(value)}: give a list of numbers")
+        return value
+
+    def part(self, name: str) -> Config | None:
+        """The hyperparameters in the object ``name``; ``None`` if there is none."""
+        value = self.value(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(f"has {name} {_shown(value)}: give an object")
+        return Config(value, self.where, self._read, f"{self._prefix}{name}.")
+
+    def without(self, name: str) -> Config:
+        """The same without ``name``, which counts as read."""
+        self._read.add(self._prefix + name)
+        rest = {key: value for key, value in self._values.items() if key != name}
+        return Config(rest, self.where, self._read, self._prefix)
+
+    def must_be(self, name: str, *values: object) -> None:
+        """Raise ``ModelError`` if it is there and none of ``values``, which are all that is known."""
+        value = self.value(name)
+        if value is not None and value not in values:
+            raise self.unknown(f"{name} {_shown(value)}")
+
+    def unknown(self, what: str) -> ModelError:
+        """The error for a variation that is not known."""
+        what = printable(what, 100)
+        return self.error(f"has {what}, which fitter cannot tell the tensors of: give a GGUF file of the model instead")
+
+    def error(self, text: str) -> ModelError:
+        """An error about it."""
+        return ModelError(f"{self.where} {printable(text)}")
+
+    def unread(self) -> list[str]:
+        """The names that nothing has read, and that have a value."""
+        return [name for name, value in self._values.items() if name not in self._read and not _is_nothing(value)]
+
+    def _whole(self, name: str, value: object, least: int, most: int) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.error(f"has {name} {_shown(value)}: give a whole number from {least} to {most}")
+        return value
+
+
+def _is_nothing(value: object) -> bool:
+    return value is None or value is False or value in ("", [], {})
+
+
+def _shown(value: object) -> str:
+    return printable(repr(value), 60)
+
+
+def parse(data: bytes, where: str) -> dict[str, Any]:
+    """The object in a ``config.json``. Raises ``ModelError`` for anything else."""
+    if len(data) > LONGEST:
+        raise ModelError(f"{where} is larger than {LONGEST >> 20} MiB: give the config.json of a model")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ModelError(f"{where} is not JSON: give the config.json of a model") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"{where} has no object: give the config.json of a model")
+    return found
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names of a list, for a message."""
+    shown = [printable(name, 60) for name in names[:3]]
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,416 @@
+"""Models of which some layers, or all, keep a state in place of keys and values."""
+
+from __future__ import annotations
+
+from fitter.model.shapes.common import (
+    attention,
+    begin,
+    dimensions,
+    ends,
+    every,
+    experts,
+    feed_forward,
+    heads,
+    is_tied,
+    layers,
+    norms,
+    rope,
+    rope_part,
+    rotary,
+    routed,
+)
+from fitter.model.shapes.config import Config
+from fitter.model.shapes.header import Header
+from fitter.model.shapes.llama import FULL, scales
+from fitter.model.shapes.moe import predictor
+from fitter.model.shapes.states import ANY_CONTEXT, mamba2_layer
+
+LINEAR = "linear_attention"
+
+
+def qwen3next(c: Config) -> Header:
+    """Qwen3-Next and Qwen3-Coder-Next."""
+    return _delta(c, "qwen3next", split=False, has_experts=True)
+
+
+def qwen35(c: Config) -> Header:
+    """The text part of Qwen3.5 and 3.6, dense."""
+    return _delta(c, "qwen35", split=True, has_experts=False)
+
+
+def qwen35moe(c: Config) -> Header:
+    """The text part of Qwen3.5 and 3.6 with experts."""
+    return _delta(c, "qwen35moe", split=True, has_experts=True)
+
+
+def _delta(c: Config, architecture: str, *, split: bool, has_experts: bool) -> Header:
+    """Gated delta nets in three layers of four; ``split``: what makes alpha and beta are two tensors."""
+    c.must_be("hidden_act", "silu")
+    c.must_be("attention_bias", False)
+    c.must_be("attn_output_gate", True)
+    c.must_be("mlp_only_layers", [])
+    c.must_be("decoder_sparse_step", 1)
+    c.must_be("mtp_use_dedicated_embeddings", False)
+    c.value("mamba_ssm_dtype", "norm_topk_prob", "output_gate_type", "language_model_only")
+    n_layer, n_embd = layers(c), c.count("hidden_size")
+    interval = c.count("full_attention_interval", default=4)
+    usual = [FULL if i % interval == interval - 1 else LINEAR for i in range(n_layer)]
+    kinds = every(c, "layer_types", n_layer, (FULL, LINEAR)) or usual
+    if kinds != usual:
+        raise c.unknown("layer_types in another order than every full_attention_interval-th")
+    n_next = c.count("mtp_num_hidden_layers", default=0, least=0)
+    h = begin(c, architecture)
+    dimensions(c, h, n_layer=n_layer + n_next)
+    size = rotary(c, heads(c)[2], 0.25)
+    rope(c, h, size)
+    part = rope_part(c)
+    sections = (part.numbers("mrope_section") if part is not None else None) or c.numbers("mrope_section")
+    if sections:
+        h.key("rope.dimension_sections", [int(each) for each in [*sections, 0, 0, 0, 0][:4]])
+    n_v = c.count("linear_num_value_heads")
+    n_expert, n_ff, shared = (*routed(c, h), c.count("shared_expert_intermediate_size")) if has_experts else (0, 0, 0)
+    h.keys(
+        expert_shared_feed_forward_length=shared or None,
+        rope__dimension_count=size,
+        ssm__conv_kernel=c.count("linear_conv_kernel_dim"),
+        ssm__state_size=c.count("linear_key_head_dim"),
+        ssm__group_count=c.count("linear_num_key_heads"),
+        ssm__time_step_rank=n_v,
+        ssm__inner_size=c.count("linear_value_head_dim") * n_v,
+        full_attention_interval=interval,
+        attention__recurrent_layers=[each == LINEAR for each in kinds] + [False] * n_next,
+        nextn_predict_layers=n_next or None,
+    )
+    ends(c, h, tied=is_tied(c, False))
+    for i in range(n_layer + n_next):
+        b = f"blk.{i}"
+        norms(h, b, n_embd, "attn_norm", "post_attention_norm")
+        if i < n_layer and kinds[i] == LINEAR:
+            _delta_layer(c, h, b, split=split)
+        else:
+            attention(c, h, b, head_norm=True, gated=True)
+        if has_experts:
+            experts(c, h, b, n_expert, n_ff)
+            h.weight(f"{b}.ffn_gate_inp_shexp", n_embd)
+            feed_forward(c, h, b, shared, suffix="_shexp")
+        else:
+            feed_forward(c, h, b)
+        if i >= n_layer:
+            predictor(h, b, n_embd)
+    return h
+
+
+def _delta_layer(c: Config, h: Header, b: str, *, split: bool) -> None:
+    n_embd, n_v = c.count("hidden_size"), c.count("linear_num_value_heads")
+    inner = c.count("linear_value_head_dim") * n_v
+    wide = 2 * c.count("linear_key_head_dim") * c.count("linear_num_key_heads") + inner
+    h.weight(f"{b}.attn_qkv", n_embd, wide)
+    h.weight(f"{b}.attn_gate", n_embd, inner)
+    h.weight(f"{b}.ssm_conv1d", c.count("linear_conv_kernel_dim"), wide)
+    h.bias(f"{b}.ssm_dt", n_v)
+    h.tensor(f"{b}.ssm_a", n_v)
+    for name, rows in (("beta", n_v), ("alpha", n_v)) if split else (("ba", 2 * n_v),):
+        h.weight(f"{b}.ssm_{name}", n_embd, rows)
+    h.weight(f"{b}.ssm_norm", c.count("linear_value_head_dim"))
+    h.weight(f"{b}.ssm_out", inner, n_embd)
+
+
+def nemotron_h(c: Config) -> Header:
+    """Nemotron-H and Nemotron 3: each layer is a state, attention, or a feed-forward network, dense or of experts."""
+    _check_nemotron(c)
+    pattern = _pattern(c, "hybrid_override_pattern", "layers_block_type")
+    n_embd = c.count("hidden_size")
+    n_layer = c.count("num_hidden_layers", default=max(1, len(pattern)), most=512)
+    has_experts = c.has("num_experts_per_tok") and "E" in pattern
+    if len(pattern) != n_layer or set(pattern) - set("M*E" if has_experts else "M*-"):
+        raise c.unknown(f"a hybrid_override_pattern '{pattern[:40]}' for {n_layer} layers")
+    n_next = c.count("num_nextn_predict_layers", default=0, least=0) if has_experts else 0
+    _check_following(c, n_next)
+    n_head, n_head_kv = c.count("num_attention_heads"), c.count("num_key_value_heads")
+    head = c.count("head_dim", "attention_head_dim")
+    state, n_group, conv = c.count("ssm_state_size"), c.count("n_groups"), c.count("conv_kernel")
+    inner = (n_head_ssm := c.count("mamba_num_heads")) * c.count("mamba_head_dim")
+    h = begin(c, "nemotron_h_moe" if has_experts else "nemotron_h")
+    every_layer = pattern + "A" * n_next
+    wide = c.count("moe_intermediate_size") if has_experts else c.count("intermediate_size")
+    eps = c.number("layer_norm_epsilon", "norm_eps", "rms_norm_eps", default=1e-5)
+    h.keys(
+        vocab_size=c.count("vocab_size"),
+        block_count=n_layer + n_next,
+        context_length=ANY_CONTEXT,
+        embedding_length=n_embd,
+        feed_forward_length=[wide if each in "-EA" else 0 for each in every_layer],
+        attention__head_count=n_head,
+        attention__head_count_kv=[n_head_kv if each in "*A" else 0 for each in every_layer],
+        attention__key_length=head,
+        attention__value_length=head,
+        attention__layer_norm_rms_epsilon=eps,
+        attention__layer_norm_epsilon=eps,
+        rope__dimension_count=max(1, n_embd // n_head),
+        rope__freq_base=c.number("rope_theta", default=0.0) or None,
+        rope__scaling__finetuned=False,
+        ssm__conv_kernel=conv,
+        ssm__state_size=state,
+        ssm__group_count=n_group,
+        ssm__inner_size=inner,
+        ssm__time_step_rank=n_head_ssm,
+        nextn_predict_layers=n_next or None,
+    )
+    if has_experts:
+        _nemotron_experts(c, h)
+    ends(c, h, tied=is_tied(c, False))
+    for i, kind in enumerate(every_layer):
+        b = f"blk.{i}"
+        norms(h, b, n_embd, "attn_norm")
+        if kind == "M":
+            mamba2_layer(h, b, n_embd, inner, n_group, state, n_head_ssm, conv)
+        elif kind == "-":
+            feed_forward(c, h, b, gated=False)
+        elif kind == "*":
+            attention(c, h, b, sizes=(n_head, n_head_kv, head))
+        elif kind == "E":
+            _nemotron_layer(c, h, b)
+        else:
+            attention(c, h, b, sizes=(n_head, n_head_kv, head))
+            norms(h, b, n_embd, "post_attention_norm")
+            predictor(h, b, n_embd)
+            _nemotron_layer(c, h, b)
+    return h
+
+
+def _check_following(c: Config, n_next: int) -> None:
+    following = _pattern(c, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
+    if n_next not in (0, 1) or (n_next and following not in ("", "*E")):
+        raise c.unknown("layers for multi-token prediction other than one with attention and experts")
+
+
+def _check_nemotron(c: Config) -> None:
+    c.must_be("mlp_hidden_act", "relu2")
+    for name in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
+        c.must_be(name, False)
+    c.must_be("use_conv_bias", True)
+    c.must_be("mamba_hidden_act", "silu")
+    c.value("expand", "chunk_size", "head_dim", "attention_head_dim", "sliding_window", "norm_eps")
+    c.value(
+        "max_position_embeddings", "partial_rotary_factor", "rms_norm_eps", "layer_norm_epsilon", "intermediate_size"
+    )
+
+
+_LETTERS = {"mamba": "M", LINEAR: "M", "attention": "*", FULL: "*", "moe": "E", "mlp": "-"}
+
+
+def _pattern(c: Config, name: str, listed: str) -> str:
+    """A letter for each layer, which is how it was said first; the newer way are words."""
+    words = c.texts(listed)
+    return c.text(name, "" if words is None else "".join(_LETTERS.get(each, "?") for each in words))
+
+
+def _nemotron_experts(c: Config, h: Header) -> None:
+    n_expert = c.count("n_routed_experts", most=1024)
+    h.keys(
+        expert_count=n_expert,
+        expert_used_count=c.count("num_experts_per_tok", most=n_expert),
+        expert_feed_forward_length=c.count("moe_intermediate_size"),
+        expert_shared_feed_forward_length=c.count("moe_shared_expert_intermediate_size"),
+        expert_shared_count=c.count("n_shared_experts"),
+        expert_weights_norm=c.flag("norm_topk_prob"),
+        expert_weights_scale=c.number("routed_scaling_factor"),
+        expert_group_count=c.count("n_group"),
+        expert_group_used_count=c.count("topk_group"),
+        moe_latent_size=c.count("moe_latent_size", default=0, least=0) or None,
+    )
+    c.value("moe_shared_expert_overlap")
+
+
+def _nemotron_layer(c: Config, h: Header, b: str) -> None:
+    n_embd, n_expert, n_ff = c.count("hidden_size"), c.count("n_routed_experts"), c.count("moe_intermediate_size")
+    latent = c.count("moe_latent_size", default=0, least=0)
+    h.weight(f"{b}.ffn_gate_inp", n_embd, n_expert)
+    h.bias(f"{b}.exp_probs_b", n_expert)
+    h.weight(f"{b}.ffn_up_exps", latent or n_embd, n_ff, n_expert)
+    h.weight(f"{b}.ffn_down_exps", n_ff, latent or n_embd, n_expert)
+    if latent:
+        h.weight(f"{b}.ffn_latent_down", n_embd, latent)
+        h.weight(f"{b}.ffn_latent_up", latent, n_embd)
+    shared = c.count("moe_shared_expert_intermediate_size")
+    feed_forward(c, h, b, shared, gated=False, suffix="_shexp")
+
+
+def falcon_h1(c: Config) -> Header:
+    """Falcon-H1, each of whose layers has a state and attention, side by side."""
+    c.must_be("hidden_act", "silu")
+    for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias", "mamba_rms_norm"):
+        c.must_be(name, False)
+    c.must_be("mamba_conv_bias", True)
+    c.must_be("attn_layer_indices")
+    c.value("mamba_expand", "mamba_chunk_size", "mamba_use_mlp", "mamba_norm_before_gate", "expansion_factor")
+    c.value("head_dim", "key_multiplier", "lm_head_multiplier", "embedding_multiplier", "attention_in_multiplier")
+    c.value("attention_out_multiplier", "mlp_multipliers", "ssm_in_multiplier", "ssm_out_multiplier", "ssm_multipliers")
+    h = begin(c, "falcon-h1")
+    dimensions(c, h)
+    rope(c, h, heads(c)[2])
+    inner, n_group, state = c.count("mamba_d_ssm"), c.count("mamba_n_groups"), c.count("mamba_d_state")
+    n_head, conv = inner // c.count("mamba_d_head"), c.count("mamba_d_conv")
+    c.value("mamba_n_heads")
+    h.keys(
+        ssm__conv_kernel=conv,
+        ssm__inner_size=inner,
+        ssm__state_size=state,
+        ssm__time_step_rank=n_head,
+        ssm__group_count=n_group,
+    )
+    ends(c, h, tied=is_tied(c, False))
+    for i in range(layers(c)):
+        b = f"blk.{i}"
+        norms(h, b, c.count("hidden_size"), "attn_norm")
+        h.tensor(f"{b}.ffn_norm", c.count("hidden_size"))
+        attention(c, h, b)
+        mamba2_layer(h, b, c.count("hidden_size"), inner, n_group, state, n_head, conv)
+        h.tensors = [each for each in h.tensors if not each.name.endswith("ssm_norm.weight")]
+        feed_forward(c, h, b)
+    return h
+
+
+def granite_hybrid(c: Config) -> Header:
+    """Granite 4, with or without experts; and its models in which all layers have attention."""
+    c.must_be("hidden_act", "silu")
+    for name in ("attention_bias", "mamba_proj_bias"):
+        c.must_be(name, False)
+    c.must_be("mamba_conv_bias", True)
+    c.must_be("normalization_function", "rmsnorm")
+    c.value("mamba_expand", "mamba_chunk_size", "position_embedding_type", "init_method")
+    n_layer, n_embd = layers(c), c.count("hidden_size")
+    kinds = every(c, "layer_types", n_layer, ("mamba", "attention", LINEAR, FULL))
+    if kinds is None:
+        raise c.error("has no layer_types: add them")
+    has_state = [each in ("mamba", LINEAR) for each in kinds]
+    n_expert = c.count("num_local_experts", default=0, least=0, most=1024)
+    if not any(has_state):
+        raise c.unknown("no layer with a state")
+    if not n_expert and c.count("shared_intermediate_size") != c.count("intermediate_size"):
+        raise c.unknown("a shared_intermediate_size that is not the intermediate_size, without experts")
+    h = begin(c, "granitehybrid")
+    dimensions(c, h)
+    _, n_head_kv, head = heads(c)
+    inner = c.count("mamba_n_heads") * c.count("mamba_d_head")
+    n_group, state, conv = c.count("mamba_n_groups"), c.count("mamba_d_state"), c.count("mamba_d_conv")
+    shared, n_ff = c.count("shared_intermediate_size", default=0, least=0), c.count("intermediate_size")
+    rope(c, h, head)
+    h.keys(
+        context_length=ANY_CONTEXT,
+        attention__head_count_kv=[0 if each else n_head_kv for each in has_state],
+        rope__dimension_count=head,
+        rope__scaling__finetuned=c.text("position_embedding_type", "nope") == "rope",
+        ssm__conv_kernel=conv,
+        ssm__state_size=state,
+        ssm__group_count=n_group,
+        ssm__inner_size=inner,
+        ssm__time_step_rank=c.count("mamba_n_heads"),
+        expert_shared_feed_forward_length=shared or None,
+    )
+    scales(c, h)
+    used = c.count("num_experts_per_tok", default=0, least=0)
+    if n_expert:
+        h.keys(expert_count=n_expert, expert_used_count=used)
+    else:
+        h.keys(feed_forward_length=shared or n_ff, expert_used_count=0)
+    ends(c, h, tied=is_tied(c, False))
+    for i in range(n_layer):
+        b = f"blk.{i}"
+        norms(h, b, n_embd, "attn_norm", "ffn_norm")
+        if has_state[i]:
+            mamba2_layer(h, b, n_embd, inner, n_group, state, c.count("mamba_n_heads"), conv)
+        else:
+            attention(c, h, b)
+        if n_expert:
+            experts(c, h, b, n_expert, n_ff)
+            if shared:
+                feed_forward(c, h, b, shared, suffix="_shexp")
+        else:
+            feed_forward(c, h, b, shared or n_ff)
+    return h
+
+
+def lfm2(c: Config) -> Header:
+    """LFM2, whose other layers have a short convolution."""
+    c.must_be("conv_bias", False)
+    c.must_be("block_use_swiglu", True)
+    c.value(
+        "full_attn_idxs", "conv_dim", "conv_dim_out", "block_mlp_init_scale", "block_norm_eps", "block_use_xavier_init"
+    )
+    c.value("conv_use_xavier_init", "use_pos_enc", "block_dim", "num_heads", "theta", "tie_embedding")
+    n_ff = _lfm2_width(c)
+    h = begin(c, "lfm2")
+    dimensions(c, h)
+    h.key("feed_forward_length", n_ff)
+    ends_of_lfm2(c, h)
+    for i, kind in enumerate(_lfm2_layers(c, h)):
+        b = f"blk.{i}"
+        _lfm2_layer(c, h, b, kind)
+        feed_forward(c, h, b, n_ff)
+    return h
+
+
+def _lfm2_width(c: Config) -> int:
+    n_ff = c.count("block_ff_dim", "intermediate_size")
+    c.value("intermediate_size")
+    if not c.flag("block_auto_adjust_ff_dim", True):
+        return n_ff
+    n_ff = int(c.number("block_ffn_dim_multiplier", default=1.0) * int(2 * n_ff / 3))
+    multiple = c.count("block_multiple_of", default=256)
+    return multiple * -(-n_ff // multiple)
+
+
+def ends_of_lfm2(c: Config, h: Header) -> None:
+    """The embedding, which is the output too, and the norm that LFM2 names after it."""
+    rope(c, h, heads(c)[2])
+    if not is_tied(c, True):
+        raise c.unknown("tie_word_embeddings false")
+    n_embd = c.count("hidden_size")
+    h.weight("token_embd", n_embd, c.count("vocab_size"))
+    h.weight("token_embd_norm", n_embd)
+
+
+def _lfm2_layers(c: Config, h: Header) -> list[str]:
+    kinds = every(c, "layer_types", layers(c), ("conv", FULL))
+    indices = c.numbers("full_attn_idxs")
+    if kinds is None and indices is not None:
+        kinds = [FULL if i in indices else "conv" for i in range(layers(c))]
+    if kinds is None:
+        raise c.error("has no layer_types: add them")
+    n_head_kv = heads(c)[1]
+    h.key("attention.head_count_kv", [n_head_kv if each == FULL else 0 for each in kinds])
+    h.key("shortconv.l_cache", c.count("conv_L_cache"))
+    return kinds
+
+
+def _lfm2_layer(c: Config, h: Header, b: str, kind: str) -> None:
+    n_embd = c.count("hidden_size")
+    norms(h, b, n_embd, "attn_norm", "ffn_norm")
+    if kind == FULL:
+        attention(c, h, b, head_norm=True)
+    else:
+        h.weight(f"{b}.shortconv.conv", c.count("conv_L_cache"), n_embd)
+        h.weight(f"{b}.shortconv.in_proj", n_embd, 3 * n_embd)
+        h.weight(f"{b}.shortconv.out_proj", n_embd, n_embd)
+
+
+def lfm2moe(c: Config) -> Header:
+    """LFM2 with experts."""
+    c.must_be("conv_bias", False)
+    c.must_be("use_expert_bias", True)
+    c.value("norm_topk_prob", "routed_scaling_factor")
+    h = begin(c, "lfm2moe")
+    dimensions(c, h)
+    n_expert, n_ff = routed(c, h)
+    n_dense = c.count("num_dense_layers", least=0)
+    h.keys(leading_dense_block_count=n_dense, expert_gating_func=2)
+    ends_of_lfm2(c, h)
+    for i, kind in enumerate(_lfm2_layers(c, h)):
+        b = f"blk.{i}"
+        _lfm2_layer(c, h, b, kind)
+        if i < n_dense:
+            feed_forward(c, h, b)
+        else:
+            experts(c, h, b, n_expert, n_ff, probability_bias=True)
+    return h

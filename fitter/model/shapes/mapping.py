@@ -1,0 +1,171 @@
+"""Which architecture of llama.cpp a published model has, and its header."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fitter.errors import ModelError
+from fitter.model.shapes import deepseek, encoders, gemma, hybrid, llama, moe, states
+from fitter.model.shapes.config import LARGEST, Config, listed
+from fitter.model.shapes.header import Header
+from fitter.text import printable
+
+_Make = Callable[[Config], Header]
+
+KNOWN: dict[str, tuple[str, _Make]] = {
+    "BertModel": ("bert", encoders.bert),
+    "Cohere2ForCausalLM": ("cohere2", llama.cohere2),
+    "CohereForCausalLM": ("cohere", llama.command_r),
+    "DeepseekV2ForCausalLM": ("deepseek_v2", deepseek.deepseek2),
+    "DeepseekV32ForCausalLM": ("deepseek_v32", deepseek.deepseek32),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", deepseek.deepseek2),
+    "Ernie4_5ForCausalLM": ("ernie4_5", llama.ernie),
+    "Ernie4_5_MoeForCausalLM": ("ernie4_5_moe", moe.ernie_moe),
+    "Exaone4ForCausalLM": ("exaone4", llama.exaone4),
+    "FalconH1ForCausalLM": ("falcon_h1", hybrid.falcon_h1),
+    "FalconMambaForCausalLM": ("falcon_mamba", states.mamba),
+    "Gemma2ForCausalLM": ("gemma2", gemma.gemma2),
+    "Gemma3ForCausalLM": ("gemma3_text", gemma.gemma3),
+    "Gemma3ForConditionalGeneration": ("gemma3_text", gemma.gemma3),
+    "Gemma3nForCausalLM": ("gemma3n_text", gemma.gemma3n),
+    "Gemma3nForConditionalGeneration": ("gemma3n_text", gemma.gemma3n),
+    "Gemma4ForCausalLM": ("gemma4_text", gemma.gemma4),
+    "Gemma4ForConditionalGeneration": ("gemma4_text", gemma.gemma4),
+    "GemmaForCausalLM": ("gemma", gemma.gemma),
+    "Glm4ForCausalLM": ("glm4", llama.glm4),
+    "Glm4MoeForCausalLM": ("glm4_moe", moe.glm4moe),
+    "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", deepseek.glm_lite),
+    "GlmMoeDsaForCausalLM": ("glm_moe_dsa", deepseek.glm_dsa),
+    "GptOssForCausalLM": ("gpt_oss", moe.gpt_oss),
+    "GraniteForCausalLM": ("granite", llama.granite),
+    "GraniteMoeForCausalLM": ("granitemoe", moe.granite_moe),
+    "GraniteMoeHybridForCausalLM": ("granitemoehybrid", hybrid.granite_hybrid),
+    "HunYuanDenseV1ForCausalLM": ("hunyuan_v1_dense", llama.hunyuan),
+    "InternLM2ForCausalLM": ("internlm2", llama.internlm2),
+    "JambaForCausalLM": ("jamba", states.jamba),
+    "KimiK25ForConditionalGeneration": ("deepseek_v3", deepseek.deepseek2),
+    "Lfm2ForCausalLM": ("lfm2", hybrid.lfm2),
+    "Lfm2MoeForCausalLM": ("lfm2_moe", hybrid.lfm2moe),
+    "Llama4ForCausalLM": ("llama4_text", moe.llama4),
+    "Llama4ForConditionalGeneration": ("llama4_text", moe.llama4),
+    "LlamaForCausalLM": ("llama", llama.llama),
+    "Mamba2ForCausalLM": ("mamba2", states.mamba2),
+    "MambaForCausalLM": ("mamba", states.mamba),
+    "MiniMaxM2ForCausalLM": ("minimax_m2", moe.minimax_m2),
+    "Mistral3ForConditionalGeneration": ("mistral", llama.ministral),
+    "MistralForCausalLM": ("mistral", llama.mistral),
+    "MixtralForCausalLM": ("mixtral", llama.mixtral),
+    "ModernBertForMaskedLM": ("modernbert", encoders.modern_bert),
+    "ModernBertModel": ("modernbert", encoders.modern_bert),
+    "NemotronForCausalLM": ("nemotron", llama.nemotron),
+    "NemotronHForCausalLM": ("nemotron_h", hybrid.nemotron_h),
+    "NomicBertModel": ("nomic_bert", encoders.nomic_bert),
+    "Olmo2ForCausalLM": ("olmo2", llama.olmo2),
+    "Olmo3ForCausalLM": ("olmo3", llama.olmo2),
+    "OlmoeForCausalLM": ("olmoe", moe.olmoe),
+    "Phi3ForCausalLM": ("phi3", llama.phi3),
+    "PhiForCausalLM": ("phi", llama.phi2),
+    "Qwen2ForCausalLM": ("qwen2", llama.qwen2),
+    "Qwen2MoeForCausalLM": ("qwen2_moe", moe.qwen2moe),
+    "Qwen3ForCausalLM": ("qwen3", llama.qwen3),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", moe.qwen3moe),
+    "Qwen3NextForCausalLM": ("qwen3_next", hybrid.qwen3next),
+    "Qwen3VLForConditionalGeneration": ("qwen3_vl_text", llama.qwen3vl),
+    "Qwen3VLMoeForConditionalGeneration": ("qwen3_vl_moe_text", moe.qwen3vlmoe),
+    "Qwen3_5ForCausalLM": ("qwen3_5_text", hybrid.qwen35),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5_text", hybrid.qwen35),
+    "Qwen3_5MoeForCausalLM": ("qwen3_5_moe_text", hybrid.qwen35moe),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text", hybrid.qwen35moe),
+    "RobertaModel": ("roberta", encoders.roberta),
+    "SeedOssForCausalLM": ("seed_oss", llama.seed_oss),
+    "SmolLM3ForCausalLM": ("smollm3", llama.smollm3),
+    "StableLmForCausalLM": ("stablelm", llama.stablelm),
+    "Starcoder2ForCausalLM": ("starcoder2", llama.starcoder2),
+    "XLMRobertaModel": ("xlm-roberta", encoders.roberta),
+}
+"""By the class that a ``config.json`` names in ``architectures``: its ``model_type``, and what makes its header."""
+
+
+_MOST_PARAMETERS = 4 * 10**12
+"""More than any model that is published has; larger files are more than most file systems take."""
+_OF_ALL = ("tie_word_embeddings", "torch_dtype", "dtype", "vision_config")
+"""What is said beside the part for text, and concerns it."""
+
+
+def header_of(values: Mapping[str, Any], where: str) -> Header:
+    """The header of the model with these hyperparameters, as llama.cpp's converter writes it.
+
+    Raises ``ModelError``, which calls the hyperparameters ``where``, for what is not known, and what makes no sense.
+    """
+    name = _class_of(values, where)
+    model_type, make = KNOWN[name]
+    facts = _facts()
+    given = _of_text(values, where)
+    _check_packing(values, given, name, where)
+    known = {**facts["defaults"].get(model_type, {}), **given}
+    config = Config(known, where, {"architectures", "model_type"})
+    header = make(config)
+    ignored = facts["ignored"]["names"]
+    left = [key for key in config.unread() if key in given and key not in ignored and not key.startswith("_")]
+    if left:
+        raise ModelError(
+            f"{where} has {listed(left)}, and fitter does not know whether that changes the tensors of a "
+            f"{name}: leave it out if it does not"
+        )
+    numbers = (value for value in header.metadata.values() if isinstance(value, int))
+    if header.parameters > _MOST_PARAMETERS or max(numbers, default=0) > LARGEST:
+        raise config.error(f"makes a model of {header.parameters:.1e} weights: give the dimensions of a real model")
+    header.metadata["tokenizer.ggml.model"] = "no_vocab"
+    return header
+
+
+def _check_packing(values: Mapping[str, Any], given: Mapping[str, Any], name: str, where: str) -> None:
+    """Raise ``ModelError`` where weights are published in a type that the converter keeps, and that is not known."""
+    said = f"{values.get('quantization_config')} {given.get('quantization_config')}".lower()
+    known = ("mxfp4",) if name == "GptOssForCausalLM" else ()
+    if packed := next((each for each in ("nvfp4", "mxfp4") if each in said and each not in known), None):
+        raise Config(given, where).unknown(f"weights in {packed.upper()}")
+
+
+def _of_text(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The hyperparameters of the part for text, where there are others."""
+    text = values.get("text_config")
+    if text is None:
+        return values
+    if not isinstance(text, dict):
+        raise ModelError(f"{where} has a text_config that is no object: give the config.json of a model")
+    outer = {key: value for key, value in values.items() if key in _OF_ALL}
+    return {**outer, **text}
+
+
+def _class_of(values: Mapping[str, Any], where: str) -> str:
+    found = values.get("architectures")
+    if not isinstance(found, list) or not found or not isinstance(found[0], str):
+        raise ModelError(f"{where} has no list of architectures: give the config.json of a model")
+    if found[0] not in KNOWN:
+        close = difflib.get_close_matches(found[0][:100], KNOWN, n=1, cutoff=0.85)
+        hint = f"; the nearest that it knows is {close[0]}" if close else ""
+        raise ModelError(
+            f"{where} is of a {printable(found[0], 60)}, which fitter does not know the tensors of{hint}: give a GGUF "
+            "file of the model instead"
+        )
+    return found[0]
+
+
+@functools.cache
+def _facts() -> Mapping[str, Any]:
+    return read_toml(Path(__file__).with_name("transformers.toml"))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What is in a file of data."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(path.read_text("utf-8"))

@@ -1,0 +1,169 @@
+"""Where each layer's weights and cache are in a plan: what a picture of it draws. Sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fitter.llama.types import LAYOUT_DEVICE, Layout
+from fitter.model.header import Model
+from fitter.model.tensors import Role, role_of
+from fitter.planning.memory import HOST, cache_layer, is_state, layer_index
+from fitter.planning.placement import counts_for_split
+from fitter.planning.plan import Plan
+
+HOST_NAME = "host"
+"""The host, where the name of a device is expected."""
+
+_ENDS = "embedding and output"
+_REST = "norms and the rest"
+_CACHE = "KV cache"
+_STATE = "recurrent state"
+_GROUPS = {
+    Role.ATTENTION: "attention",
+    Role.RECURRENT: "recurrent layers",
+    Role.FFN: "feed-forward",
+    Role.EXPERT: "experts",
+    Role.SHARED_EXPERT: "shared experts",
+    Role.PREDICTION: "multi-token prediction",
+}
+GROUPS = (_ENDS, *_GROUPS.values(), _REST, _CACHE, _STATE)
+"""What a layer's bytes are grouped by, in the order in which they are drawn."""
+
+
+@dataclass(frozen=True)
+class MapCell:
+    """The bytes of one group of tensors in one layer, by where they are."""
+
+    group: str
+    """One of ``GROUPS``."""
+    layer: int
+    """The layer's number from 0; -1 for what is before all layers, and the number of layers for the output."""
+    bytes: tuple[tuple[str, int], ...]
+    """Names of devices, or ``host``, with the bytes that are there, in the order of the map's ``places``."""
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """Where every layer's weights and its part of the cache are."""
+
+    n_layer: int
+    """Repeating layers."""
+    places: tuple[str, ...]
+    """The devices in the plan's order, and ``host`` last."""
+    cells: tuple[MapCell, ...]
+    """What there is, by group and then by layer."""
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups that the model has."""
+        found = {cell.group for cell in self.cells}
+        return tuple(group for group in GROUPS if group in found)
+
+    def on(self, place: str) -> int:
+        """All bytes at one of the ``places``."""
+        return sum(dict(cell.bytes).get(place, 0) for cell in self.cells)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The map as JSON-ready data: for each group a list of layers, each with bytes by place."""
+        return {
+            "n_layer": self.n_layer,
+            "places": list(self.places),
+            "groups": [
+                {
+                    "group": group,
+                    "layers": [
+                        {"layer": cell.layer, "bytes": dict(cell.bytes)} for cell in self.cells if cell.group == group
+                    ],
+                }
+                for group in self.groups
+            ],
+        }
+
+
+def overridden(plan: Plan) -> list[str]:
+    """The patterns of the plan's overrides, which decide where single tensors are."""
+    return [override.pattern for override in plan.params.tensor_buft_overrides]
+
+
+def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> LayerMap | None:
+    """The map of ``plan`` for the ``model`` that it is of; ``None`` where layers are not each on one device.
+
+    ``layout`` is what llama.cpp recorded with the plan's context, ``matches`` the index of the override that catches
+    each of the model's tensors, -1 for none.
+    """
+    if plan.params.split_mode not in ("layer", "none"):
+        return None
+    devices = plan.breakdown.devices
+    homes = _homes(plan, model.n_layer + 1)
+    place_of = {row.buffer_type: row.device for row in plan.breakdown.rows if not row.is_host}
+    index_of = {name: index for index, name in enumerate(devices)}
+    targets = {
+        tensor.name: index_of.get(place_of.get(plan.params.tensor_buft_overrides[found].buffer_type) or "", HOST)
+        for tensor, found in zip(model.tensors, matches, strict=True)
+        if found >= 0
+    }
+    sums: dict[tuple[str, int], dict[int, int]] = {}
+    for entry in layout.entries:
+        on_device = entry.buffer_type == LAYOUT_DEVICE
+        size = -(-entry.bytes // layout.alignment) * layout.alignment if on_device else entry.bytes
+        if entry.kind == "context":
+            layer = min(cache_layer(entry.name, model.n_layer), model.n_layer)
+            place = homes[layer] if plan.params.offload_kqv else HOST
+            group = _STATE if is_state(entry.name) else _CACHE
+        else:
+            layer, group = _cell_of(entry.name, model.n_layer, on_device)
+            place = targets.get(entry.name, homes[min(layer, model.n_layer)] if on_device else HOST)
+        cell = sums.setdefault((group, layer), {})
+        cell[place] = cell.get(place, 0) + size
+    found = LayerMap(model.n_layer, (*devices, HOST_NAME), tuple(_cells(sums, devices)))
+    return found if _agrees(found, plan) else None
+
+
+def _homes(plan: Plan, n_units: int) -> list[int]:
+    """The place of each layer, and of the output last, as llama.cpp chooses it."""
+    devices, params = plan.breakdown.devices, plan.params
+    free = {use.name: use.free for use in plan.devices}
+    n_gpu_layers = n_units if params.n_gpu_layers < 0 else min(params.n_gpu_layers, n_units)
+    split = params.tensor_split if params.tensor_split and any(params.tensor_split) else None
+    shares = [*split] if split else [float(free[name]) for name in devices]
+    shares = [*shares, *[0.0] * len(devices)][: len(devices)]
+    counts = counts_for_split(n_gpu_layers, shares) if devices else ()
+    homes = [HOST] * (n_units - sum(counts))
+    for device, count in enumerate(counts):
+        homes += [device] * count
+    return homes
+
+
+def _cell_of(name: str, n_layer: int, on_device: bool) -> tuple[int, str]:
+    """The layer and the group of a weight."""
+    layer = layer_index(name)
+    if layer is None:
+        return (n_layer if on_device else -1), _ENDS
+    return min(layer, n_layer), _GROUPS.get(role_of(name), _REST)
+
+
+def _cells(sums: Mapping[tuple[str, int], Mapping[int, int]], devices: Sequence[str]) -> list[MapCell]:
+    cells = []
+    for group, layer in sorted(sums, key=lambda key: (GROUPS.index(key[0]), key[1])):
+        found = sums[group, layer]
+        # the host comes last
+        order = sorted(found, key=lambda place: len(devices) if place == HOST else place)
+        named = tuple((HOST_NAME if place == HOST else devices[place], found[place]) for place in order if found[place])
+        if named:
+            cells.append(MapCell(group, layer, named))
+    return cells
+
+
+_TOLERANCE = 0.01
+"""How far the bytes of a device in the map may be from the measured ones: devices align tensors differently."""
+
+
+def _agrees(found: LayerMap, plan: Plan) -> bool:
+    """Whether the map has on each device what llama.cpp measured there; otherwise it would show something untrue."""
+    measured = dict.fromkeys(plan.breakdown.devices, 0)
+    for row in plan.breakdown.rows:
+        if row.device in measured and not row.is_host:
+            measured[row.device] += row.model + row.context
+    return all(abs(found.on(name) - size) <= _TOLERANCE * max(size, 2**20) for name, size in measured.items())

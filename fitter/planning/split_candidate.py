@@ -1,0 +1,31 @@
+"""A plan with split mode ``tensor`` before it is one: what its search finds, with its price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+from fitter.llama.types import Breakdown, Params
+from fitter.planning.levers import Candidate
+from fitter.planning.objective import objective_seconds
+from fitter.planning.pricing import Price
+from fitter.planning.request import Measure, Record, Request
+from fitter.planning.split_price import price_split
+from fitter.planning.splitting import search_split
+
+
+def split_candidate(
+    request: Request, measure: Measure, record: Record, on_candidate: Callable[[Params], None]
+) -> Candidate:
+    """What ``request`` gets where every tensor is split over all devices. Raises what the search raises."""
+    prices: dict[Params, Price | None] = {}
+    recorded = cache(record)
+
+    def seconds(params: Params, breakdown: Breakdown) -> float | None:
+        layout = recorded(replace(request.params, n_ctx=request.n_ctx_min))
+        found = prices[params] = price_split(request, params, breakdown, layout)
+        return None if found is None else objective_seconds(request, found.estimate)
+
+    trial = search_split(request, measure, seconds, on_candidate)
+    return Candidate(request, trial, prices[trial.params])

@@ -1,0 +1,262 @@
+"""The search with split mode ``tensor``: every tensor in parts over all devices, which compute at once. Bytes.
+
+What a device takes is a part that it has whatever its share (compute buffers, what each one has a copy of) and its
+share of the rest, in steps of llama.cpp's own. So shares are corrected by what a dummy load measures, until every
+margin is kept; the context is the largest that leaves such shares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fitter.errors import LlamaCppError, TimeLimitError, UsageError
+from fitter.llama.types import Breakdown, Params, TensorBuftOverride
+from fitter.planning.constraints import check_split_devices
+from fitter.planning.given import usable_devices
+from fitter.planning.objective import is_better, rank
+from fitter.planning.placement import Placement, merged
+from fitter.planning.request import DeviceLimit, Measure, Request
+from fitter.planning.trial import Trial, missing_of
+
+PARTS = 10000
+"""A share of a device is a whole number of these: less than llama.cpp's steps."""
+
+_CORRECTIONS = 5
+"""How often shares are corrected for one context, at most."""
+_CONTEXTS = 10
+"""How many contexts are tried between the smallest and the largest one, at most."""
+_EXPERTS = "ffn_(up|down|gate|gate_up)_(ch|)exps"
+
+Seconds = Callable[[Params, Breakdown], float | None]
+"""The objective of what was measured, ``None`` where nothing is priced."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What is on which devices, with ``shares``, or equal ones where that is ``None``.
+
+    The experts of the first layers, or the first layers as a whole, may be on the host.
+    """
+
+    devices: tuple[DeviceLimit, ...]
+    shares: tuple[float, ...] | None = None
+    experts_on_host: int = 0
+    layers_on_host: int = 0
+
+
+def search_split(
+    request: Request, measure: Measure, seconds: Seconds, on_candidate: Callable[[Params], None] = lambda params: None
+) -> Trial:
+    """The best trial with split mode ``tensor`` that fits, or where none does the one that lacks least.
+
+    Raises ``UsageError`` where there is only one device for it, and whatever ``measure`` raises.
+    """
+    devices = usable_devices(request)
+    check_split_devices("tensor", [device.name for device in request.devices])
+    if len(devices) < 2:
+        there = f"only {devices[0].name} has" if devices else "none has"
+        raise UsageError(
+            f"split mode 'tensor' needs two devices or more with room beyond their margin, and {there} any: use "
+            "--split-mode layer, or a smaller --fit-target"
+        )
+    search = _Search(request, measure, seconds)
+    best = search.best_on(devices)
+    is_given = bool(request.fixed & {"devices", "tensor_split"} or request.pinned)
+    by_room = sorted(devices, key=lambda device: device.target, reverse=True)
+    for count in range(len(devices) - 1, 1, -1):
+        if is_given:
+            break
+        kept = set(by_room[:count])
+        try:
+            fewer = search.best_on(tuple(device for device in devices if device in kept))
+        except LlamaCppError:
+            continue
+        except TimeLimitError:
+            break
+        if not is_better(request, fewer, best):
+            break
+        best = fewer
+    if best.fits:
+        on_candidate(best.params)
+    return best
+
+
+class _Search:
+    """One search; what was measured is remembered. ``best``: what a time limit ends with, on the devices tried last."""
+
+    def __init__(self, request: Request, measure: Measure, seconds: Seconds) -> None:
+        self._request = request
+        self._measure = measure
+        self._seconds = seconds
+        self._trials: dict[Params, Trial] = {}
+        self.best: Trial | None = None
+
+    def best_on(self, devices: tuple[DeviceLimit, ...]) -> Trial:
+        """The best trial on exactly these devices."""
+        request = self._request
+        is_set = "n_ctx" in request.fixed
+        least = request.params.n_ctx if is_set else request.n_ctx_min
+        way = _Way(devices, self._first_shares(devices))
+        try:
+            way, trial = self._balanced(way, least)
+        except LlamaCppError:
+            if way.shares is None or "tensor_split" in request.fixed:
+                raise
+            # a model that llama.cpp can only compute with in equal parts
+            way, trial = self._balanced(_Way(devices), least)
+        if not trial.fits:
+            return self._spilled(way, trial, least)
+        if is_set or request.n_ctx_max <= least:
+            return trial
+        self.best = trial
+        try:
+            return self._with_more_context(way, trial)
+        except TimeLimitError:
+            return self.best or trial
+
+    def _first_shares(self, devices: tuple[DeviceLimit, ...]) -> tuple[float, ...] | None:
+        """As fast as each device is: then all of them end at the same time."""
+        speeds = self._request.speeds
+        known = [speeds[device.name].bandwidth if device.name in speeds else 0.0 for device in devices]
+        if not all(known) or max(known) <= 1.02 * min(known):
+            return None
+        return _parts(known)
+
+    def _balanced(self, way: _Way, n_ctx: int) -> tuple[_Way, Trial]:
+        """The way with shares that keep every margin where there are such, and what was measured."""
+        trial = self._trial(way, n_ctx)
+        best = way, trial
+        if "tensor_split" in self._request.fixed:
+            return best
+        for attempt in range(_CORRECTIONS):
+            # once less than everything was too little, since llama.cpp's steps are coarse
+            spare = min(1.0, attempt / 2)
+            corrected = None if trial.fits else self._corrected(way, trial, spare)
+            if corrected is None or corrected == way.shares:
+                break
+            way = replace(way, shares=corrected)
+            try:
+                trial = self._trial(way, n_ctx)
+            except LlamaCppError:
+                # such shares are none that llama.cpp can compute with
+                break
+            if rank(trial) > rank(best[1]):
+                best = way, trial
+        return best
+
+    def _corrected(self, way: _Way, trial: Trial, spare: float) -> tuple[float, ...] | None:
+        """Shares that take from devices which lack something for those with room; ``None`` where that is too little.
+
+        ``spare``: the part of all room that is left in the end which is spread over the devices by their size.
+        """
+        slacks = [device.target - trial.breakdown.on(device.name).used for device in way.devices]
+        rows = [trial.breakdown.on(device.name) for device in way.devices]
+        shared, target = sum(row.model + row.context for row in rows), sum(device.target for device in way.devices)
+        if sum(slacks) < 0 or not shared or target <= 0:
+            return None
+        wanted = [spare * sum(slacks) * max(0, device.target) / target for device in way.devices]
+        over = [slack - want for slack, want in zip(slacks, wanted, strict=True)]
+        room, lack = sum(each for each in over if each > 0), -sum(each for each in over if each < 0)
+        shares = _normal(way.shares or (1.0,) * len(way.devices))
+        moved = [
+            share + (each if each < 0 else each * lack / room if room else 0) / shared
+            for share, each in zip(shares, over, strict=True)
+        ]
+        return _parts([max(0.0, share) for share in moved])
+
+    def _with_more_context(self, way: _Way, trial: Trial) -> Trial:
+        """The trial with the largest context that fits."""
+        request = self._request
+        step = request.alignment
+        low, high, best = trial.params.n_ctx, request.n_ctx_max, trial
+        top_way, top = self._balanced(way, high)
+        if top.fits:
+            return top
+        room_low, room_high = self._room(way, best), self._room(top_way, top)
+        for count in range(_CONTEXTS):
+            if high - low <= step:
+                break
+            is_guess = count < _CONTEXTS // 2 and room_low > room_high
+            part = max(0.0, room_low) / (room_low - room_high) if is_guess else 0.5
+            guess = int(low + (high - low) * min(1.0, part)) // step * step
+            guess = min(max(guess, (low // step + 1) * step), (high - 1) // step * step)
+            found, tried = self._balanced(way, guess)
+            if tried.fits:
+                low, best, way, room_low = guess, tried, found, self._room(found, tried)
+                self.best = best
+            else:
+                high, room_high = guess, self._room(found, tried)
+        return best
+
+    def _room(self, way: _Way, trial: Trial) -> float:
+        """Bytes left on all devices, or where shares are the user's on the one that has least."""
+        slacks = [float(device.target - trial.breakdown.on(device.name).used) for device in way.devices]
+        return min(slacks) * len(slacks) if "tensor_split" in self._request.fixed else sum(slacks)
+
+    def _spilled(self, way: _Way, trial: Trial, n_ctx: int) -> Trial:
+        """The trial with as little on the host as lets the rest fit; the one that lacks least where none does."""
+        request = self._request
+        best = trial
+        if request.is_expert_model:
+            best = self._least_on_host(way, best, n_ctx, lambda way, count: replace(way, experts_on_host=count))
+            if best.fits:
+                return best
+            way = replace(way, experts_on_host=request.n_layer)
+        if "n_gpu_layers" in request.fixed:
+            return best
+        return self._least_on_host(way, best, n_ctx, lambda way, count: replace(way, layers_on_host=count))
+
+    def _least_on_host(self, way: _Way, best: Trial, n_ctx: int, on_host: Callable[[_Way, int], _Way]) -> Trial:
+        """``best``, or the trial that fits with the smallest number of layers for ``on_host``."""
+
+        def tried(count: int) -> Trial:
+            nonlocal best
+            found = self._balanced(on_host(way, count), n_ctx)[1]
+            best = found if rank(found) > rank(best) or (found.fits and not best.fits) else best
+            return found
+
+        low, high = 0, self._request.n_layer
+        if not tried(high).fits:
+            return best
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if tried(middle).fits else (middle, high)
+        return tried(high)
+
+    def _trial(self, way: _Way, n_ctx: int) -> Trial:
+        params = self._params(way, n_ctx)
+        if params not in self._trials:
+            breakdown = self._measure(params)
+            missing = missing_of(self._request, breakdown, way.devices)
+            seconds = self._seconds(params, breakdown)
+            used = params.n_gpu_layers if params.n_gpu_layers >= 0 else self._request.n_layer + 1
+            counts = (used, *(0 for _ in way.devices[1:]))
+            placement = Placement(max(0, self._request.n_layer + 1 - used), counts)
+            self._trials[params] = Trial(placement, way.devices, params, breakdown, missing, seconds, seconds)
+        return self._trials[params]
+
+    def _params(self, way: _Way, n_ctx: int) -> Params:
+        request = self._request
+        params = replace(request.params, n_ctx=n_ctx, devices=tuple(device.name for device in way.devices))
+        if "tensor_split" not in request.fixed:
+            params = replace(params, tensor_split=way.shares)
+        if "n_gpu_layers" not in request.fixed:
+            params = replace(params, n_gpu_layers=request.n_layer + 1 - way.layers_on_host)
+        if not way.experts_on_host:
+            return params
+        layers = "|".join(map(str, range(way.experts_on_host)))
+        own = TensorBuftOverride(f"^blk.({layers}).{_EXPERTS}", "CPU")
+        return replace(params, tensor_buft_overrides=merged((*request.params.tensor_buft_overrides, own)))
+
+
+def _normal(values: Sequence[float]) -> list[float]:
+    total = math.fsum(values)
+    return [value / total for value in values]
+
+
+def _parts(values: Sequence[float]) -> tuple[float, ...] | None:
+    """``values`` as parts of ``PARTS``; ``None`` where they are equal."""
+    parts = tuple(float(round(value * PARTS)) for value in _normal(values))
+    return None if len(set(parts)) == 1 else parts

@@ -1,0 +1,79 @@
+"""How weights get into host memory: what is printed, loaded with and estimated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fitter
+from fitter.output.keywords import mapping
+from tests.integration.llama_builds import every, where
+from tools import shapes
+
+DENSE, EXPERTS = "llama-3.1-8b", "qwen3-30b-a3b"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("models")
+    return {name: shapes.write(name, directory, vocab=False) for name in (DENSE, EXPERTS)}
+
+
+CASES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "experts on the host": (EXPERTS, {"gpus": "rtx-3060"}, "none"),
+    "layers on the host": (DENSE, {"gpus": "4GiB"}, "none"),
+    "all on the card": (DENSE, {"gpus": "rtx-4090"}, "auto"),
+    "the user's word stands": (EXPERTS, {"gpus": "rtx-3060", "load_mode": "mmap"}, "mmap"),
+    "a Mac has one memory": (EXPERTS, {"gpus": "metal:48GiB"}, "auto"),
+    "where the GPU would map what the host has": (EXPERTS, {"gpus": "metal:24GiB"}, "none"),
+    "no card": (DENSE, {"gpus": "none"}, "auto"),
+    "weights that are read again and again": (
+        EXPERTS,
+        {"gpus": "rtx-3060", "host_memory": "6GiB", "allow": ("paging",)},
+        "auto",
+    ),
+    "no device computes with them": (EXPERTS, {"gpus": "rtx-3060", "op_offload": False}, "auto"),
+    "prompts too short to copy for": (EXPERTS, {"gpus": "rtx-3060", "prompt": 31, "generate": 8}, "auto"),
+    "prompts just long enough": (EXPERTS, {"gpus": "rtx-3060", "prompt": 32, "generate": 8}, "none"),
+    "for any program": (EXPERTS, {"gpus": "rtx-3060", "program": "any"}, "auto"),
+}
+
+
+@pytest.mark.parametrize(("model", "keywords", "mode"), CASES.values(), ids=CASES.keys())
+def test_the_mode_of_a_plan(models: dict[str, Path], model: str, keywords: dict[str, Any], mode: str) -> None:
+    plan = fitter.fit(models[model], **{"program": "llama-server", "n_ctx": 4096, **keywords})
+    assert plan.fits
+    args = plan.arguments()
+    assert (args[args.index("-lm") + 1] if "-lm" in args else "auto") == mode == plan.to_dict()["params"]["load_mode"]
+
+
+@pytest.mark.parametrize("name", every())
+def test_the_words_of_a_build(models: dict[str, Path], name: str) -> None:
+    keywords: dict[str, Any] = {"gpus": "rtx-3060", "n_ctx": 4096, "program": "llama-server", "llama_cpp": where(name)}
+    plan = fitter.fit(models[EXPERTS], **keywords)
+    numbers = tuple(int(part) for part in plan.llama_cpp.ggml.split("-")[0].split("."))
+    word = "--no-mmap" if numbers < (0, 19, 0) else "-lm none"
+    assert f" {word} " in " ".join(plan.arguments())
+
+
+def test_llama_is_told_as_well(models: dict[str, Path]) -> None:
+    plan = fitter.fit(models[DENSE], gpus="4GiB", n_ctx=4096, program="llama-cpp-python")
+    assert plan.params.planned()["load_mode"] == "none"
+    assert mapping(plan) == {"use_mmap": False}
+    whole = fitter.fit(models[DENSE], gpus="rtx-4090", n_ctx=4096, program="llama-cpp-python")
+    assert mapping(whole) == {}
+
+
+def test_copies_from_mapped_weights_are_slower(models: dict[str, Path]) -> None:
+    """Prompts alone, and only where a device copies the weights; ``auto`` is what a plan makes of it."""
+
+    def price(**keywords: Any) -> tuple[float, float]:
+        found = fitter.estimate(models[EXPERTS], gpus="h100-sxm", n_ctx=8192, **keywords)
+        return found.prompt_tokens_per_second, found.generation_tokens_per_second
+
+    mapped, read = price(cpu_moe=True, load_mode="mmap"), price(cpu_moe=True, load_mode="none")
+    assert read[0] > 2 * mapped[0] and read[1] == mapped[1]
+    assert price(cpu_moe=True) == read
+    assert price(load_mode="mmap") == price(load_mode="none")

@@ -1,0 +1,273 @@
+"""``fitter.Planner``: the answers of ``fitter.fit``, whatever was asked before, and no load twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import fitter
+from fitter.errors import CancelledError, ModelError, UsageError
+from fitter.llama.client import Worker
+from fitter.llama.placing import CAN_FORK
+from fitter.llama.types import Breakdown, Params, TensorBuftOverride
+from fitter.machine.gpu import parse_gpus
+from fitter.planning.request import Progress
+from tools.shapes import write, write_split
+
+GPUS = ["4GiB", "cuda:8.6:6GiB", "3GiB"]
+HOST = (TensorBuftOverride("^blk.(1|7|30).ffn_(up|down)_exps.weight$", "CPU"),)
+BOTH = (*HOST, TensorBuftOverride("^blk.9.ffn_gate_exps.weight$", "CUDA2"))
+ALL = ("CUDA0", "CUDA1", "CUDA2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write("qwen3-30b-a3b", tmp_path_factory.mktemp("models"), vocab=False)
+
+
+@pytest.fixture
+def planner(model: Path) -> Iterator[fitter.Planner]:
+    with fitter.Planner(model, gpus=["12GiB"]) as planner:
+        yield planner
+
+
+def timeless(plan: fitter.Plan) -> fitter.Plan:
+    """The plan without what it took to find it."""
+    search = replace(plan.search, dummy_loads=0, seconds=0.0)
+    return replace(plan, search=search, fit_keywords={**plan.fit_keywords, "on_progress": None, "on_log": None})
+
+
+def params(
+    devices: tuple[str, ...] = ALL,
+    split: tuple[float, ...] | None = (20.0, 20.0, 9.0),
+    overrides: tuple[TensorBuftOverride, ...] = HOST,
+    **more: Any,
+) -> Params:
+    return replace(
+        Params(n_ctx=4096, n_gpu_layers=49),
+        devices=devices,
+        tensor_split=split,
+        tensor_buft_overrides=overrides,
+        **more,
+    )
+
+
+PLACED = {
+    "layers shared out": params(),
+    "another split": params(split=(3.0, 40.0, 6.0)),
+    "a device without a layer": params(split=(20.0, 0.0, 29.0)),
+    "an override to a device": params(overrides=BOTH),
+    "devices in another order": params(("CUDA1", "CUDA2", "CUDA0"), (8.0, 30.0, 11.0), BOTH),
+    "fewer devices": params(("CUDA0", "CUDA2"), (30.0, 19.0)),
+    "one device": params(("CUDA1",), (1.0,)),
+    "all layers, in llama.cpp's words": params(n_gpu_layers=-1),
+    "another context": params(n_ctx=16384, type_k="q8_0", n_ubatch=256),
+}
+OTHERS = {
+    "no override": params(overrides=()),
+    "fewer layers": params(n_gpu_layers=30, split=(10.0, 10.0, 10.0)),
+    "shares that are no numbers of layers": params(split=(0.5, 0.25, 0.25)),
+    "shares by free memory": params(split=None),
+    "no device": params((), None, ()),
+}
+
+
+def placed(worker: Worker, path: Path, wanted: Params) -> Breakdown:
+    worker.begin_placing(path, wanted)
+    return worker.finish_measure()
+
+
+def test_a_placement_of_many_takes_what_a_load_of_its_own_does(model: Path) -> None:
+    order = [*PLACED, *OTHERS]
+    random.Random(7).shuffle(order)
+    every = PLACED | OTHERS
+    with Worker(parse_gpus(GPUS)) as worker:
+        found = {name: placed(worker, model, every[name]) for name in order}
+    with Worker(parse_gpus(GPUS)) as worker:
+        expected = {name: worker.measure(model, every[name], reserve=True) for name in order}
+    assert found == expected
+    assert len({str(each) for each in found.values()}) == len(every) - 1, "two say the same"
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="a fork is not told when its parent ends")
+def test_the_tokenizer_is_read_once_for_all_placements(tmp_path: Path) -> None:
+    model = write("qwen3-30b-a3b", tmp_path)
+    with Worker(parse_gpus(GPUS)) as worker:
+        for wanted in PLACED.values():
+            placed(worker, model, wanted)
+        process = psutil.Process(worker.pid)
+        opened = process.io_counters().read_chars
+        placed(worker, model, replace(PLACED["another split"], tensor_split=(4.0, 39.0, 6.0)))
+        assert process.io_counters().read_chars - opened < 1_000_000
+        worker.measure(model, PLACED["another split"])
+        assert process.io_counters().read_chars - opened > 1_000_000
+        assert worker.dummy_loads == len(PLACED) + 2
+
+
+DRAWN = 4
+
+
+@pytest.mark.parametrize("gpus", [["12GiB"], ["8GiB", "6GiB"], ["rtx-5090"], ["none"]], ids=str)
+def test_the_plans_are_those_of_fit(model: Path, gpus: list[str]) -> None:
+    drawn = random.Random(str(gpus))
+
+    def question() -> dict[str, Any]:
+        every = {
+            "n_ctx": drawn.randrange(512, 40960),
+            "margin": drawn.randrange(3 * 2**30),
+            "type_k": drawn.choice(["f16", "q8_0", "q4_0"]),
+            "n_ubatch": drawn.choice([128, 512, 1024]),
+            "allow": drawn.choice([["ubatch"], ["kv-q8_0"], ["context"]]),
+            "objective": drawn.choice(["prompt", "generation", "context"]),
+            "host_memory": drawn.choice(["8GiB", "64GiB"]),
+        }
+        return {name: value for name, value in every.items() if drawn.random() < 0.3}
+
+    with fitter.Planner(model, gpus=gpus) as planner:
+        for asked in [{}, *(question() for _ in range(DRAWN))]:
+            plan, expected = planner.fit(**asked), fitter.fit(model, gpus=gpus, **asked)
+            assert timeless(plan) == timeless(expected), asked
+            assert plan.to_dict() | {"search": None} == expected.to_dict() | {"search": None}, asked
+
+
+def test_nothing_is_loaded_twice(planner: fitter.Planner) -> None:
+    first = planner.fit(n_ctx=8192)
+    assert first.search.dummy_loads > 0
+    planner.fit(n_ctx=16384)
+    before = planner.dummy_loads
+    assert timeless(planner.fit(n_ctx=8192)) == timeless(first)
+    assert planner.dummy_loads == before
+
+
+def test_a_question_overrides_what_holds_for_all(model: Path) -> None:
+    with fitter.Planner(model, gpus=["12GiB"], n_ctx=8192, type_k="q8_0") as planner:
+        assert planner.fit().params.n_ctx == 8192
+        assert planner.fit(n_ctx=4096).params.type_k == "q8_0"
+        assert planner.fit(type_k=None).params.type_k == "f16"
+        assert planner.fit(gpus=["none"]).devices == ()
+        # measure has no margin, and takes what it has
+        assert planner.measure(n_gpu_layers=2) == fitter.measure(
+            model, gpus=["12GiB"], n_ctx=8192, type_k="q8_0", n_gpu_layers=2
+        )
+        assert planner.estimate(n_ctx=4096) == fitter.estimate(model, gpus=["12GiB"], n_ctx=4096, type_k="q8_0")
+
+
+def test_a_process_that_ended_is_started_again(planner: fitter.Planner, model: Path) -> None:
+    planner.fit()
+    workers = psutil.Process().children()
+    assert workers
+    for process in workers:
+        os.kill(process.pid, signal.SIGKILL)
+    plan = planner.fit(n_ctx=12288, margin="2GiB")
+    assert timeless(plan) == timeless(fitter.fit(model, gpus=["12GiB"], n_ctx=12288, margin="2GiB"))
+
+
+def test_a_file_that_has_changed_is_read_anew(tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "model.gguf"
+    os.link(model, path)
+    with fitter.Planner(path, gpus=["12GiB"]) as planner:
+        assert planner.fit().model.name == "Qwen3 30B A3B"
+        other = write("llama-3.1-8b", tmp_path, vocab=False)
+        other.replace(path)
+        plan = planner.fit()
+        assert timeless(plan) == timeless(fitter.fit(path, gpus=["12GiB"]))
+        assert plan.model.architecture == "llama"
+        path.unlink()
+        with pytest.raises(ModelError, match="no such file"):
+            planner.fit()
+        os.link(model, path)
+        assert planner.fit().model.name == "Qwen3 30B A3B"
+
+
+def test_any_file_of_a_split_model_is_looked_at(tmp_path: Path) -> None:
+    path = write_split("llama-3.1-8b", tmp_path, 3, vocab=False)
+    with fitter.Planner(path, gpus=["4GiB"]) as planner:
+        first = planner.fit()
+        last = sorted(tmp_path.iterdir())[-1]
+        assert last != path
+        os.utime(last, (1, 1))
+        again = planner.fit()
+        assert (again.params, again.breakdown) == (first.params, first.breakdown)
+        # none of what was measured before is taken for what is there now
+        assert again.search.dummy_loads == first.search.dummy_loads > 0
+
+
+def test_a_cancelled_question_ends_and_the_next_is_answered(planner: fitter.Planner) -> None:
+    steps: list[str] = []
+
+    def cancel(progress: Progress) -> None:
+        steps.append(progress.text)
+        planner.cancel()
+
+    with pytest.raises(CancelledError, match=r"^the question was cancelled: ask it again$"):
+        planner.fit(on_progress=cancel)
+    assert len(steps) == 1
+    assert planner.fit().fits
+
+
+def test_those_that_wait_are_cancelled_too(planner: fitter.Planner) -> None:
+    ended: list[str] = []
+    is_asked, may_go_on = threading.Event(), threading.Event()
+
+    def wait(_: Progress) -> None:
+        is_asked.set()
+        may_go_on.wait(30)
+
+    def ask(name: str, **asked: Any) -> None:
+        try:
+            planner.fit(**asked)
+            ended.append(f"{name} answered")
+        except CancelledError:
+            ended.append(f"{name} cancelled")
+
+    threads = [threading.Thread(target=ask, args=("first",), kwargs={"on_progress": wait})]
+    threads[0].start()
+    assert is_asked.wait(30)
+    threads.append(threading.Thread(target=ask, args=("second",), kwargs={"n_ctx": 8192}))
+    threads[1].start()
+    while planner.asked < 2:
+        may_go_on.wait(0.01)
+    planner.cancel()
+    threads.append(threading.Thread(target=ask, args=("third",), kwargs={"n_ctx": 16384}))
+    threads[2].start()
+    may_go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(ended) == ["first cancelled", "second cancelled", "third answered"]
+
+
+def test_released_and_closed_it_leaves_no_process(model: Path) -> None:
+    before = psutil.Process().children()
+    planner = fitter.Planner(model, gpus=["12GiB"])
+    plan = planner.fit()
+    assert len(psutil.Process().children()) > len(before)
+    planner.release()
+    assert psutil.Process().children() == before
+    assert timeless(planner.fit()) == timeless(plan)
+    planner.close()
+    planner.close()
+    assert psutil.Process().children() == before
+    with pytest.raises(CancelledError, match=r"^the planner is closed: make another one$"):
+        planner.fit()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"n_cxt": 1}, "Planner has no keyword n_cxt: did you mean n_ctx?"),
+        ({"n_ctx": -4}, "n_ctx (-c) is -4: give 0 to 2147483647"),
+    ],
+)
+def test_what_makes_no_sense_is_said_at_once(model: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        fitter.Planner(model, **given)
+    assert str(caught.value) == message

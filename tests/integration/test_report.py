@@ -1,0 +1,396 @@
+"""Reports in a browser: the page is the plan's JSON, asks nothing of any network, and everyone can use it."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import fitter
+from fitter.errors import PlanError
+from fitter.output.formats import FORMATS
+from fitter.output.json import dumps
+from fitter.output.report import plan_page
+from fitter.planning.plan import Plan
+from fitter.text import printable
+from tests.integration.test_hostile_text import ATTACKS
+from tools import shapes
+from tools.browser import chromium, find
+from tools.tiny import TINY_DENSE, write_tiny
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+WIDE, PHONE = 1200, 390
+MARKUP = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&amp;{{ 7*7 }}<!--"
+
+PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense, one device": ("llama-3.1-8b", {"gpus": "rtx-3090"}),
+    "MoE, one device": ("qwen3-30b-a3b", {"gpus": "rtx-3090", "host_memory": "64GiB", "program": "llama-server"}),
+    "MoE, two devices and the host": ("gpt-oss-120b", {"gpus": ["rtx-5090", "rtx-3090"], "host_memory": "64GiB"}),
+    "MoE, eight devices": (
+        "kimi-k2",
+        {"gpus": ["4x rtx-5090", "4x rtx-3090"], "host_memory": "768GiB", "n_ctx": 32768, "program": "llama-server"},
+    ),
+    "does not fit": ("llama-3.1-70b", {"gpus": "rtx-4090", "host_memory": "4GiB", "n_ctx": 8192}),
+}
+WITH_CONTEXTS = ("MoE, one device",)
+"""What is planned with other contexts, which takes seconds."""
+
+
+@dataclass(frozen=True)
+class Report:
+    plan: Plan
+    page: str
+    url: str
+
+
+@dataclass
+class Served:
+    """What was asked of the server, and what the page complained about."""
+
+    asked: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+
+class Pages(http.server.BaseHTTPRequestHandler):
+    pages: Mapping[str, bytes] = {}
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_response(200 if self.path in self.pages else 404)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(self.pages.get(self.path, b""))
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(pages: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """The pages at a port of this machine: the address, and every path that is asked for."""
+    asked: list[str] = []
+    handler = type(
+        "Handler", (Pages,), {"pages": {path: page.encode() for path, page in pages.items()}, "asked": asked}
+    )
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Plan, str]]:
+    folder = tmp_path_factory.mktemp("models")
+    found = {}
+    for name, (shape, words) in PLANS.items():
+        plan = fitter.fit(shapes.write(shape, folder, vocab=False), **words)
+        found[name] = plan, fitter.report(plan, contexts=name in WITH_CONTEXTS)
+    plan = found["dense, one device"][0]
+    hostile = replace(plan, model=replace(plan.model, name=MARKUP))
+    found["hostile"] = hostile, plan_page(hostile)
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(plans: Mapping[str, tuple[Plan, str]]) -> Iterator[tuple[Mapping[str, Report], list[str]]]:
+    paths = {name: f"/{number}.html" for number, name in enumerate(plans)}
+    with serving({paths[name]: page for name, (_, page) in plans.items()}) as (address, asked):
+        yield {name: Report(plan, page, address + paths[name]) for name, (plan, page) in plans.items()}, asked
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    try:
+        find()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    with chromium() as started:
+        yield started
+
+
+@contextmanager
+def opened(browser: Browser, url: str, width: int = WIDE, scheme: Any = "light", **settings: Any) -> Iterator[Page]:
+    """The page, which may not complain."""
+    said: list[str] = []
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **settings)
+    page = context.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+    page.goto(url)
+    yield page
+    assert said == []
+    context.close()
+
+
+@pytest.mark.parametrize("name", [*PLANS, "hostile"])
+def test_the_page_is_the_plan(name: str, site: Any, browser: Browser) -> None:
+    reports, asked = site
+    report = reports[name]
+    del asked[:]
+    document = report.plan.to_dict()
+    with opened(browser, report.url) as page:
+        text = page.locator("script#plan").text_content()
+        assert text is not None
+        assert text.replace("\\u003c", "<") == dumps(document)
+        assert json.loads(text) == document
+        rows = page.locator("section:has(#memory) tbody tr")
+        heads = page.locator("section:has(#memory) thead th").all_inner_texts()
+        keys = {"weights": "model", "KV cache": "context", "beside the model": "shared"}
+        shown = [*document["devices"], {"name": "host", **document["host"]}]
+        assert rows.count() == len(shown)
+        for row, use in zip(rows.all(), shown, strict=True):
+            expected = [use.get(keys.get(head, head), 0) for head in heads[1:]]
+            cells = row.locator("td").all()
+            values = [cell.locator("data").get_attribute("value") for cell in cells if cell.locator("data").count()]
+            assert values == [str(size) for size in expected if size is not None]
+            for cell, size in zip(cells, expected, strict=True):
+                assert (f"{size:,}" if size is not None else "no limit") in cell.inner_text()
+        context = page.locator(".facts dd").first.inner_text()
+        assert context.startswith(f"{document['params']['n_ctx']:,}")
+        assert page.locator("section:has(#layers) .picture.wide svg").is_visible() == (name != "hostile")
+        for problem in document["problems"]:
+            assert page.get_by_text(problem["message"], exact=True).is_visible()
+    assert asked == [report.url[report.url.rindex("/") :]]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_map_adds_up_to_the_plan(name: str, plans: Mapping[str, tuple[Plan, str]]) -> None:
+    plan, page = plans[name]
+    drawn = json.loads(page.split('id="drawn">')[1].split("</script>")[0])
+    sums = dict.fromkeys(drawn["map"]["places"], 0)
+    for cell in (cell for group in drawn["map"]["groups"] for cell in group["layers"]):
+        for place, size in cell["bytes"].items():
+            sums[place] += size
+    measured = {use.name: use.model + use.context for use in plan.devices}
+    del sums["host"]
+    assert sums == {place: measured[place] for place in sums}
+
+
+def test_other_contexts_are_drawn_and_listed(site: Any, browser: Browser) -> None:
+    with opened(browser, site[0]["MoE, one device"].url) as page:
+        points = json.loads(page.locator("script#drawn").text_content() or "")["contexts"]
+        assert [point["n_ctx"] for point in points] == [4096, 8192, 16384, 32768, 40960]
+        assert page.locator(".charts svg").count() == 3
+        assert page.locator(".charts svg").first.locator(".dot").count() == 2 * len(points)
+        rows = page.locator("section:has(#contexts) tbody tr")
+        assert rows.count() == len(points)
+        assert page.locator("tr.chosen th").inner_text().split() == ["40,960", "this", "plan"]
+        for row, point in zip(rows.all(), points, strict=True):
+            assert row.locator("data").first.get_attribute("value") == str(point["devices"])
+
+
+@pytest.mark.parametrize("name", ["MoE, eight devices", "dense, one device"])
+def test_arguments_are_copied(name: str, site: Any, browser: Browser) -> None:
+    report = site[0][name]
+    allowed = {"permissions": ["clipboard-read", "clipboard-write"]}
+    with opened(browser, report.url, **allowed) as page:
+        for word in FORMATS.keys() - {"json"}:
+            button = page.locator(f'button[data-from="text-{word}"]')
+            try:
+                expected = report.plan.format(word)
+            except PlanError as error:
+                assert button.count() == 0
+                assert page.get_by_text(str(error), exact=True).is_visible()
+                continue
+            # with the keyboard alone
+            button.focus()
+            page.keyboard.press("Enter")
+            page.wait_for_function("document.getElementById('said').textContent === 'Copied'")
+            assert page.evaluate("navigator.clipboard.readText()") == expected
+        page.locator('button[data-from="plan"]').click()
+        page.wait_for_function("document.getElementById('said').textContent === 'Copied'")
+        assert json.loads(page.evaluate("navigator.clipboard.readText()")) == report.plan.to_dict()
+
+
+def test_a_plan_that_does_not_fit_has_nothing_to_copy_but_itself(site: Any, browser: Browser) -> None:
+    with opened(browser, site[0]["does not fit"].url) as page:
+        assert page.locator(".verdict").inner_text() == "Does not fit"
+        assert page.locator("button.copy").count() == 1
+        assert page.locator("tr.bad th").first.inner_text().split("\n")[0] == "host"
+        assert "lacks" in (page.locator(".picture.wide svg").first.text_content() or "")
+
+
+def test_markup_in_a_name_is_text(site: Any, browser: Browser) -> None:
+    with opened(browser, site[0]["hostile"].url) as page:
+        assert page.locator("h1").inner_text() == MARKUP
+        assert page.title() == f"{MARKUP}: fits"
+        assert page.locator("script").count() == 3
+        assert page.locator("img").count() == 0
+
+
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everyone_can_use_it(scheme: str, width: int, site: Any, browser: Browser) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    for name in ("MoE, one device", "MoE, eight devices" if scheme == "light" else "does not fit"):
+        # axe's own script is not one that the page allows
+        with opened(browser, site[0][name].url, width, scheme, bypass_csp=True) as page:
+            for details in page.locator("details").all():
+                details.locator("summary").click()
+            found = Axe().run(page).response["violations"]
+            assert [(each["id"], each["impact"], each["nodes"][0]["target"]) for each in found] == []
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_dark_is_dark_and_paper_is_white(site: Any, browser: Browser) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    url = site[0]["MoE, one device"].url
+    with opened(browser, url, scheme="light") as page:
+        light = page.evaluate(background)
+    with opened(browser, url, scheme="dark") as page:
+        assert page.evaluate(background) != light
+        page.emulate_media(media="print")
+        assert page.evaluate(background) == "rgb(255, 255, 255)"
+        assert not page.locator("button.copy").first.is_visible()
+        assert page.pdf()[:5] == b"%PDF-"
+    # A4 with its margins
+    with opened(browser, site[0]["MoE, eight devices"].url, 703) as page:
+        page.emulate_media(media="print")
+        assert page.evaluate("document.documentElement.scrollWidth") == 703
+
+
+def test_without_scripts_everything_is_there(site: Any, browser: Browser) -> None:
+    with opened(browser, site[0]["MoE, two devices and the host"].url, java_script_enabled=False) as page:
+        assert page.locator("#text-args").inner_text() == site[0]["MoE, two devices and the host"].plan.format("args")
+        assert page.locator("section:has(#layers) svg").first.is_visible()
+
+
+def test_eight_devices_are_no_large_page(plans: Mapping[str, tuple[Plan, str]]) -> None:
+    plan, page = plans["MoE, eight devices"]
+    assert len(plan.devices) == 8
+    assert len(page.encode()) < 500_000
+
+
+@pytest.mark.parametrize("attack", [*ATTACKS[::7], "\u202e</script>"])
+def test_no_name_has_anything_invisible(attack: str, plans: Mapping[str, tuple[Plan, str]]) -> None:
+    plan = plans["MoE, one device"][0]
+    devices = tuple(replace(use, description=attack) for use in plan.devices)
+    named = replace(plan, model=replace(plan.model, name=attack, architecture=attack), devices=devices)
+    page = plan_page(named)
+    assert not [char for char in page if char != "\n" and printable(char) != char]
+    fragment = named._repr_html_()
+    assert not [char for char in fragment if char != "\n" and printable(char) != char]
+    assert "<script" not in fragment
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fitter", *map(str, words)], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", TINY_DENSE)
+
+
+def test_the_command_writes_a_page_and_a_picture(tiny: Path, tmp_path: Path, browser: Browser) -> None:
+    page_file, svg_file = tmp_path / "report.html", tmp_path / "plan.svg"
+    done = command("report", tiny, "--gpu", "rtx-3090", "-c", "512", "-o", page_file, "--svg", svg_file)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    for file in (page_file, svg_file):
+        with opened(browser, file.as_uri()) as page:
+            assert page.locator("svg").first.is_visible()
+
+
+def test_a_plan_from_a_file_is_the_same(tiny: Path, tmp_path: Path) -> None:
+    plan_file, page_file = tmp_path / "plan.json", tmp_path / "report.html"
+    done = command(tiny, "--gpu", "rtx-3090", "-c", "512", "--json", "--report", tmp_path / "first.html")
+    assert done.returncode == 0
+    plan_file.write_text(done.stdout)
+    assert command("report", plan_file, "-o", page_file).returncode == 0
+    for page in (tmp_path / "first.html", page_file):
+        text = page.read_text()
+        assert done.stdout.rstrip("\n") in text
+        assert "Where each layer is" in text
+    assert "the plan is from a file" in page_file.read_text()
+
+
+WRONG = {
+    "nothing to write": (["report", "MODEL"], 2, "there is nothing to write: give -o report.html, or --svg plan.svg"),
+    "no such folder": (
+        ["report", "MODEL", "--gpu", "rtx-3090", "--no-contexts", "-o", "/nowhere/report.html"],
+        5,
+        "/nowhere/report.html cannot be written: /nowhere is no directory that is there",
+    ),
+    "a directory": (
+        ["report", "MODEL", "--svg", "/"],
+        5,
+        "/ cannot be written: it is a directory: name a file in it",
+    ),
+    "no plan": (
+        ["report", "EMPTY", "-o", "report.html"],
+        2,
+        "EMPTY: 'schema' is missing: give a plan that this version's fitter --json wrote",
+    ),
+    "a plan and more": (
+        ["report", "EMPTY", "-c", "4096", "-o", "report.html"],
+        2,
+        "EMPTY already sets every parameter: leave --ctx-size out, or give a model",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong(name: str, tiny: Path, tmp_path: Path) -> None:
+    words, status, message = WRONG[name]
+    empty = tmp_path / "empty.json"
+    empty.write_text("{}")
+    names = {"MODEL": str(tiny), "EMPTY": str(empty)}
+    done = command(*(names.get(word, word) for word in words))
+    expected = functools.reduce(lambda text, pair: text.replace(*pair), names.items(), message)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", f"fitter: error: {expected}\n")
+
+
+def test_a_missing_package_is_said_before_anything_is_planned(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "jinja2.py").write_text("raise ImportError('not here', name='jinja2')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "fitter", "report", str(tiny), "-o", str(tmp_path / "report.html")],
+        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    needs = "a report needs the package jinja2, which is missing: pip install 'llama-fitter[report]'"
+    assert (done.returncode, done.stderr) == (3, f"fitter: error: {needs}\n")
+
+
+def test_a_check_and_a_verification_have_pages(tiny: Path, tmp_path: Path, browser: Browser) -> None:
+    cases = tmp_path / "fitter.toml"
+    table = '[cases."<b>chat"]\nmodel = "{}"\ngpu = ["rtx-3090"]\nn_ctx = {}\n'
+    cases.write_text(table.format(tiny, 512))
+    assert command("lock", "--file", cases).returncode == 0
+    cases.write_text(table.format(tiny, 1024))
+    page_file = tmp_path / "check.html"
+    done = command("check", "--file", cases, "--json", "--report", page_file)
+    assert done.returncode == 4, done.stderr
+    document = json.loads(done.stdout)
+    with opened(browser, page_file.as_uri()) as page:
+        assert json.loads(page.locator("script#check").text_content() or "") == document
+        assert page.locator(".verdict").inner_text() == "Failed"
+        assert page.locator("h2").first.inner_text().startswith("<b>chat")
+        names = page.locator("tbody th").all_inner_texts()
+        assert names == [move["what"] for move in document["cases"][0]["moves"]]
+    page_file = tmp_path / "verify.html"
+    done = command("verify", tiny, "-c", "512", "-dev", "none", "--json", "--report", page_file)
+    assert done.returncode == 0, done.stderr
+    with opened(browser, page_file.as_uri(), PHONE) as page:
+        assert json.loads(page.locator("script#verification").text_content() or "") == json.loads(done.stdout)
+        assert page.locator(".verdict").inner_text() == "every byte as predicted"
+        assert page.evaluate("document.documentElement.scrollWidth") == PHONE

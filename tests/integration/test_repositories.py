@@ -1,0 +1,553 @@
+"""``fitter hf://org/repo`` and ``fitter DIRECTORY``: every model of a repository, planned from its header alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fitter
+from fitter.cli import main
+from fitter.errors import LibraryError, ModelError, UsageError
+from fitter.model import kept_headers, remote
+from tools import shapes
+from tools.hub import Hub, hub_of
+from tools.ranges import Request, clean_environment
+from tools.tiny import TINY_MOE, write_tiny
+from tools.tiny_lora import write_lora
+from tools.tiny_projector import write_projector
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = "s3cr3t"
+SERVER = ("--for", "llama-server")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """No proxies and no tokens of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        kept = clean_environment()
+        for name in [name for name in os.environ if name not in kept]:
+            patch.delenv(name)
+        for name, value in kept.items():
+            patch.setenv(name, value)
+        patch.setenv("HF_HOME", os.path.join(os.environ["XDG_CACHE_HOME"], "hub"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Repositories: one of a model in three types with all that may stand beside it, and odd ones."""
+    place = tmp_path_factory.mktemp("repositories")
+    repo = place / "org" / "repo"
+    (repo / "BF16").mkdir(parents=True)
+    small, large = shapes.SHAPES["llama-3.1-8b"], shapes.SHAPES["gemma3-12b"]
+    shapes.write_shape(small, repo / "m-Q4_K_M.gguf", vocab=False)
+    shapes.write_shape(small, repo / "m-UD-Q4_K_M.gguf", vocab=False)
+    first = shapes.write_split("llama-3.1-8b", repo, 3, vocab=False)
+    for part in repo.glob(first.name.replace("00001", "*")):
+        part.rename(repo / "BF16" / part.name.replace("llama-3.1-8b", "m-BF16"))
+    shapes.write_shape(large, repo / "large.gguf", vocab=False)
+    shapes.write_shape(replace(small, architecture="perceptron"), repo / "odd-Q5_0.gguf", vocab=False)
+    (repo / "lying-Q6_K.gguf").write_bytes((repo / "m-Q4_K_M.gguf").open("rb").read(3000))
+    (repo / "part-00002-of-00003.gguf").write_bytes(b"GGUF")
+    (repo / "imatrix.gguf").write_bytes(b"GGUF")
+    (repo / "README.md").write_text("hello")
+    write_projector(repo / "mmproj-F16.gguf")
+    tiny = place / "org" / "tiny"
+    tiny.mkdir()
+    write_tiny(tiny / "tiny-F16.gguf")
+    write_tiny(tiny / "draft-Q8_0.gguf", replace(TINY_MOE, n_layer=2))
+    write_lora(tiny / "adapter.gguf", tiny / "tiny-F16.gguf")
+    write_projector(tiny / "mmproj-F16.gguf")
+    for name, file in {"none": "README.md", "side": "mmproj-F16.gguf"}.items():
+        (place / "org" / name).mkdir()
+        shutil.copy(repo / file, place / "org" / name)
+    return place
+
+
+@pytest.fixture
+def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    remote.forget()
+    with hub_of(folder) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub
+
+
+MODELS = ["BF16/m-BF16-00001-of-00003.gguf", "large.gguf", "m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf"]
+PROBLEMS = {
+    "lying-Q6_K.gguf": "its header is truncated or damaged; ask who provides it, or take another file",
+    "odd-Q5_0.gguf": "unknown model architecture: 'perceptron'",
+    "part-00002-of-00003.gguf": "2 of its 3 files are missing",
+}
+
+
+def test_every_model_of_a_repository_is_planned(hub: Hub, folder: Path) -> None:
+    found = fitter.repository("hf://org/repo", gpus="12GiB", program="llama-server")
+    planned = {each.name: each for each in found.found if each.plan is not None}
+    assert sorted(planned) == MODELS
+    assert {each.name: each.problem for each in found.found if each.plan is None} == PROBLEMS
+    assert {each.name: each.kind for each in found.beside} == {
+        "imatrix.gguf": "importance matrix",
+        "mmproj-F16.gguf": "multimodal projector",
+    }
+    for name, each in planned.items():
+        path = folder / "org" / "repo" / name
+        here = fitter.fit(path, gpus="12GiB", program="llama-server")
+        longest = fitter.fit(path, gpus="12GiB", program="llama-server", objective="context")
+        assert each.plan is not None and each.plan.devices == here.devices, name
+        assert each.plan.arguments() == here.arguments() and each.plan.estimate == here.estimate, name
+        assert each.longest_context == longest.params.n_ctx, name
+        assert each.plan.model == replace(here.model, path=f"hf://org/repo/{name}"), name
+        assert each.host_weights == here.host.model
+        assert each.bytes == sum((folder / "org" / "repo" / file).stat().st_size for file in each.files)
+    assert len(planned[MODELS[0]].files) == 3
+    # another model with more weights comes before any type of the smaller one
+    assert found.best is not None and found.best.name == "large.gguf"
+    assert found.download == ("hf", "download", "org/repo", "large.gguf", "--local-dir", ".")
+    assert found.best.plan is not None
+    assert found.run == ("llama-server", "-m", "large.gguf", *found.best.plan.arguments())
+    assert found.hf == ("-hf", "org/repo", "-hff", "large.gguf", "--no-mmproj")
+
+
+def test_headers_are_fetched_once(hub: Hub) -> None:
+    shutil.rmtree(kept_headers.folder(), ignore_errors=True)
+    words: dict[str, Any] = {"gpus": "12GiB", "n_ctx": 4096, "types": "Q4_K_M"}
+    first = fitter.repository("hf://org/repo", **words)
+    assert [each.name for each in first.found] == ["m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf"]
+    assert 0 < hub.files.sent < 1 << 20
+    hub.files.forget()
+    hub.server.forget()
+    remote.forget()
+    again = fitter.repository("hf://org/repo", **words)
+    assert again.to_dict() == first.to_dict()
+    # the list, and the tag of each of both files
+    assert [status for _, _, status in hub.server.requests] == [200, 302, 302]
+    assert hub.files.requests == []
+
+
+def test_the_table(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hf://org/repo", "--gpu", "12GiB", "--type", "q4_k_m,Q6_K", "-c", "4096", *SERVER]) == 0
+    shown = capsys.readouterr()
+    rows = [re.split(r"\s{2,}", line.strip()) for line in shown.out.splitlines()]
+    assert rows[0] == ["hf://org/repo"]
+    assert rows[1] == ["file", "MiB", "bits", "fits", "context", "longest", "host MiB", "prompt t/s", "t/s"]
+    assert [row[0] for row in rows[2:5]] == ["m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf", "lying-Q6_K.gguf"]
+    assert [row[-1] == "best" for row in rows[2:5]] == [False, True, False]
+    assert rows[4][3] == "unknown"
+    text = " ".join(shown.out.split())
+    for said in (
+        f"lying-Q6_K.gguf: {PROBLEMS['lying-Q6_K.gguf']}",
+        "not planned, importance matrix: imatrix.gguf",
+        "not planned, multimodal projector (--mmproj plans with one): mmproj-F16.gguf",
+        "download: hf download org/repo m-UD-Q4_K_M.gguf --local-dir . run: llama-server -m m-UD-Q4_K_M.gguf -c 4096",
+        "run without downloading it first: -hf org/repo:UD-Q4_K_M --no-mmproj in place of -m and the file",
+    ):
+        assert said in text
+    assert shown.err == ""
+
+
+def test_json(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hf://org/tiny", "--gpu", "24GiB", "--json", "--mmproj", "mmproj-F16.gguf", *SERVER]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["best"] == "tiny-F16.gguf"
+    assert document["download"] == [
+        *("hf", "download", "org/tiny", "tiny-F16.gguf", "mmproj-F16.gguf", "--local-dir", ".")
+    ]
+    assert document["run"][:3] == ["llama-server", "-m", "tiny-F16.gguf"]
+    assert "mmproj-F16.gguf" in document["run"] and document["hf"] is None
+
+
+def test_files_of_the_repository_beside_its_models(hub: Hub, folder: Path) -> None:
+    """Named as they are there, by their address, or by their path here: the plan is the same."""
+    here = folder / "org" / "tiny"
+    words: dict[str, Any] = {"gpus": "24GiB", "types": "F16", "program": "llama-server"}
+    beside = {"mmproj": "mmproj-F16.gguf", "model_draft": "draft-Q8_0.gguf"}
+    plans = []
+    for place in ("", "hf://org/tiny/", f"{here}/"):
+        found = fitter.repository("hf://org/tiny", **words, **{name: place + file for name, file in beside.items()})
+        assert [each.name for each in found.found] == ["tiny-F16.gguf"]
+        assert found.best is not None and found.best.plan is not None
+        plans.append(found.best.plan)
+    assert plans[0].shared == plans[1].shared
+    assert {use.kind: use.name for use in plans[0].shared if use.kind != "later"} == {
+        "projector": "hf://org/tiny/mmproj-F16.gguf",
+        "draft": "hf://org/tiny/draft-Q8_0.gguf",
+    }
+    rows = [[(use.kind, use.rows) for use in plan.shared] for plan in plans]
+    assert rows[0] == rows[2]
+
+
+# --- addresses beside one model
+
+
+def test_everything_beside_a_model_may_be_elsewhere(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    here, there = folder / "org" / "tiny", "hf://org/tiny"
+    plans = []
+    for place in (str(here), there):
+        plans.append(
+            fitter.fit(
+                here / "tiny-F16.gguf",
+                gpus="24GiB",
+                mmproj=f"{place}/mmproj-F16.gguf",
+                model_draft=f"{place}/draft-Q8_0.gguf",
+                lora=f"{place}/adapter.gguf",
+                lora_scaled=f"{place}/adapter.gguf:0.5",
+            )
+        )
+    local, plan = plans
+    assert plan.devices == local.devices and plan.host == local.host
+    assert [use.rows for use in plan.shared] == [use.rows for use in local.shared]
+    names = [use.name for use in plan.shared if use.kind in ("draft", "projector", "lora")]
+    assert sorted(names) == [
+        f"{there}/adapter.gguf",
+        f"{there}/adapter.gguf",
+        f"{there}/draft-Q8_0.gguf",
+        f"{there}/mmproj-F16.gguf",
+    ]
+    assert [each.path for each in plan.params.lora] == [f"{there}/adapter.gguf"] * 2
+    words = plan.arguments()
+    assert words[words.index("--lora") + 1] == "adapter.gguf"
+    assert words[words.index("--lora-scaled") + 1] == "adapter.gguf:0.5"
+    assert words[words.index("--mmproj") + 1] == "mmproj-F16.gguf"
+    assert words[words.index("-md") + 1] == "draft-Q8_0.gguf"
+    assert str(kept_headers.folder()) not in json.dumps(plan.to_dict())
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    for call in (plan.load, lambda: fitter.verify(plan=tmp_path / "plan.json")):
+        with pytest.raises(ModelError) as caught:
+            call()
+        assert re.fullmatch(
+            rf"{there}/\S+\.gguf has to be here to be loaded: download it with hf download org/tiny \S+ --local-dir \.",
+            str(caught.value),
+        )
+    words = {"gpus": "24GiB", "n_ctx": 512}
+    assert (
+        fitter.measure(here / "tiny-F16.gguf", lora=f"{there}/adapter.gguf", **words).lora
+        == fitter.measure(here / "tiny-F16.gguf", lora=here / "adapter.gguf", **words).lora
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    {
+        "no projector": (
+            {"mmproj": "hf://org/tiny/tiny-F16.gguf"},
+            "hf://org/tiny/tiny-F16.gguf is not a multimodal projector; convert one with llama.cpp's "
+            "convert_hf_to_gguf.py --mmproj",
+        ),
+        "no adapter": (
+            {"lora": "hf://org/tiny/tiny-F16.gguf"},
+            "hf://org/tiny/tiny-F16.gguf is not a LoRA adapter; convert one with llama.cpp's convert_lora_to_gguf.py",
+        ),
+        "no draft": (
+            {"model_draft": "hf://org/tiny/mmproj-F16.gguf"},
+            "hf://org/tiny/mmproj-F16.gguf is a multimodal projector; give the language model, and this file with "
+            "--mmproj",
+        ),
+        "nothing": (
+            {"mmproj": "hf://org/tiny/none.gguf"},
+            "hf://org/tiny/none.gguf: the server has no such file (404): check the address",
+        ),
+    }.values(),
+)
+def test_what_is_beside_a_model_is_said_by_its_address(
+    hub: Hub, folder: Path, words: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        fitter.fit(folder / "org" / "tiny" / "tiny-F16.gguf", gpus="24GiB", **words)
+    assert str(caught.value) == said
+
+
+# --- which one
+
+BEST: dict[str, tuple[list[str], str]] = {
+    "all of it on devices": (["--gpu", "12GiB", "--type", "Q4_K_M,BF16"], "m-UD-Q4_K_M.gguf"),
+    "fast enough": (["--gpu", "12GiB", "--tokens-per-second", "1"], "large.gguf"),
+    "nothing on devices fits": (["--gpu", "2GiB"], "large.gguf"),
+}
+
+
+@pytest.mark.parametrize(("words", "name"), BEST.values(), ids=BEST)
+def test_the_best_one(hub: Hub, capsys: pytest.CaptureFixture[str], words: list[str], name: str) -> None:
+    assert main(["hf://org/repo", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["best"] == name
+
+
+def test_none_fits(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["hf://org/repo", "--type", "Q4_K_M", "--gpu", "1GiB", "--host-memory", "1GiB"]
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert "none fits; m-Q4_K_M.gguf: the host lacks " in " ".join(out.split())
+    assert "download" not in out and "run:" not in out
+
+
+# --- places
+
+FORMS = [
+    "hf://org/repo:q4_k_m",
+    "hf://org/repo@v1",
+    "{hub}/org/repo",
+    "{hub}/org/repo/tree/main",
+    "hf://org/renamed",
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_ways_to_name_a_repository(hub: Hub, form: str) -> None:
+    hub.renamed = {"org/renamed": "org/repo"}
+    hub.page = 2
+    words = {} if "q4" in form else {"types": "Q4_K_M"}
+    found = fitter.repository(form.format(hub=hub.url), gpus="12GiB", n_ctx=512, **words)
+    assert [each.name for each in found.found] == ["m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf"]
+    assert all(each.fits for each in found.found)
+
+
+def test_a_folder_of_a_repository(hub: Hub) -> None:
+    found = fitter.repository("hf://org/repo/BF16", gpus="24GiB", n_ctx=512)
+    assert [each.name for each in found.found] == [MODELS[0]]
+    assert found.download == (
+        *("hf", "download", "org/repo", "--include", "BF16/m-BF16-*-of-00003.gguf", "--local-dir", "."),
+    )
+
+
+def test_a_directory(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = folder / "org" / "repo"
+    assert main([str(place), "--gpu", "12GiB", "--json", *SERVER]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["repository"] == str(place)
+    assert {each["name"] for each in document["files"]} == {*MODELS, *PROBLEMS}
+    assert {each["name"]: each["problem"] for each in document["files"] if each["fits"] is None} == {
+        **PROBLEMS,
+        "lying-Q6_K.gguf": "its header is truncated or damaged; download the model again",
+    }
+    assert document["download"] is None and document["hf"] is None
+    assert document["run"][:3] == ["llama-server", "-m", str(place / "large.gguf")]
+
+
+# --- what is refused
+
+HF = "hf://org/repo"
+REFUSED: dict[str, tuple[str, list[str], int, str]] = {
+    "no GGUF file": (
+        "hf://org/none",
+        [],
+        3,
+        "hf://org/none has no GGUF file: look for a repository with GGUF files of this model",
+    ),
+    "no model": (
+        "hf://org/side",
+        [],
+        3,
+        "hf://org/side has no GGUF file of a model, only of another kind (multimodal projector): take another one",
+    ),
+    "no repository": (
+        "hf://org/absent",
+        [],
+        3,
+        "hf://org/absent is gated, private or not there (401): ask for access at {hub}/org/absent, and set HF_TOKEN, "
+        "or log in with 'hf auth login'",
+    ),
+    "no revision": ("hf://org/repo@v9", [], 3, "hf://org/repo@v9: the repository has no revision 'v9'"),
+    "no folder": ("hf://org/repo/q9", [], 3, "hf://org/repo/q9: the repository has no folder 'q9'"),
+    "no such type": (
+        HF,
+        ["--type", "Q9_K"],
+        2,
+        "hf://org/repo has no file of type Q9_K (--type): it has BF16, Q4_K_M, Q5_0, Q6_K, UD-Q4_K_M",
+    ),
+    "one model's format": (
+        HF,
+        ["--format", "shell"],
+        2,
+        "--format shell is for one model: name a file of hf://org/repo, or leave it out",
+    ),
+    "a wrong parameter": (HF, ["--no-op-offload", "-md", "x"], 3, "x: no such file; check the path of the model"),
+    "all of one reason": (
+        HF,
+        ["--type", "Q6_K"],
+        3,
+        "hf://org/repo/lying-Q6_K.gguf: its header is truncated or damaged; ask who provides it, or take another file",
+    ),
+}
+
+
+@pytest.mark.parametrize(("url", "words", "status", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_repository_of_models(
+    hub: Hub, capsys: pytest.CaptureFixture[str], url: str, words: list[str], status: int, said: str
+) -> None:
+    assert main([url, "--gpu", "12GiB", *words]) == status
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"fitter: error: {said.format(hub=hub.url)}\n")
+
+
+def test_a_repository_that_is_gated_or_private(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = SECRET
+    with pytest.raises(ModelError) as caught:
+        fitter.repository("hf://org/tiny", gpus="24GiB")
+    assert re.fullmatch(
+        rf"hf://org/tiny/\S+\.gguf is gated \(403 Forbidden\): ask for access at {hub.url}/org/tiny, and set HF_TOKEN, "
+        "or log in with 'hf auth login'",
+        str(caught.value),
+    )
+    hub.is_private = True
+    with pytest.raises(ModelError, match="is gated, private or not there"):
+        fitter.repository("hf://org/tiny", gpus="24GiB")
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    assert fitter.repository("hf://org/tiny", gpus="24GiB", n_ctx=512).fits
+    # where the contents are nobody sees the token
+    assert [headers for headers in hub.files.headers if "Authorization" in headers] == []
+
+
+ANSWERS: dict[str, tuple[int, bytes, dict[str, str], str]] = {
+    "it fails": (503, b"", {}, "hf://org/tiny: the server answers 503 Service Unavailable: try again later"),
+    "no JSON": (
+        200,
+        b"<html>",
+        {},
+        "hf://org/tiny: the hub's answer is no list of files: check HF_ENDPOINT, or try again later",
+    ),
+    "another JSON": (
+        200,
+        b"{}",
+        {},
+        "hf://org/tiny: the hub's answer is no list of files: check HF_ENDPOINT, or try again later",
+    ),
+    "a strange file": (
+        200,
+        b'[{"type": "file", "path": "x.gguf", "size": -1}]',
+        {},
+        "hf://org/tiny: the hub's answer is no list of files: check HF_ENDPOINT, or try again later",
+    ),
+    "pages of another host": (
+        200,
+        b"[]",
+        {"Link": '<http://example.com/x>; rel="next"'},
+        "hf://org/tiny: the hub's answer is no list of files: check HF_ENDPOINT, or try again later",
+    ),
+    "pages without end": (
+        200,
+        b"[]",
+        {"Link": '</api/models/org/tiny/tree/main>; rel="next"'},
+        "hf://org/tiny has too many files: name a folder of it, or a file",
+    ),
+    "deep": (
+        200,
+        b"[" * 100_000,
+        {},
+        "hf://org/tiny: the hub's answer is no list of files: check HF_ENDPOINT, or try again later",
+    ),
+}
+
+
+@pytest.mark.parametrize(("status", "body", "headers", "said"), ANSWERS.values(), ids=ANSWERS)
+def test_an_answer_that_is_no_list(
+    hub: Hub,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    body: bytes,
+    headers: dict[str, str],
+    said: str,
+) -> None:
+    from fitter.model.ranges import Patience
+
+    def answer(request: Request) -> bool:
+        request.say(status, body, headers)
+        return True
+
+    monkeypatch.setattr(Patience, "sleep", lambda self, seconds: None)
+    hub.server.answer = answer
+    with pytest.raises(ModelError) as caught:
+        fitter.repository("hf://org/tiny", gpus="24GiB")
+    assert str(caught.value) == said
+
+
+def test_a_hub_that_does_not_answer(hub: Hub) -> None:
+    def silent(request: Request) -> bool:
+        time.sleep(10)
+        return True
+
+    hub.server.answer, began = silent, time.monotonic()
+    with pytest.raises(ModelError) as caught:
+        fitter.repository("hf://org/tiny", gpus="24GiB", timeout=0.5)
+    assert str(caught.value) == (
+        "hf://org/tiny: its list of files did not arrive within 0.5 s: give it more time (--timeout)"
+    )
+    assert time.monotonic() - began < 8
+
+
+def test_without_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "huggingface_hub", None)
+        with pytest.raises(LibraryError) as missing:
+            fitter.repository("hf://org/tiny", gpus="24GiB")
+    assert str(missing.value) == (
+        "hf://org/tiny is read with huggingface_hub, which is not installed: pip install 'llama-fitter[remote]'"
+    )
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError) as caught:
+        fitter.repository("hf://org/tiny", gpus="24GiB")
+    assert str(caught.value) == (
+        "hf://org/tiny: HF_HUB_OFFLINE is set, so the hub is not asked: unset it, or give a directory"
+    )
+    assert hub.server.requests == []
+
+
+def test_types_are_for_repositories(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "org" / "tiny" / "tiny-F16.gguf"
+    assert main([str(path), "--type", "Q4_K_M"]) == 2
+    assert capsys.readouterr().err == (
+        f"fitter: error: --type chooses among the models of a repository, and {path} is one model\n"
+    )
+    with pytest.raises(UsageError, match="tokens_per_second"):
+        fitter.repository(folder / "org" / "tiny", tokens_per_second=-1)
+
+
+# --- what is said to be done works
+
+
+def test_what_it_says_downloads_the_files(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    found = fitter.repository("hf://org/tiny", gpus="24GiB", mmproj="mmproj-F16.gguf", program="llama-server")
+    assert found.download is not None and found.run is not None
+    command = [str(Path(sys.executable).with_name("hf")), *found.download[1:]]
+    environment = {**os.environ, "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    for name in (found.run[2], found.run[found.run.index("--mmproj") + 1]):
+        assert (tmp_path / name).read_bytes() == (folder / "org" / "tiny" / name).read_bytes()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("F16", "tiny-F16.gguf"), ("Q8_0", "draft-Q8_0.gguf")])
+def test_llama_server_takes_the_same_file(hub: Hub, tmp_path: Path, kind: str, name: str) -> None:
+    server = ROOT / "build" / "llama" / "bin" / "llama-server"
+    if not server.exists():
+        pytest.skip("needs make tools")
+    found = fitter.repository("hf://org/tiny", gpus="24GiB", types=kind, n_ctx=64)
+    assert found.hf == ("-hf", f"org/tiny:{kind}", "--no-mmproj")
+    environment = {**os.environ, "MODEL_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+    command = [str(server), *found.hf, "-c", "64", "-np", "1", "--port", "0", "--no-webui"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        said: list[str] = []
+        for line in process.stdout:
+            said.append(line)
+            if "listening" in line:
+                break
+    finally:
+        process.kill()
+        process.communicate()
+    assert any("listening" in line for line in said), said
+    taken = {path.name for path in (tmp_path / "hub").rglob("*.gguf")}
+    assert taken == {name}

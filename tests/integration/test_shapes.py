@@ -1,0 +1,401 @@
+"""Models without a file: llama.cpp loads each shape, and plans on it as on the file of which it is the shape."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGMLQuantizationType
+
+import fitter
+from fitter.cli import main
+from fitter.errors import LlamaCppError, ModelError, UsageError
+from fitter.llama.client import Worker
+from fitter.model.shapes import catalogue, files
+from fitter.model.shapes.addresses import wanted
+from fitter.model.shapes.gguf import write
+from fitter.model.shapes.header import Header
+from fitter.model.shapes.mapping import header_of
+from tests.integration.test_quantizations import Snapshot, read, snapshots
+from tools import ranges, shapes
+from tools.cuda_reference import DATA as CUDA
+from tools.real_cards import DATA as REAL
+
+__all__ = ["snapshots"]
+
+DEVICES = ["512GiB"] * 8
+
+
+@pytest.fixture(scope="module")
+def log() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def worker(log: list[str]) -> Iterator[Worker]:
+    with Worker(on_log=log.append) as worker:
+        yield worker
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def made_of(name: str, **others: Any) -> Header:
+    return header_of({**catalogue.published(name).config, **others}, name)
+
+
+def written(header: Header, path: Path) -> Path:
+    with path.open("wb") as file:
+        write(file, header.metadata, header.tensors)
+    return path
+
+
+# --- every shape is what llama.cpp loads
+
+
+def sample() -> list[Any]:
+    """Every shape, of which those after the first of an architecture are slow."""
+    seen: set[tuple[str, ...]] = set()
+    found = []
+    for name in catalogue.names():
+        header = made_of(name)
+        kinds = (header.architecture, str(header.number("nextn_predict_layers")))
+        found.append(pytest.param(name, marks=[pytest.mark.slow] if kinds in seen else []))
+        seen.add(kinds)
+    return found
+
+
+@pytest.mark.parametrize("name", sample())
+def test_llama_cpp_finds_every_tensor_and_leaves_none(
+    name: str, worker: Worker, log: list[str], tmp_path: Path
+) -> None:
+    header = made_of(name)
+    path = written(header, tmp_path / "x.gguf")
+    log.clear()
+    # layers for multi-token prediction are only looked at where they are to be loaded
+    load_mtp = bool(header.number("nextn_predict_layers"))
+    found = fitter.measure(path, gpus=DEVICES, n_ctx=512, worker=worker, load_mtp=load_mtp)
+    assert [line for line in log if "unused" in line] == []
+    # what is not on a device is the embedding, and some of what is small
+    sizes = sum(row.model for row in found.rows)
+    assert sizes >= 0.98 * sum(each.bytes for each in header.tensors)
+
+
+# --- shapes of which the header is known from elsewhere
+
+QWEN3_NEXT = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "intermediate_size": 5120,
+    "max_position_embeddings": 262144,
+    "rope_theta": 10000000.0,
+}
+NEMOTRON_H = {
+    "architectures": ["NemotronHForCausalLM"],
+    "attention_head_dim": 128,
+    "conv_kernel": 4,
+    "hidden_size": 4480,
+    "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+    "intermediate_size": 15680,
+    "mamba_head_dim": 80,
+    "mamba_num_heads": 128,
+    "mlp_hidden_act": "relu2",
+    "n_groups": 8,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "ssm_state_size": 128,
+    "vocab_size": 131072,
+}
+"""Of models that are not in the catalogue: what tools/shapes.py says of them, by the names of a config.json."""
+NO_MTP = {"mtp_num_hidden_layers": 0}
+KNOWN: dict[str, tuple[str | None, Mapping[str, Any]]] = {
+    "llama-3.1-8b": ("llama-3.1-8b", {}),
+    "llama-3.1-70b": ("llama-3.1-70b", {}),
+    "qwen3-32b": ("qwen3-32b", {}),
+    "qwen3-30b-a3b": ("qwen3-30b-a3b", {}),
+    "qwen3-235b-a22b": ("qwen3-235b-a22b", {}),
+    "deepseek-v3.1": ("deepseek-v3.1", {}),
+    "kimi-k2": ("kimi-k2", {}),
+    "glm45-air": ("glm-4.5-air", {}),
+    # that of the class, which the files that were published first do not have
+    "gemma3-12b": ("gemma-3-12b", {"vocab_size": 262208}),
+    "gpt-oss-20b": ("gpt-oss-20b", {}),
+    "gpt-oss-120b": ("gpt-oss-120b", {}),
+    "qwen3-next-80b-a3b": (None, QWEN3_NEXT),
+    "nemotron-h-9b": (None, NEMOTRON_H),
+}
+"""By the name in tools/shapes.py: the name in the catalogue, and what of it is otherwise."""
+
+
+ALIKE = ("llama-3.1-70b", "qwen3-32b", "qwen3-235b-a22b", "kimi-k2", "gpt-oss-120b")
+"""Those of which another one has the same architecture."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] if each in ALIKE else []) for each in KNOWN]
+)
+def test_a_shape_is_that_of_the_known_header(name: str, worker: Worker, tmp_path: Path) -> None:
+    own, others = KNOWN[name]
+    header = header_of({**(catalogue.published(own).config if own else {}), **others}, name)
+    known = shapes.SHAPES[name]
+    compare(header, known.tensors, known.n_layer)
+    assert architecture_and_numbers(header) >= numbers(known)
+    # one of them with its words, which make no difference
+    written = shapes.write(name, tmp_path, vocab=name == "llama-3.1-8b")
+    compare_bytes(header, written, known.tensors, worker, tmp_path)
+
+
+def compare(header: Header, tensors: tuple[shapes.Tensor, ...], n_layer: int) -> None:
+    """Names and shapes are equal, and so are the types of what is never quantized."""
+    assert header.number("block_count") == n_layer
+    mine = {each.name: (each.shape, each.type == "f32") for each in header.tensors}
+    theirs = {each.name: (_without_ones(each.shape), each.type == GGMLQuantizationType.F32) for each in tensors}
+    assert mine == theirs
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return _without_ones(shape[:-1]) if len(shape) > 1 and shape[-1] == 1 else shape
+
+
+def numbers(known: shapes.Shape) -> set[tuple[str, str]]:
+    """What decides sizes, of the metadata."""
+    return {(key, str(value)) for key, value in known.metadata.items() if key in SIZES and not isinstance(value, list)}
+
+
+SIZES = (".block_count", ".embedding_length", ".attention.head_count", ".expert_count", ".expert_used_count")
+
+
+def architecture_and_numbers(header: Header) -> set[tuple[str, str]]:
+    return {(key.removeprefix(header.architecture), str(value)) for key, value in header.metadata.items()}
+
+
+LOADS: tuple[dict[str, Any], ...] = (
+    {"n_ctx": 8192},
+    {"n_ctx": 32768, "n_gpu_layers": 7, "type_k": "q8_0", "type_v": "q8_0", "n_seq_max": 2},
+)
+
+
+def compare_bytes(
+    header: Header, known: Path, tensors: tuple[shapes.Tensor, ...], worker: Worker, tmp_path: Path
+) -> None:
+    """A file of the shape, each tensor of the type that the known file has, takes what the known file takes."""
+    types = {each.name: each.type for each in tensors}
+    metadata = {
+        key.removeprefix(header.architecture) if key.startswith(f"{header.architecture}.") else key: value
+        for key, value in header.metadata.items()
+        if not key.startswith("general.") and key != "tokenizer.ggml.model" and not key.endswith(".vocab_size")
+    }
+    retyped = tuple(shapes.Tensor(each.name, each.shape, types[each.name]) for each in header.tensors)
+    own = shapes.Shape(header.architecture, "x", header.number("vocab_size"), "default", metadata, retyped)  # type: ignore[arg-type]
+    path = tmp_path / "own.gguf"
+    shapes.write_shape(own, path, vocab=False)
+    for split in (
+        {"n_ctx": 8192},
+        {"n_ctx": 32768, "n_gpu_layers": 7, "type_k": "q8_0", "type_v": "q8_0", "n_seq_max": 2},
+    ):
+        mine, theirs = (fitter.measure(each, gpus=DEVICES[:2], worker=worker, **split) for each in (path, known))
+        assert [(row.buffer_type, row.model, row.context) for row in mine.rows] == [
+            (row.buffer_type, row.model, row.context) for row in theirs.rows
+        ]
+
+
+REAL_HEADERS = {
+    "glm-5.2-ud-q5_k_xl": ("glm-5.2", {}, REAL),
+    "qwen3.5-397b-a17b": ("qwen3.5-397b-a17b", NO_MTP, REAL),
+    "gpt-oss-20b-bf16-mxfp4": ("gpt-oss-20b", {}, REAL),
+    "qwen3-30b-a3b": ("qwen3-30b-a3b", {}, CUDA),
+    "dsv2lite": ("deepseek-v2-lite", {}, CUDA),
+    "gptoss-20b": ("gpt-oss-20b", {}, CUDA),
+    "gemma3-12b": ("gemma-3-12b", {"vocab_size": 262208}, CUDA),
+}
+"""Headers of the reference data: the name in the catalogue, what of it is otherwise, and where the header is."""
+
+
+@pytest.mark.parametrize("name", REAL_HEADERS)
+def test_a_shape_has_the_tensors_of_the_reference_header(name: str, worker: Worker, tmp_path: Path) -> None:
+    own, others, folder = REAL_HEADERS[name]
+    path = tmp_path / "known.gguf"
+    path.write_bytes(gzip.decompress((folder / f"{name}.head.gz").read_bytes()))
+    os.truncate(path, 1 << 40)
+    known = worker.header(path)
+    header = made_of(own, **others)
+    mine = {each.name: (each.shape, each.type == "f32") for each in header.tensors}
+    theirs = {each.name: (each.shape, each.type == "f32") for each in known.tensors}
+    # the reference data has headers without the factors of rope, which not every file has
+    mine.pop("rope_freqs.weight", None)
+    theirs.pop("rope_freqs.weight", None)
+    assert mine == theirs
+    types = {each.name: GGMLQuantizationType[each.type.upper()] for each in known.tensors}
+    compare_bytes(
+        header,
+        path,
+        tuple(shapes.Tensor(each.name, each.shape, types[each.name]) for each in known.tensors),
+        worker,
+        tmp_path,
+    )
+
+
+# --- file types
+
+SNAPSHOTS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "deepseek-v3.1": ("deepseek-v3.1", {}),
+    "gemma-3-4b-it": ("gemma-3-4b", {}),
+    "gpt-oss-120b": ("gpt-oss-120b", {"quantization_config": {}}),
+    "meta-llama-3.1-70b-instruct": ("llama-3.1-70b", {}),
+    "nvidia-nemotron-3-nano-30b-a3b": ("nemotron-3-nano-30b-a3b", {}),
+    # its files have the output's weights beside those of the embedding, which are the same
+    "qwen3-0.6b": ("qwen3-0.6b", {"tie_word_embeddings": False}),
+    "qwen3-14b": ("qwen3-14b", {}),
+    "qwen3.5-397b-a17b": ("qwen3.5-397b-a17b", NO_MTP),
+    "qwen3.6-27b": ("qwen3.6-27b", NO_MTP),
+}
+"""Upstream's snapshots of models of the catalogue; those that have no layer for multi-token prediction there."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] if "llama" in each else []) for each in SNAPSHOTS]
+)
+def test_file_types_are_those_of_upstreams_snapshots(
+    name: str, worker: Worker, snapshots: Path, tmp_path: Path
+) -> None:
+    own, others = SNAPSHOTS[name]
+    snapshot = read(snapshots / f"{name}.schema")
+    header = made_of(own, **others).of_type("f16")
+    figures(snapshot, header)
+    answer = worker.file_types([written(header, tmp_path / "x.gguf")], tmp_path)
+    found = {each.name: dict(zip(answer.tensors, each.types, strict=True)) for each in answer.found if each.types}
+    never = {each.name for each in header.tensors if each.type == "f32"}
+    for file_type, default in snapshot.defaults.items():
+        types = {tensor: kind for tensor, kind in found[file_type].items() if tensor not in never}
+        assert {tensor: kind for tensor, kind in types.items() if kind != default} == snapshot.others[file_type]
+
+
+def figures(snapshot: Snapshot, header: Header) -> None:
+    known = {"n_embd": "embedding_length", "n_layer": "block_count", "n_head": "attention.head_count"}
+    assert {key: header.number(name) for key, name in known.items()} == {key: snapshot.figures[key] for key in known}
+    assert snapshot.figures["n_vocab"] in (0, header.number("vocab_size"))
+
+
+def test_a_file_type_is_kept_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = wanted("shape://smollm2-135m:Q5_K_M")
+    assert asked is not None
+    (path,) = files.model_files(asked)
+    before = path.stat()
+    monkeypatch.setattr(files, "Worker", None)
+    assert files.model_files(asked) == (path,) and path.stat().st_mtime_ns == before.st_mtime_ns
+    assert path.name == "smollm2-135m-Q5_K_M.gguf"
+
+
+# --- commands and calls
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with redirect_stdout(stdout), redirect_stderr(stderr):
+        status = main(words)
+    return status, stdout.getvalue(), stderr.getvalue()
+
+
+def test_a_shape_is_planned_as_a_file_is(worker: Worker, tmp_path: Path) -> None:
+    plan = fitter.fit("shape://qwen3-0.6b", gpus="8GiB", n_ctx=4096, worker=worker)
+    assert (plan.model.path, plan.model.name, plan.fits) == ("shape://qwen3-0.6b:Q4_K_M", "Qwen3 0.6B", True)
+    assert plan.notes[0].startswith("shape://qwen3-0.6b:Q4_K_M is the shape of a model, not a file: ")
+    assert fitter.measure("shape://qwen3-0.6b:BF16", gpus="8GiB", n_ctx=64, worker=worker).rows
+    assert fitter.estimate("shape://qwen3-0.6b", gpus="8GiB", n_ctx=64, worker=worker).generation_tokens_per_second > 0
+    assert fitter.inspect("shape://qwen3-0.6b:Q8_0", n_ctx=64).model.bytes > 600 << 20
+    with pytest.raises(ModelError, match="is a model without a file, which cannot be loaded: give the path of a GGUF"):
+        plan.load()
+    with pytest.raises(ModelError, match="is a model without a file"):
+        fitter.verify(plan=plan)
+
+
+def test_packed_experts_stay_packed(worker: Worker) -> None:
+    plan = fitter.fit("shape://gpt-oss-20b", gpus="24GiB", n_ctx=4096, worker=worker)
+    assert plan.model.path == "shape://gpt-oss-20b:MXFP4_MOE"
+    assert {each.type for each in worker.header(files.model_files(_asked("gpt-oss-20b:MXFP4_MOE"))[0]).tensors} == {
+        "mxfp4",
+        "q8_0",
+        "f32",
+    }
+
+
+def _asked(name: str) -> Any:
+    return wanted(f"shape://{name}")
+
+
+def test_quants_are_of_the_model_as_it_is_converted(worker: Worker) -> None:
+    found = fitter.quants("shape://qwen3-0.6b:Q4_K_M", gpus="8GiB", n_ctx=512, types="Q8_0", worker=worker)
+    assert (found.model.path, found.source_type) == ("shape://qwen3-0.6b:BF16", "bf16")
+    assert [each.plan and each.plan.model.path for each in found.found] == ["shape://qwen3-0.6b:Q8_0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("--shape", "qwen3-0.6"), 2, "there is no shape 'qwen3-0.6': did you mean qwen3-0.6b"),
+        (("--shape", "qwen3-0.6b:Q9_9"), 2, "this llama.cpp has no file type 'Q9_9': it has "),
+        (("--shape", "qwen3-0.6b", "--config", "c.json"), 2, "two models are given, --shape 'qwen3-0.6b' and --config"),
+        (("model.gguf", "--shape", "qwen3-0.6b"), 2, "two models are given, 'model.gguf' and --shape 'qwen3-0.6b'"),
+        (("--config", "/none.json"), 3, "/none.json: no such file; check the path of the config.json"),
+        (("verify", "shape://qwen3-0.6b"), 3, "shape://qwen3-0.6b is a model without a file, which cannot be loaded"),
+    ],
+    ids=["name", "file type", "two", "and a file", "no file", "verify"],
+)
+def test_what_is_wrong_is_said(words: tuple[str, ...], status: int, said: str) -> None:
+    words = words if words[0] == "verify" else ("fit", *words, "--gpu", "8GiB")
+    code, stdout, stderr = run(*words)
+    assert (code, stdout) == (status, "") and said in stderr and stderr.count("\n") == 1
+
+
+def test_shapes_are_listed() -> None:
+    code, stdout, _ = run("shapes", "--json")
+    listed = json.loads(stdout)["shapes"]
+    assert code == 0 and [each["name"] for each in listed] == list(catalogue.names())
+    assert run("shapes", "qwen3-8b")[1].startswith("Qwen3 8B (qwen3)\n8.19B parameters in 36 layers, for up to 40960 ")
+
+
+def test_a_case_names_a_shape_or_a_config_beside_it(tmp_path: Path) -> None:
+    config = dict(catalogue.published("smollm2-135m").config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    models = {"shape": "shape://smollm2-135m", "config": "config://config.json"}
+    (tmp_path / "fitter.toml").write_text(
+        "".join(f'[cases.{name}]\nmodel = "{model}"\ngpu = "8GiB"\nn_ctx = 512\n' for name, model in models.items())
+    )
+    words = ("--file", str(tmp_path / "fitter.toml"))
+    assert run("lock", *words)[0] == 0
+    assert run("check", *words)[0] == 0
+    lock = (tmp_path / "fitter.lock").read_text()
+    assert 'file = "smollm2-135m-Q4_K_M.gguf"' in lock and f'file = "{tmp_path.name}-Q4_K_M.gguf"' in lock
+
+
+def test_a_config_is_fetched(tmp_path: Path, worker: Worker) -> None:
+    (tmp_path / "own-7b").mkdir()
+    config = dict(catalogue.published("smollm2-135m").config)
+    (tmp_path / "own-7b" / "config.json").write_text(json.dumps(config))
+    with ranges.serving(tmp_path) as server:
+        address = f"config://{server.url}/own-7b/config.json:Q8_0"
+        plan = fitter.fit(address, gpus="8GiB", n_ctx=512, worker=worker)
+        assert (plan.model.path, plan.model.name) == (address, "own-7b")
+        with pytest.raises(ModelError, match=r"/none/config\.json: the server has no such file \(404\)"):
+            fitter.fit(f"config://{server.url}/none/config.json", gpus="8GiB", worker=worker)
+
+
+def test_a_config_that_llama_cpp_refuses_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": 6, "num_attention_heads": 2, "vocab_size": 7})
+    )
+    code, _, stderr = run("fit", "--config", str(tmp_path / "config.json"), "--gpu", "8GiB")
+    assert code in (0, 1, 3) and "Traceback" not in stderr
+
+
+def test_an_unknown_file_type_is_no_crash() -> None:
+    with pytest.raises((UsageError, LlamaCppError)):
+        files.model_files(_asked("smollm2-135m:Q1_0"))

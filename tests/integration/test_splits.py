@@ -1,0 +1,84 @@
+"""Split mode tensor: bytes of each device as a real ggml-cuda allocates them, and as rpc-servers take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fitter.errors import FitterError, LlamaCppError
+from fitter.llama.client import Worker
+from fitter.llama.types import Breakdown, Params
+from tools import rpc_servers
+from tools.splits import loads
+from tools.tiny import TinyModel, write_tiny
+
+STORED = Path(__file__).resolve().parents[1] / "data" / "splits" / "held.jsonl.gz"
+"""What ``python -m tools.splits --store`` keeps of the loads that ``draw`` draws with seed 1."""
+
+SAMPLE = 30
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("splits")
+
+
+@pytest.fixture(scope="module", params=["dense", "experts"])
+def tiny_split_model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A real model that is wide enough to be split."""
+    n_expert = 8 if request.param == "experts" else 0
+    model = TinyModel(
+        f"tiny {request.param}",
+        n_layer=4,
+        n_embd=256,
+        n_head=8,
+        n_head_kv=4,
+        n_embd_head=64,
+        n_ff=768,
+        n_expert=n_expert,
+    )
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "model.gguf", model)
+
+
+def test_cards_hold_what_is_said(models: Path) -> None:
+    stored = loads.stored(STORED)
+    drawn = loads.draw(len(stored), 1)
+    every = len(stored) // min(SAMPLE, len(stored))
+    asked = drawn[::every]
+    found = loads.virtual(asked, models)
+    assert [pair for pair in zip(asked, found, stored[::every], strict=True) if pair[1] != pair[2]] == []
+    assert {bool(held.failure) for held in found} == {True, False}
+
+
+def test_row_is_measured_as_llama_cpp_takes_it(models: Path) -> None:
+    path = loads.write_model("llama-3.1-70b", models)
+    with Worker([loads.card(i, "86") for i in range(2)]) as worker, pytest.raises(FitterError, match="split buffers"):
+        worker.measure(path, Params(n_ctx=512, split_mode="row"))
+
+
+def _rows(breakdown: Breakdown) -> dict[str, tuple[int, int, int]]:
+    return {row.buffer_type: (row.model, row.context, row.compute) for row in breakdown.real.rows if row.used}
+
+
+@pytest.mark.parametrize("n_servers", [2, 3])
+def test_servers_take_what_is_said(tiny_split_model: Path, n_servers: int) -> None:
+    with rpc_servers.servers(n_servers) as endpoints, Worker(rpc=endpoints) as worker:
+        devices = tuple(device.name for device in worker.devices())
+        params = Params(n_ctx=512, n_ubatch=64, n_batch=64, split_mode="tensor", devices=devices)
+        said = worker.measure(tiny_split_model, params, reserve=True)
+        assert said.devices == devices
+        taken = worker.load(tiny_split_model, params)
+        worker.unload()
+    assert _rows(said) == _rows(taken.breakdown)
+    assert sum(name.endswith("_AllReduce") for name in _rows(said)) == n_servers
+
+
+def test_what_cannot_be_split_is_known_before_the_load(models: Path) -> None:
+    path = loads.write_model("qwen3-next-80b-a3b", models)
+    params = Params(n_ctx=512, split_mode="tensor", tensor_split=(24.0, 24.0, 12.0, 8.0))
+    with Worker([loads.card(i, "86") for i in range(4)]) as worker:
+        with pytest.raises(LlamaCppError, match="cannot split the tensors of this model over these devices"):
+            worker.measure(path, params)
+        # the process is there for the next question
+        assert worker.measure(path, Params(n_ctx=512, split_mode="tensor")).devices

@@ -1,0 +1,166 @@
+"""What a report says, before it is opened in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from fitter.output.curves import charts, tokens
+from fitter.output.json import dumps
+from fitter.output.report import check_page, plan_fragment, plan_page, plan_picture
+from fitter.planning.context_points import ContextPoint, contexts_to_try, point_of
+from fitter.planning.explain import Bound, Choice
+from fitter.planning.plan import Problem
+from fitter.planning.summary import PoolUse, Setting
+from tests.unit.plans import GIB, MIB, make_plan, make_price
+
+ENDING = "</script><!--<script>"
+
+
+def embedded(page: str, name: str) -> str:
+    (text,) = re.findall(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.DOTALL)
+    return str(text)
+
+
+def test_the_document_cannot_end_its_script() -> None:
+    plan = make_plan()
+    plan = replace(plan, model=replace(plan.model, name=ENDING, path=f"/{ENDING}"))
+    page = plan_page(plan)
+    text = embedded(page, "plan")
+    assert "<" not in text
+    assert text.replace(r"\u003c", "<") == dumps(plan.to_dict())
+    assert json.loads(text)["model"]["name"] == ENDING
+    assert page.count("<script") == 3
+
+
+def test_nothing_but_its_own_script_may_run() -> None:
+    page = plan_page(make_plan())
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert "default-src &#39;none&#39;" in policy
+    assert re.search(r"script-src &#39;sha256-[\w+/=]+&#39;", policy)
+    assert not re.findall(r'(?:src|href)="(?!data:,")', page)
+
+
+def test_memory_that_is_shared_is_a_row_of_its_own() -> None:
+    setting = Setting("sudo sysctl x=1", 7, "the context can be longer where MTL0 may use more: sudo sysctl x=1")
+    pool = PoolUse("MTL0+host", 64 * GIB, 60 * GIB, GIB, 50 * GIB, ("MTL0", "host"), 3 * GIB, setting=setting)
+    page = plan_page(replace(make_plan(), pools=(pool,)))
+    (row,) = re.findall(r"<tr><th scope=.row.>MTL0\+host.*?</tr>", page, re.DOTALL)
+    assert f'value="{50 * GIB}"' in row and f'value="{10 * GIB}"' in row and row.count("–") >= 3
+    assert "3.0 GiB of weights are mapped by both, and counted once in their sum" in page
+    assert "sudo sysctl x=1" in page
+
+
+def test_a_plan_that_does_not_fit_has_nothing_to_run() -> None:
+    page = plan_page(make_plan(problems=(Problem("CUDA0", 3 * GIB, "CUDA0 lacks 3072 MiB: use less"),)))
+    assert "CUDA0 lacks 3072 MiB: use less" in page
+    assert "There are no arguments to copy" in page
+    assert 'id="text-args"' not in page
+    assert "lacks 3.0 GiB" in page
+
+
+def test_what_was_chosen_over_what() -> None:
+    choices = (
+        Choice("where the weights go", "layers", 2.0, "<tensors>", 3.5),
+        Choice("which device has the draft", "CUDA0", 0.5, "CUDA1", None),
+        Choice("the context", "4096", 1.0),
+    )
+    plan = make_plan(estimate=make_price(), choices=choices, bound=Bound(10.0, "the best could", 14.0))
+    page = plan_page(plan)
+    rows = re.findall(r'<tr><th scope="row">(where|which|the context).*?</tr>', page, re.DOTALL)
+    assert rows == ["where", "which", "the context"]
+    assert "&lt;tensors&gt;" in page and "3.5 s" in page and "there was none" in page
+    assert "Lower bound: 10 s; this plan takes at most 40.0 % more than the best could." in page
+
+
+def test_invisible_characters_are_not_there_to_copy() -> None:
+    plan = make_plan()
+    plan = replace(plan, model=replace(plan.model, path="a\u2800b.gguf"))
+    page = plan_page(plan)
+    assert "it has invisible characters: use fitter fit --format ini" in page
+    assert 'id="text-ini"' not in page
+    assert 'id="text-args"' in page
+
+
+def test_the_picture_in_a_notebook() -> None:
+    fragment = make_plan()._repr_html_()
+    assert fragment == plan_fragment(make_plan())
+    assert "<script" not in fragment
+    # a notebook has a theme of its own
+    assert "@media" not in fragment
+    assert fragment.count("<svg") == 1
+    assert "Model 8B fits, 4,096 tokens of context" in fragment
+
+
+def test_pictures_of_a_page_have_patterns_of_their_own() -> None:
+    first, second = (plan_picture(make_plan(devices=names).to_dict()) for names in (("CUDA0",), ("CUDA0", "CUDA1")))
+    names = [set(re.findall(r'pattern id="([^"]+)"', drawn)) for drawn in (first, second)]
+    assert all(names) and not names[0] & names[1]
+    for drawn, own in zip((first, second), names, strict=True):
+        assert set(re.findall(r"url\(#([^)]+)\)", drawn)) == own
+
+
+def point(n_ctx: int, *, fits: bool = True) -> ContextPoint:
+    return ContextPoint(n_ctx, fits, 10 * GIB, 2 * GIB, GIB, 100.0 if fits else None, 20.0 if fits else None)
+
+
+@pytest.mark.parametrize(
+    ("points", "titles"),
+    [
+        pytest.param([], [], id="none"),
+        pytest.param([point(4096)], [], id="one is no curve"),
+        pytest.param([point(4096), point(8192)], ["memory", "generation", "prompt"], id="all"),
+        pytest.param([point(4096), point(8192, fits=False)], ["memory"], id="one speed is no curve"),
+    ],
+)
+def test_charts(points: list[ContextPoint], titles: list[str]) -> None:
+    found = charts(points, 4096)
+    assert [re.split(r"\W", chart.title)[0] for chart in found] == titles
+    for chart in found:
+        assert not re.search(r"<script|<style|href|<!--", chart.svg)
+        assert 'role="img"' in chart.svg and "at 4,096 tokens" in chart.svg
+        assert re.findall(r'r="7"', chart.svg)
+
+
+def test_tokens() -> None:
+    assert [tokens(n) for n in (512, 4096, 15104, 40960, 131072, 1023999, 1048576, 10 * 2**20)] == [
+        *("512", "4k", "14.8k", "40k", "128k", "1000k", "1M", "10M")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trained", "streams", "smallest", "chosen", "expected"),
+    [
+        (40960, 1, 4096, 40960, [4096, 8192, 16384, 32768]),
+        (40960, 1, 4096, 5000, [4096, 8192, 16384, 32768, 40960]),
+        (8192, 4, 4096, 16384, [32768]),
+        (2048, 1, 4096, 2048, []),
+        (0, 1, 4096, 4096, [1]),
+        (2**21, 1, 4096, 4096, [2**i for i in range(13, 22)]),
+    ],
+)
+def test_contexts_to_try(trained: int, streams: int, smallest: int, chosen: int, expected: list[int]) -> None:
+    assert contexts_to_try(trained, streams, smallest, chosen) == expected
+
+
+def test_the_point_of_a_plan() -> None:
+    assert point_of(make_plan(estimate=make_price())) == ContextPoint(
+        4096, True, 2 * 2404 * MIB, 320 * MIB, 300 * MIB, 1240.4, 38.04
+    )
+    lacking = make_plan(problems=(Problem("host", GIB, "a long message"),))
+    assert point_of(lacking).message == "host lacks 1.0 GiB"
+
+
+def test_a_check_without_a_change() -> None:
+    case = {"name": "a", "status": "same", "error": None, "failures": [], "moves": []}
+    page = check_page({"schema": 1, "passed": True, "cases": [case]}, {}, "1 case: 1 unchanged")
+    assert "Nothing changed." in page and "Passed" in page
+
+
+def test_the_host_alone() -> None:
+    page = plan_page(make_plan(devices=()))
+    assert page.count('<tr><th scope="row">host') == 1
+    assert "no limit" in page

@@ -1,0 +1,159 @@
+"""The cells of a grid: which no other one beats, which machine is named, and what is asked for in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fitter.errors import UsageError
+from fitter.exploring import split_machine
+from fitter.machine.gpu import cards_of
+from fitter.output.exploration import csv_text
+from fitter.planning.explored import (
+    Exploration,
+    ExploredCell,
+    Requirement,
+    cheapest_first,
+    marked,
+    parse_requirement,
+)
+
+
+def cell(machine: str, n_ctx: int | None, rate: float | None, memory: int, **more: Any) -> ExploredCell:
+    asked = ExploredCell("model.gguf", None, machine, None, None, None, None)
+    found = {"fits": True, "n_ctx": n_ctx, "tokens_per_second": rate, "memory": memory, "bytes": 100, **more}
+    return replace(asked, **found)
+
+
+GRID = {
+    "long and slow": cell("long and slow", 32768, 10.0, 24),
+    "short and fast": cell("short and fast", 8192, 50.0, 24),
+    "beaten by both in something": cell("beaten by both in something", 8192, 10.0, 24),
+    "small": cell("small", 8192, 10.0, 8),
+    "does not fit": cell("does not fit", None, None, 1, fits=False),
+    "no speed is known": cell("no speed is known", 99999, None, 1),
+}
+
+
+def best(cells: list[ExploredCell], cost: str = "memory") -> list[str]:
+    return [each.machine for each in marked(cells, cost) if each.is_best]
+
+
+def test_what_no_other_one_beats_is_marked() -> None:
+    assert best(list(GRID.values())) == ["long and slow", "short and fast", "small"]
+
+
+def test_two_that_are_alike_are_both_marked() -> None:
+    assert best([GRID["small"], replace(GRID["small"], machine="twin")]) == ["small", "twin"]
+
+
+def test_a_price_counts_in_place_of_memory_and_an_unknown_one_is_not_compared() -> None:
+    cells = [
+        replace(GRID["long and slow"], cost=100.0),
+        replace(GRID["small"], cost=200.0),
+        replace(GRID["short and fast"], cost=None),
+    ]
+    assert best(cells, "price") == ["long and slow"]
+
+
+def test_models_and_file_types_are_not_compared_with_each_other() -> None:
+    others = [replace(GRID["small"], model="other.gguf", tokens_per_second=1.0)]
+    others += [replace(GRID["small"], file_type="Q8_0", tokens_per_second=2.0)]
+    assert len(best([GRID["small"], *others])) == 3
+
+
+def test_the_cheapest_comes_first() -> None:
+    cells = list(GRID.values())
+    asked = Requirement(8192, 10.0)
+    assert [each.machine for each in cheapest_first(cells, asked, "memory")] == [
+        "small",
+        "short and fast",
+        "long and slow",
+        "beaten by both in something",
+    ]
+    prices = {"small": 300.0, "long and slow": 100.0}
+    priced = [replace(each, cost=prices.get(each.machine)) for each in cells]
+    # those without a price come last
+    assert [each.machine for each in cheapest_first(priced, asked, "price")][:3] == [
+        "long and slow",
+        "small",
+        "short and fast",
+    ]
+    assert [each.machine for each in cheapest_first(cells, Requirement(prompt_tokens_per_second=1.0), "memory")] == []
+
+
+def test_on_the_cheapest_machine_the_better_weights_are_taken() -> None:
+    cells = [cell("card", 8192, 90.0, 8, bytes=50), cell("card", 8192, 40.0, 8, bytes=100)]
+    found = cheapest_first(cells, Requirement(8192, 20.0), "memory")
+    assert [each.tokens_per_second for each in found] == [40.0, 90.0]
+
+
+ASKED = {
+    "32k context at 20 t/s": Requirement(32768, 20.0),
+    "32k context": Requirement(32768),
+    "20 t/s": Requirement(0, 20.0),
+    "20t/s": Requirement(0, 20.0),
+    "fits": Requirement(),
+    "prompt 500 t/s": Requirement(0, 0.0, 500.0),
+    "500 t/s prompt and 20 t/s": Requirement(0, 20.0, 500.0),
+    "prompt at 500 t/s": Requirement(0, 0.0, 500.0),
+    "32,768 tokens of context, generation at 7.5 tokens per second": Requirement(32768, 7.5),
+    "  CONTEXT 8192   with 3 tok/s ": Requirement(8192, 3.0),
+    "0.5k context": Requirement(512),
+}
+
+
+@pytest.mark.parametrize("text", ASKED)
+def test_words_that_are_understood(text: str) -> None:
+    assert parse_requirement(text) == ASKED[text]
+
+
+_SAY = "say such as '32k context at 20 t/s', 'prompt 500 t/s' or 'fits'"
+REFUSED = {
+    "": f"--answer '': it is not understood: {_SAY}",
+    "fast": f"--answer 'fast': it is not understood: {_SAY}",
+    "32k contxt at 20 t/s": f"--answer '32k contxt at 20 t/s': '32k contxt' in it is not understood: {_SAY}",
+    "32k context at": f"--answer '32k context at': it is not understood: {_SAY}",
+    "0 t/s": "--answer '0 t/s' asks for 0: give more than 0 and 1000000000 at most",
+    "-5 t/s": f"--answer '-5 t/s': it is not understood: {_SAY}",
+    "1e9 t/s": f"--answer '1e9 t/s': it is not understood: {_SAY}",
+    "32,76 context": f"--answer '32,76 context': it is not understood: {_SAY}",
+    "0.3 context": f"--answer '0.3 context': it is not understood: {_SAY}",
+    "prompt 5 t/s prompt": f"--answer 'prompt 5 t/s prompt': it is not understood: {_SAY}",
+    "8k context and 16k context": "--answer '8k context and 16k context' says twice what it asks for: leave one of "
+    "them out",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_words_that_are_not(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_requirement(text)
+    assert str(caught.value) == REFUSED[text]
+
+
+def test_machines_of_several_cards() -> None:
+    assert split_machine("rtx-4090 + 2x rtx-3090") == ["rtx-4090", "2x rtx-3090"]
+    with pytest.raises(UsageError, match="name a GPU on both sides of each"):
+        split_machine("rtx-4090 +")
+
+
+@pytest.mark.parametrize(
+    ("spec", "cards"),
+    [
+        ("rtx-4090", ("rtx-4090",)),
+        ("2x RTX 3090", ("rtx-3090", "rtx-3090")),
+        ("rtx-3060:free=10GiB", ("rtx-3060-12gb",)),
+        ("24GiB", ("24gib",)),
+        ("none", ()),
+    ],
+)
+def test_what_the_cards_of_a_machine_are_called(spec: str, cards: tuple[str, ...]) -> None:
+    assert cards_of(spec) == cards
+
+
+def test_a_name_that_is_a_formula_is_not_one_in_csv() -> None:
+    text = csv_text(Exploration((replace(GRID["small"], model="=1+1.gguf"),), "memory"))
+    assert text.splitlines()[1].startswith("'=1+1.gguf,")

@@ -1,0 +1,149 @@
+"""Which file of a repository to take, and what is said about all of them."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+
+import fitter.repositories
+from fitter.llama.types import Params
+from fitter.model.repositories import SideFile
+from fitter.output.repositories import commands, repository_table
+from fitter.output.table import print_to
+from fitter.planning.plan import Problem
+from fitter.planning.repositories import Repository, RepositoryFile, best_file, ordered
+from tests.unit.plans import GIB, MIB, make_plan, make_price
+
+SHORT = Problem("CUDA0", 244 * MIB, "CUDA0 lacks 244 MiB")
+
+
+def made(
+    kind: str, bits: float, *, weights: int = 8, fits: bool = True, on_devices: bool = True, rate: float = 40.0
+) -> RepositoryFile:
+    """A model of so many times 2^30 weights in a file type."""
+    params = Params(n_ctx=4096, n_gpu_layers=33 if on_devices else 20)
+    price = make_price(generation=rate) if fits else None
+    plan = make_plan(params, problems=() if fits else (SHORT,), estimate=price)
+    name = f"{weights}b-{kind}.gguf"
+    size = int(weights * bits * GIB / 8)
+    longest = 8192 if fits else None
+    return RepositoryFile(name, (name,), size, kind, f"hf://org/repo/{name}", weights * GIB, bits, plan, longest)
+
+
+FAILED = RepositoryFile("x.gguf", ("x.gguf",), 5 * MIB, "", "hf://org/repo/x.gguf", problem="unknown architecture")
+
+CASES: dict[str, tuple[tuple[RepositoryFile, ...], float | None, str | None]] = {
+    "the most bits": ((made("Q4_K_M", 4.9), made("Q8_0", 8.5)), None, "8b-Q8_0.gguf"),
+    "of those on devices": ((made("Q4_K_M", 4.9), made("Q8_0", 8.5, on_devices=False)), None, "8b-Q4_K_M.gguf"),
+    "none is on devices": (
+        (made("Q4_K_M", 4.9, on_devices=False), made("Q8_0", 8.5, on_devices=False), made("F16", 16, fits=False)),
+        None,
+        "8b-Q8_0.gguf",
+    ),
+    "as fast as is asked for": (
+        (made("Q4_K_M", 4.9, rate=30), made("Q8_0", 8.5, rate=20), made("F16", 16, rate=10, on_devices=False)),
+        15.0,
+        "8b-Q8_0.gguf",
+    ),
+    "none is as fast": ((made("Q4_K_M", 4.9, rate=30),), 31.0, None),
+    "the larger model": ((made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32)), None, "32b-Q2_K.gguf"),
+    "but not on the host": (
+        (made("Q8_0", 8.5), made("Q2_K", 2.6, weights=32, on_devices=False)),
+        None,
+        "8b-Q8_0.gguf",
+    ),
+    "not larger with more perplexity": ((made("Q5_1", 6.0), made("Q5_K_M", 5.7)), None, "8b-Q5_K_M.gguf"),
+    "of 16 bits the model's own": ((made("F16", 16), made("BF16", 16)), None, "8b-BF16.gguf"),
+    "another one's type": ((made("UD-Q4_K_XL", 4.95), made("Q4_K_M", 4.9)), None, "8b-UD-Q4_K_XL.gguf"),
+    "nothing fits": ((made("Q8_0", 8.5, fits=False), FAILED), None, None),
+}
+
+
+@pytest.mark.parametrize(("found", "rate", "name"), CASES.values(), ids=CASES)
+def test_which_file_is_the_best(found: tuple[RepositoryFile, ...], rate: float | None, name: str | None) -> None:
+    for given in (found, found[::-1]):
+        best = best_file(given, 1, rate)
+        assert (best and best.name) == name
+
+
+def test_their_order() -> None:
+    found = (FAILED, made("Q4_K_M", 4.9), made("Q8_0", 8.5))
+    assert [each.name for each in ordered(found)] == ["8b-Q8_0.gguf", "8b-Q4_K_M.gguf", "x.gguf"]
+
+
+BESIDE = (SideFile("mmproj.gguf", "multimodal projector", 9), SideFile("mtp-x.gguf", "draft model", 8))
+HOST = made("Q8_0", 8.5, on_devices=False)
+DEVICE = made("Q4_K_M", 4.9)
+SAID: dict[str, tuple[Repository, tuple[str, ...], tuple[str, ...]]] = {
+    "on devices": (
+        Repository("hf://org/repo", (HOST, DEVICE), (), DEVICE, 1, None, ("hf", "download", "a b"), ("x", "-m", "y")),
+        (),
+        ("best: 8b-Q4_K_M.gguf, 4.9 GiB", "download: hf download 'a b'", "run: x -m y"),
+    ),
+    "on the host": (
+        Repository("hf://org/repo", (HOST,), (), HOST, 1, run=("x", "-m", "y"), hf=("-hf", "o/r:Q8_0")),
+        (
+            "none fits with every layer on the devices, so the one with the most bits per weight is marked: "
+            "--tokens-per-second N marks the one of them that generates as fast",
+        ),
+        (
+            "best: 8b-Q8_0.gguf, 8.5 GiB",
+            "run: x -m y",
+            "run without downloading it first: -hf o/r:Q8_0 in place of -m and the file",
+        ),
+    ),
+    "without a device": (
+        Repository("hf://org/repo", (HOST,), (), HOST),
+        (),
+        ("best: 8b-Q8_0.gguf, 8.5 GiB", "arguments: -c 4096 -ngl 20 -np 1 -fit off"),
+    ),
+    "too slow": (
+        Repository("hf://org/repo", (HOST,), (), None, 1, 99.0),
+        ("none of them generates 99 tokens per second: ask for fewer with --tokens-per-second",),
+        (),
+    ),
+    "nothing fits": (
+        Repository("hf://org/repo", (replace(made("Q8_0", 8.5, fits=False)),), (), None, 1),
+        ("none fits; 8b-Q8_0.gguf: CUDA0 lacks 244 MiB",),
+        (),
+    ),
+    "what has no plan, and what is beside": (
+        Repository("hf://org/repo", (DEVICE, FAILED), BESIDE, DEVICE, 1),
+        (
+            "x.gguf: unknown architecture",
+            "not planned, multimodal projector (--mmproj plans with one): mmproj.gguf",
+            "not planned, draft model: mtp-x.gguf",
+        ),
+        ("best: 8b-Q4_K_M.gguf, 4.9 GiB", "arguments: -c 4096 -ngl 33 -np 1 -fit off"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "below", "last"), SAID.values(), ids=SAID)
+def test_what_is_said(found: Repository, below: tuple[str, ...], last: tuple[str, ...]) -> None:
+    out = io.StringIO()
+    print_to(out, repository_table(found))
+    said = " ".join(out.getvalue().split())
+    for line in below:
+        assert line in said
+    assert ("none" in said) is ("none" in " ".join(below))
+    assert commands(found) == last
+
+
+def test_names_of_files_cannot_write_to_a_terminal() -> None:
+    name = "a\x1b[2J\nb-Q8_0.gguf"
+    odd = replace(HOST, name=name, path=f"hf://org/repo/{name}", problem="no\x07")
+    found = Repository("hf://org/repo", (odd,), (SideFile(name, "draft model", 1),), odd, 1, download=("hf", name))
+    out = io.StringIO()
+    print_to(out, repository_table(found, verbose=True))
+    text = out.getvalue() + "\n".join(commands(found))
+    assert "\x1b" not in text and "\x07" not in text
+    assert all("\n" not in line for line in commands(found))
+
+
+def test_it_is_written() -> None:
+    found = Repository("hf://org/repo", (DEVICE, FAILED), BESIDE, DEVICE, 1)
+    assert found.to_dict() == fitter.repositories.to_dict(found)
+    assert bool(found) and not Repository("x", (FAILED,), (), None)
