@@ -86,11 +86,12 @@ def report(
 
     Raises ``LibraryError`` where a package is missing: ``pip install 'llama-fitter[report]'``.
     """
-    from fitter.output import report as pages
+    from fitter.output.pages import check_installed
+    from fitter.output.report import plan_page
 
-    pages.check_installed()
+    check_installed()
     found = beside(plan, model, with_contexts=contexts, on_progress=on_progress)
-    return pages.plan_page(plan, found.layer_map, found.contexts, found.notes)
+    return plan_page(plan, found.layer_map, found.contexts, found.notes)
 
 
 def _map(plan: Plan, model: Model, worker: Worker) -> LayerMap | None:

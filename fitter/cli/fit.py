@@ -79,6 +79,10 @@ def fit(
     for value, option in ((types, "--type"), (tokens_per_second, "--tokens-per-second")):
         if value is not None:
             raise UsageError(f"{option} chooses among the models of a repository, and {model} is one model")
+    if page_file is not None:
+        from fitter.cli import report_file
+
+        report_file.check({"--report": page_file}, model)
     output_format = "json" if as_json else output_format or "args"
     plan = _fitted(model, output_format, verbose, given)
     from fitter.output import table

@@ -6,33 +6,26 @@ text, and write nothing. Names in a model's file are untrusted: everything is es
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from fitter.errors import LibraryError, PlanError
+from fitter.errors import PlanError
 from fitter.output import bars, drawing, layer_picture
-from fitter.output.drawing import NARROW, WIDE
+from fitter.output.drawing import WIDE
 from fitter.output.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.formats import FORMATS
-from fitter.output.json import dumps, to_dict
+from fitter.output.json import to_dict
+from fitter.output.pages import page, pictures
 from fitter.output.pools import pool_lines
 from fitter.output.table import later_text, parameter_lines, shared_text
-from fitter.output.units import MIB, dummy_loads, duration, human, speed
+from fitter.output.units import MIB, dummy_loads, human, speed
 from fitter.planning.context_points import ContextPoint
 from fitter.planning.layer_map import LayerMap
 from fitter.planning.plan import Plan, resolved
 from fitter.text import printable
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-    from markupsafe import Markup
-
-_TEMPLATES = Path(__file__).with_name("templates")
 _COLUMNS = (
     ("total", "total"),
     ("free", "free"),
@@ -47,11 +40,6 @@ _COLUMNS = (
 )
 _RARE = ("shared", "later")
 """Columns that are left out where they have nothing."""
-
-
-def check_installed() -> None:
-    """Raise ``LibraryError`` where a package is missing for a page, before anything is planned for it."""
-    _environment()
 
 
 def plan_page(
@@ -70,7 +58,7 @@ def plan_page(
         "contexts": [point.to_dict() for point in contexts],
         "notes": list(notes),
     }
-    return _page(
+    return page(
         "plan.html",
         title=plan.model.name,
         documents=[("plan", document), ("drawn", drawn)],
@@ -78,11 +66,11 @@ def plan_page(
         document=document,
         facts=_facts(plan),
         uses=_uses(document),
-        memory_pictures=_pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
+        memory_pictures=pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
         layers=None if found is None else _layers(found),
         map_pictures=()
         if found is None
-        else _pictures(lambda width: layer_picture.layer_svg(found, width=width, is_alone=False)),
+        else pictures(lambda width: layer_picture.layer_svg(found, width=width, is_alone=False)),
         charts=_charts(contexts, plan),
         contexts=contexts,
         chosen=resolved(plan).n_ctx,
@@ -122,11 +110,11 @@ def check_page(document: Mapping[str, Any], causes: Mapping[str, Sequence[str]],
             **case,
             "causes": causes.get(case["name"], ()),
             "moves": [moves_picture.row_of(move) for move in case["moves"]],
-            "pictures": _pictures(partial(moves_picture.moves_svg, case["moves"])),
+            "pictures": pictures(partial(moves_picture.moves_svg, case["moves"])),
         }
         for case in document["cases"]
     ]
-    return _page(
+    return page(
         "check.html",
         title="fitter check",
         documents=[("check", document)],
@@ -138,7 +126,7 @@ def check_page(document: Mapping[str, Any], causes: Mapping[str, Sequence[str]],
 
 def verification_page(document: Mapping[str, Any], verdict: str) -> str:
     """The page of a verification, given as its JSON document, and its verdict in words."""
-    return _page(
+    return page(
         "verification.html",
         title=document["model"]["name"],
         documents=[("verification", document)],
@@ -146,70 +134,6 @@ def verification_page(document: Mapping[str, Any], verdict: str) -> str:
         document=document,
         kinds=("model", "context", "compute"),
     )
-
-
-def _page(template: str, *, documents: Sequence[tuple[str, Mapping[str, Any]]], **values: Any) -> str:
-    from markupsafe import Markup
-
-    environment = _environment()
-    script = (_TEMPLATES / "copy.js").read_text(encoding="utf-8")
-    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
-    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    from fitter.output import curves
-
-    return environment.get_template(template).render(
-        documents=[(name, Markup(_in_script(document))) for name, document in documents],
-        script=Markup(script),
-        style=Markup(style + drawing.STYLE + drawing.DARK + curves.STYLE),
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{allowed}'; "
-        "base-uri 'none'; form-action 'none'",
-        **values,
-    )
-
-
-@cache
-def _environment() -> Environment:
-    try:
-        import pygal  # noqa: F401
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise LibraryError(
-            f"a report needs the package {error.name}, which is missing: pip install 'llama-fitter[report]'"
-        ) from None
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-    )
-    environment.filters |= {"human": human, "duration": duration, "speed": speed, "lines": _lines}
-    return environment
-
-
-def _shown(value: Any) -> Any:
-    """What a template puts out: text on one line, without anything invisible."""
-    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
-def _lines(text: str) -> Markup:
-    """Text of several lines, each of them made safe to show."""
-    from markupsafe import Markup, escape
-
-    return Markup("\n").join(escape(printable(line)) for line in text.split("\n"))
-
-
-def _in_script(document: Mapping[str, Any]) -> str:
-    """JSON that cannot end the script that it stands in: as ``--json`` prints it, but for ``<``."""
-    return dumps(dict(document)).replace("<", r"\u003c")
-
-
-def _pictures(drawn: Callable[[int], str]) -> list[tuple[str, Markup]]:
-    """A picture for a page and one for a telephone, of which a style sheet shows one."""
-    from markupsafe import Markup
-
-    return [("wide", Markup(drawn(WIDE))), ("narrow", Markup(drawn(NARROW)))]
 
 
 @dataclass(frozen=True)
