@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import http.server
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +20,13 @@ from fitter.output.json import dumps
 from fitter.output.report import plan_page
 from fitter.planning.plan import Plan
 from fitter.text import printable
+from tests.integration.pages import MARKUP, PHONE, WIDE, opened, serving
 from tests.integration.test_hostile_text import ATTACKS
 from tools import shapes
-from tools.browser import chromium, find
 from tools.tiny import TINY_DENSE, write_tiny
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
-
-WIDE, PHONE = 1200, 390
-MARKUP = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&amp;{{ 7*7 }}<!--"
+    from playwright.sync_api import Browser
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense, one device": ("llama-3.1-8b", {"gpus": "rtx-3090"}),
@@ -55,42 +49,6 @@ class Report:
     url: str
 
 
-@dataclass
-class Served:
-    """What was asked of the server, and what the page complained about."""
-
-    asked: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-
-
-class Pages(http.server.BaseHTTPRequestHandler):
-    pages: Mapping[str, bytes] = {}
-    asked: list[str]
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        self.send_response(200 if self.path in self.pages else 404)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(self.pages.get(self.path, b""))
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
-@contextmanager
-def serving(pages: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """The pages at a port of this machine: the address, and every path that is asked for."""
-    asked: list[str] = []
-    handler = type(
-        "Handler", (Pages,), {"pages": {path: page.encode() for path, page in pages.items()}, "asked": asked}
-    )
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-
-
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Plan, str]]:
     folder = tmp_path_factory.mktemp("models")
@@ -109,31 +67,6 @@ def site(plans: Mapping[str, tuple[Plan, str]]) -> Iterator[tuple[Mapping[str, R
     paths = {name: f"/{number}.html" for number, name in enumerate(plans)}
     with serving({paths[name]: page for name, (_, page) in plans.items()}) as (address, asked):
         yield {name: Report(plan, page, address + paths[name]) for name, (plan, page) in plans.items()}, asked
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    try:
-        find()
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    with chromium() as started:
-        yield started
-
-
-@contextmanager
-def opened(browser: Browser, url: str, width: int = WIDE, scheme: Any = "light", **settings: Any) -> Iterator[Page]:
-    """The page, which may not complain."""
-    said: list[str] = []
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **settings)
-    page = context.new_page()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
-    page.goto(url)
-    yield page
-    assert said == []
-    context.close()
 
 
 @pytest.mark.parametrize("name", [*PLANS, "hostile"])
@@ -326,12 +259,12 @@ WRONG = {
     "no such folder": (
         ["report", "MODEL", "--gpu", "rtx-3090", "--no-contexts", "-o", "/nowhere/report.html"],
         5,
-        "/nowhere/report.html cannot be written: /nowhere is no directory that is there",
+        "-o /nowhere/report.html cannot be written: there is no directory /nowhere",
     ),
     "a directory": (
         ["report", "MODEL", "--svg", "/"],
         5,
-        "/ cannot be written: it is a directory: name a file in it",
+        "--svg / cannot be written: it is a directory: name a file in it",
     ),
     "no plan": (
         ["report", "EMPTY", "-o", "report.html"],
