@@ -106,6 +106,8 @@ def new_chart(marks: Sequence[Mapping[str, Any]]) -> Any:
         width=_WIDTH,
         height=_HEIGHT,
         margin=6,
+        # half of the last word below the axis
+        margin_right=18,
         show_legend=False,
         js=(),
         dots_size=_SMALL_DOT,

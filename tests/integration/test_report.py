@@ -321,7 +321,8 @@ def test_a_check_and_a_verification_have_pages(tiny: Path, tmp_path: Path, brows
         names = page.locator("tbody th").all_inner_texts()
         assert names == [move["what"] for move in document["cases"][0]["moves"]]
     page_file = tmp_path / "verify.html"
-    done = command("verify", write_tiny(tmp_path / "moe.gguf"), "-c", "512", "-dev", "none", "--json", "--report", page_file)
+    moe = write_tiny(tmp_path / "moe.gguf")
+    done = command("verify", moe, "-c", "512", "-dev", "none", "--json", "--report", page_file)
     assert done.returncode == 0, done.stderr
     with opened(browser, page_file.as_uri(), PHONE) as page:
         assert json.loads(page.locator("script#verification").text_content() or "") == json.loads(done.stdout)
