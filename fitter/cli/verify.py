@@ -93,11 +93,10 @@ def verify(
     elif found.fits:
         table.print_to(sys.stdout, table.verification_table(found))
     if page_file is not None:
-        from fitter.output import report
+        from fitter.output.verification_page import verification_page
 
         sys.stdout.flush()
-        verdict = table.verdict(found).plain if found.fits else "does not fit: it was not loaded"
-        report_file.write(page_file, report.verification_page(json.verification_to_dict(found), verdict))
+        report_file.write(page_file, verification_page(found))
     if not found.fits:
         return EXIT_DOES_NOT_FIT
     return EXIT_FITS if found.holds else EXIT_REGRESSION

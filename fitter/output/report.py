@@ -124,18 +124,6 @@ def check_page(document: Mapping[str, Any], causes: Mapping[str, Sequence[str]],
     )
 
 
-def verification_page(document: Mapping[str, Any], verdict: str) -> str:
-    """The page of a verification, given as its JSON document, and its verdict in words."""
-    return page(
-        "verification.html",
-        title=document["model"]["name"],
-        documents=[("verification", document)],
-        verdict=verdict,
-        document=document,
-        kinds=("model", "context", "compute"),
-    )
-
-
 @dataclass(frozen=True)
 class Fact:
     """A figure that stands at the top of a report."""
