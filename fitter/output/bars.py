@@ -22,7 +22,7 @@ PARTS = {
 
 _TAKEN = ("model", "context", "compute", "shared", "later")
 _BAR = 22
-_BOLD = 8.2
+_BOLD = 9.0
 """The width of a letter of a name."""
 _FAR = 3
 """How many times the largest device the host is from which on it has a scale of its own."""

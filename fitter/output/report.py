@@ -13,9 +13,10 @@ from typing import Any
 
 from fitter.errors import PlanError
 from fitter.output import bars, drawing, layer_picture
+from fitter.output.arguments import command_line
 from fitter.output.drawing import WIDE
 from fitter.output.explanation import default_speeds, explain_lines, far_lines
-from fitter.output.formats import FORMATS
+from fitter.output.formats import FORMATS, UNQUOTED, words
 from fitter.output.json import to_dict
 from fitter.output.pages import page, pictures
 from fitter.output.pools import pool_lines
@@ -207,13 +208,16 @@ def _why(plan: Plan) -> dict[str, Any] | None:
 _SPENT = ("prompt", "generation")
 
 
+_UNQUOTED = "It has no quotes, as for $(...): a shell would change it where it is pasted."
+
+
 def _formats(plan: Plan) -> list[dict[str, str]]:
     """The plan for each program: the text to copy, or why there is none."""
     found = []
     for name, meaning in FORMATS.items():
         if name == "json":
             continue
-        entry = {"name": name, "meaning": meaning, "text": "", "problem": ""}
+        entry = {"name": name, "meaning": meaning, "text": "", "problem": "", "note": ""}
         try:
             entry["text"] = plan.format(name)
         except PlanError as error:
@@ -221,6 +225,8 @@ def _formats(plan: Plan) -> list[dict[str, str]]:
         if any(printable(line) != line for line in entry["text"].split("\n")):
             # what is shown would not be what is needed
             entry |= {"text": "", "problem": f"it has invisible characters: use fitter fit --format {name}"}
+        elif name in UNQUOTED and entry["text"] and entry["text"] != command_line(words(plan, name), quoted=True):
+            entry["note"] = _UNQUOTED + (" Take shell for that." if name == "args" else "")
         found.append(entry)
     return found
 

@@ -149,6 +149,41 @@ def test_arguments_are_copied(name: str, site: Any, browser: Browser) -> None:
         assert json.loads(page.evaluate("navigator.clipboard.readText()")) == report.plan.to_dict()
 
 
+NO_CLIPBOARD = """
+  Object.defineProperty(navigator, "clipboard", { value: undefined });
+  const copies = document.execCommand.bind(document);
+  document.execCommand = (word) => window.canCopy && copies(word);
+"""
+
+
+def test_without_a_clipboard_the_text_is_selected(site: Any, browser: Browser) -> None:
+    report = site[0]["dense, one device"]
+    with opened(browser, report.url) as page:
+        page.evaluate(NO_CLIPBOARD)
+        said = page.locator("#said")
+        for can_copy, name, words in (
+            (True, "text-args", "Copied"),
+            (False, "text-args", "Selected: copy it"),
+            (False, "plan", "Not copied"),
+        ):
+            page.evaluate("can => { window.canCopy = can; getSelection().empty() }", can_copy)
+            page.locator(f'button[data-from="{name}"]').click()
+            page.wait_for_function("words => document.getElementById('said').textContent === words", arg=words)
+            assert page.locator(f'button[data-from="{name}"]').inner_text() == words == said.inner_text()
+            selected = report.plan.format("args") if words.startswith("Selected") else ""
+            assert page.evaluate("getSelection().toString()") == selected
+
+
+def test_a_line_that_a_shell_would_change_says_so(site: Any, browser: Browser) -> None:
+    note = "It has no quotes, as for $(...): a shell would change it where it is pasted."
+    for name, notes in (
+        ("dense, one device", []),
+        ("MoE, two devices and the host", [f"{note} Take shell for that.", note]),
+    ):
+        with opened(browser, site[0][name].url) as page:
+            assert page.locator(".format pre + .quiet").all_inner_texts() == notes, name
+
+
 def test_a_plan_that_does_not_fit_has_nothing_to_copy_but_itself(site: Any, browser: Browser) -> None:
     with opened(browser, site[0]["does not fit"].url) as page:
         assert page.locator(".verdict").inner_text() == "Does not fit"
