@@ -20,6 +20,8 @@ from fitter.planning.context_points import ContextPoint, contexts_to_try, point_
 from fitter.planning.layer_map import LayerMap, map_of, overridden
 from fitter.planning.plan import Plan, resolved
 from fitter.planning.request import Progress
+from fitter.planning.summary import ModelSummary
+from fitter.planning.verification import check_same_model
 
 SECONDS = 20.0
 """After so many seconds no further context is planned."""
@@ -60,6 +62,7 @@ def beside(
         fetch(where, timeout)
         with Worker(timeout=timeout, llama_cpp=words.get("llama_cpp")) as worker:
             opened = open_model(where, worker.header)
+            check_same_model(plan.model, ModelSummary.of(opened))
             found = _map(plan, opened, worker)
             contexts, notes = (_contexts(plan, where, opened, worker, seconds, say)) if with_contexts else ((), ())
     except FitterError as error:

@@ -23,7 +23,7 @@ from fitter.output.pools import pool_lines
 from fitter.output.table import later_text, parameter_lines, shared_text
 from fitter.output.units import MIB, dummy_loads, human, speed
 from fitter.planning.context_points import ContextPoint
-from fitter.planning.layer_map import LayerMap
+from fitter.planning.layer_map import HOST_NAME, LayerMap
 from fitter.planning.plan import Plan, resolved
 from fitter.text import printable
 
@@ -77,7 +77,7 @@ def plan_page(
         chosen=resolved(plan).n_ctx,
         why=_why(plan),
         formats=_formats(plan) if plan.fits else [],
-        remarks=_remarks(plan, notes),
+        remarks=_remarks(plan, found, notes),
     )
 
 
@@ -231,7 +231,7 @@ def _formats(plan: Plan) -> list[dict[str, str]]:
     return found
 
 
-def _remarks(plan: Plan, notes: Sequence[str]) -> list[str]:
+def _remarks(plan: Plan, found: LayerMap | None, notes: Sequence[str]) -> list[str]:
     loads = dummy_loads(plan.search.dummy_loads)
     by = f" of llama.cpp {plan.llama_cpp.version}" if plan.llama_cpp else ""
     remarks = [*parameter_lines(plan), *map(shared_text, plan.shared), *pool_lines(plan)]
@@ -240,6 +240,11 @@ def _remarks(plan: Plan, notes: Sequence[str]) -> list[str]:
     remarks += [left.message for left in plan.left_out]
     remarks += [f"given up, as --allow permits: {', '.join(plan.levers)}"] if plan.levers else []
     remarks += [*plan.notes, *notes]
+    packed = 0 if found is None else plan.host.model + plan.host.context - found.on(HOST_NAME)
+    if packed >= MIB:
+        remarks.append(
+            f"the host takes {human(packed)} more than the map shows: llama.cpp packs tensors for its processor"
+        )
     if plan.search.is_cut_short:
         remarks.append("the time limit ended the search: there may be a better plan")
     if plan.virtual:

@@ -289,6 +289,21 @@ def test_a_plan_from_a_file_is_the_same(tiny: Path, tmp_path: Path) -> None:
     assert "the plan is from a file" in page_file.read_text()
 
 
+def test_a_report_of_another_model_has_nothing_of_it(tiny: Path, tmp_path: Path) -> None:
+    plan = fitter.fit(tiny, gpus="rtx-3090", n_ctx=512)
+    other = write_tiny(tmp_path / "other.gguf")
+    page = fitter.report(plan, other)
+    drawn = json.loads(page.split('id="drawn">')[1].split("</script>")[0])
+    assert drawn == {
+        "map": None,
+        "contexts": [],
+        "notes": [
+            f"where each layer is cannot be shown: the plan is for another model than {other}: its architecture is "
+            "qwen3, not qwen3moe"
+        ],
+    }
+
+
 WRONG = {
     "nothing to write": (["report", "MODEL"], 2, "there is nothing to write: give -o report.html, or --svg plan.svg"),
     "no such folder": (
@@ -300,6 +315,36 @@ WRONG = {
         ["report", "MODEL", "--svg", "/"],
         5,
         "--svg / cannot be written: it is a directory: name a file in it",
+    ),
+    "the model": (
+        ["report", "MODEL", "-o", "MODEL"],
+        2,
+        "-o MODEL would replace what is read: name another file",
+    ),
+    "the plan": (
+        ["report", "EMPTY", "--svg", "EMPTY"],
+        2,
+        "--svg EMPTY would replace what is read: name another file",
+    ),
+    "another model": (
+        ["fit", "nothing.gguf", "--report", "MODEL"],
+        2,
+        "--report MODEL is a GGUF file, which a report would replace: name another file",
+    ),
+    "one file for two": (
+        ["report", "MODEL", "-o", "plan.svg", "--svg", "plan.svg"],
+        2,
+        "-o and --svg both name plan.svg: give each a file of its own",
+    ),
+    "stdout, where the answer goes": (
+        ["verify", "nothing.gguf", "--report", "-"],
+        2,
+        "--report -: stdout has what the command prints otherwise: name a file",
+    ),
+    "a place for a check": (
+        ["check", "--file", "nothing.toml", "--report", "/nowhere/check.html"],
+        5,
+        "--report /nowhere/check.html cannot be written: there is no directory /nowhere",
     ),
     "no plan": (
         ["report", "EMPTY", "-o", "report.html"],
@@ -325,10 +370,24 @@ def test_what_is_wrong(name: str, tiny: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (status, "", f"fitter: error: {expected}\n")
 
 
-def test_a_missing_package_is_said_before_anything_is_planned(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", "MODEL", "-o", "FILE"],
+        ["report", "MODEL", "-o", "-"],
+        ["fit", "MODEL", "--report", "FILE"],
+        ["check", "--file", "MODEL", "--report", "FILE"],
+        ["verify", "MODEL", "--report", "FILE"],
+        ["explore", "MODEL", "--gpu", "rtx-3090", "--report", "FILE"],
+    ],
+    ids=" ".join,
+)
+def test_a_missing_package_is_said_before_anything_is_planned(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "jinja2.py").write_text("raise ImportError('not here', name='jinja2')\n")
+    # neither is there: what is said first is the package
+    names = {"MODEL": str(tmp_path / "nothing.gguf"), "FILE": str(tmp_path / "report.html")}
     done = subprocess.run(
-        [sys.executable, "-m", "fitter", "report", str(tiny), "-o", str(tmp_path / "report.html")],
+        [sys.executable, "-m", "fitter", *(names.get(word, word) for word in words)],
         env={"PYTHONPATH": str(tmp_path), "PATH": ""},
         capture_output=True,
         text=True,
@@ -337,6 +396,7 @@ def test_a_missing_package_is_said_before_anything_is_planned(tiny: Path, tmp_pa
     )
     needs = "a report needs the package jinja2, which is missing: pip install 'llama-fitter[report]'"
     assert (done.returncode, done.stderr) == (3, f"fitter: error: {needs}\n")
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_check_and_a_verification_have_pages(tiny: Path, tmp_path: Path, browser: Browser) -> None:

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fitter.cli import main
-from fitter.errors import LibraryError
 from fitter.exploring import Exploration, explore
-from fitter.output import pages
 from fitter.output.exploration_page import exploration_page
 from tests.integration.pages import MARKUP, PHONE, WIDE, opened, serving
 from tools.shapes import write
@@ -190,15 +188,3 @@ def test_where_it_may_not_go(
     assert main(["explore", str(model), "--gpu", "rtx-3060", *words]) == status
     assert capsys.readouterr() == ("", f"fitter: error: {message.replace('MODEL', str(model))}\n")
     assert list(tmp_path.iterdir()) == [] and model.stat() == before
-
-
-def test_a_missing_package_is_said_before_anything_is_planned(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing() -> None:
-        raise LibraryError("a package is missing")
-
-    monkeypatch.setattr(pages, "check_installed", missing)
-    file = tmp_path / "grid.html"
-    assert main(["explore", "nothing.gguf", "--gpu", "rtx-3060", "--report", str(file)]) == 3
-    assert capsys.readouterr().err == "fitter: error: a package is missing\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from fitter.output.json import dumps
 from fitter.output.report import check_page, plan_fragment, plan_page, plan_picture
 from fitter.planning.context_points import ContextPoint, contexts_to_try, point_of
 from fitter.planning.explain import Bound, Choice
+from fitter.planning.layer_map import HOST_NAME, LayerMap, MapCell
 from fitter.planning.plan import Problem
 from fitter.planning.summary import PoolUse, Setting
 from tests.unit.plans import GIB, MIB, make_plan, make_price
@@ -86,7 +88,18 @@ def test_invisible_characters_are_not_there_to_copy() -> None:
     assert 'id="text-args"' in page
 
 
-def test_the_picture_in_a_notebook() -> None:
+@pytest.mark.parametrize(("less", "said"), [(MIB, True), (MIB - 1, False), (0, False)])
+def test_what_the_processor_packs_is_said(less: int, said: bool) -> None:
+    plan = make_plan()
+    cell = MapCell("experts", 0, ((HOST_NAME, plan.host.model + plan.host.context - less),))
+    page = plan_page(plan, LayerMap(1, (*plan.breakdown.devices, HOST_NAME), (cell,)))
+    assert ("the host takes 1.0 MiB more than the map shows" in page) is said
+
+
+def test_the_picture_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    # of the packages for pages it needs none
+    for package in ("jinja2", "markupsafe", "pygal"):
+        monkeypatch.setitem(sys.modules, package, None)
     fragment = make_plan()._repr_html_()
     assert fragment == plan_fragment(make_plan())
     assert "<script" not in fragment
