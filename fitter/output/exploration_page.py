@@ -62,6 +62,9 @@ def exploration_page(document: Mapping[str, Any]) -> str:
         answers=[_answer(answer, document["cost"]) for answer in document["answers"]],
         fronts=[(front.title, Markup(front.svg)) for front in fronts(cells, document["cost"])],
         cost=COSTS[document["cost"]],
+        unpriced=0
+        if document["cost"] == "memory"
+        else sum(bool(cell["fits"]) and cell["cost"] is None for cell in cells),
         has_best=any(cell["is_best"] for cell in cells),
         table=Markup(table(document)),
         unknown=_reasons(cells),
@@ -151,7 +154,8 @@ def _columns(document: Mapping[str, Any]) -> list[_Column]:
     columns += [_Column(key, title) for key, title in _FOUND.items()]
     cost = "memory" if document["cost"] == "memory" else "cost"
     columns.append(_Column(cost, COSTS[document["cost"]]))
-    return [*columns, _Column("note", "note", False)]
+    has_notes = any(any(_notes(cell)) for cell in cells)
+    return [*columns, *([_Column("note", "note", False)] if has_notes else [])]
 
 
 def table(document: Mapping[str, Any]) -> str:
@@ -189,8 +193,8 @@ def _cell(cell: Mapping[str, Any], key: str) -> tuple[str, str]:
         return _FITS[cell["fits"]], _FITS[cell["fits"]] if cell["fits"] is not None else ""
     value = cell[key]
     if value is None:
-        unknown = key in _AXES or cell["fits"] is False
-        return _SAME if unknown else "unknown", ""
+        is_none = key in _AXES or (key != "cost" and cell["fits"] is False)
+        return _SAME if is_none else "unknown", ""
     return shown(value, key), str(value)
 
 

@@ -169,10 +169,20 @@ def test_charts_of_the_front(cells: list[ExploredCell], charts: int) -> None:
 
 
 def test_a_price_that_is_unknown_has_no_dot() -> None:
-    cells = [replace(CELLS[0], cost=100.0), replace(CELLS[1], cost=50.0), replace(CELLS[0], machine="unpriced")]
+    known = replace(CELLS[1], host_weights=0, prompt_tokens_per_second=1.0)
+    cells = [replace(CELLS[0], cost=100.0), replace(known, cost=50.0), replace(CELLS[0], machine="unpriced")]
     page = exploration_page(explored(*cells, cost="price").to_dict())
     assert "<title>a card" in page and "<title>unpriced" not in page
     assert [row["price"] for row in rows(page)] == ["100.0", "50.0", ""]
+    assert "Of 1 cell that fits the price is unknown" in page
+    assert page.count('data-value="">unknown<') == 1
+    # there is nothing to note
+    assert "note" not in rows(page)[0]
+
+
+def test_what_does_not_fit_has_an_unknown_price_all_the_same() -> None:
+    page = exploration_page(explored(CELLS[2], cost="price").to_dict())
+    assert page.count('data-value="">unknown<') == 1
 
 
 def test_the_table_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
