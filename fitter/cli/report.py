@@ -52,7 +52,8 @@ def report(
         raise UsageError("there is nothing to write: give -o report.html, or --svg plan.svg")
     report_file.check({"-o": page_file, "--svg": svg_file}, model, may_print=True)
     words = options.given(given)
-    if model.endswith(".json"):
+    # config:// has one of a model
+    if model.lower().endswith(".json") and "://" not in model:
         plan = _read(model, words)
         where = None
     else:

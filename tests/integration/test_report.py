@@ -15,6 +15,7 @@ import pytest
 
 import fitter
 from fitter.errors import PlanError
+from fitter.model.shapes.catalogue import published
 from fitter.output.formats import FORMATS
 from fitter.output.json import dumps
 from fitter.output.report import plan_page
@@ -287,6 +288,15 @@ def test_a_plan_from_a_file_is_the_same(tiny: Path, tmp_path: Path) -> None:
         assert done.stdout.rstrip("\n") in text
         assert "Where each layer is" in text
     assert "the plan is from a file" in page_file.read_text()
+
+
+def test_a_config_is_a_model_and_no_plan(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(published("qwen3-0.6b").config))
+    page_file = tmp_path / "report.html"
+    done = command("report", "--config", config, "--gpu", "rtx-3090", "--no-contexts", "-o", page_file)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Where each layer is" in page_file.read_text()
 
 
 def test_a_report_of_another_model_has_nothing_of_it(tiny: Path, tmp_path: Path) -> None:
