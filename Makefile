@@ -126,8 +126,7 @@ test-unit: install ## tests/unit alone, which needs nothing but the install: hal
 # Of the distribution: what pip could bring is a browser for one version of a test library.
 .PHONY: browser
 browser:
-	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
-	  || echo "make: no Chromium to open reports with, so those tests are skipped; Debian, Ubuntu: apt-get install chromium" >&2
+	@$(PYTHON) -m tools.browser >/dev/null || [ -z "$${FITTER_NEEDS_BROWSER:-}" ]
 
 # A file's tests share what they have measured, so a file is one process's; tests/conftest.py has the longest begin first.
 .PHONY: test

@@ -27,6 +27,7 @@ from fitter.llama.types import Skeleton
 from fitter.machine.gpu import cards_of, parse_gpus
 from fitter.model.header import Model, open_model
 from fitter.output.exploration import to_dict
+from fitter.output.exploration_page import exploration_fragment
 from fitter.parameters import PARAMETERS, AnyPath, Fitting, taken_by
 from fitter.planning.ask import Ask
 from fitter.planning.explored import (
@@ -42,7 +43,7 @@ from fitter.planning.explored import (
 from fitter.planning.quantizations import check_source, quantization
 from fitter.values import shown
 
-register(to_dict)
+register(to_dict, exploration_fragment)
 
 MAX_CELLS = 2000
 """The most cells of a grid, unless another number is given."""

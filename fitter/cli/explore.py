@@ -168,6 +168,7 @@ def _axis(name: str, text: str) -> Callable[..., Any]:
     metavar="FILE",
     help="Also write all cells to a file that ends in .csv, .json or .parquet.",
 )
+@options.page_option
 @options.json_option
 @options.verbose_option
 def explore(
@@ -177,6 +178,7 @@ def explore(
     executor: str | None,
     resume: Path | None,
     output: Path | None,
+    page_file: Path | None,
     as_json: bool | None,
     verbose: int,
     **given: Any,
@@ -198,6 +200,10 @@ def explore(
         executors.check_executor(executor)
     if output is not None:
         exploration.check_output(output)
+    if page_file is not None:
+        from fitter.cli import report_file
+
+        report_file.check({"--report": page_file}, *models, others={"-o": output, "--resume": resume})
     given["program"] = given["program"] or programs.chosen("llama-server")
     done = [0, 0]
     try:
@@ -231,4 +237,9 @@ def explore(
         from fitter.output import table
 
         table.print_to(sys.stdout, exploration.exploration_table(found, verbose=verbose > 0))
+    if page_file is not None:
+        from fitter.output.exploration_page import exploration_page
+
+        sys.stdout.flush()
+        report_file.write(page_file, exploration_page(found.to_dict()))
     return EXIT_FITS if found.fits else EXIT_DOES_NOT_FIT

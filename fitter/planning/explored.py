@@ -170,14 +170,21 @@ class Exploration:
             raise RuntimeError("nothing is there that writes it: import fitter.exploring first")
         return _writer(self)
 
+    def _repr_html_(self) -> str:
+        """The grid as a table that sorts, which a notebook shows."""
+        if _drawer is None:
+            raise RuntimeError("nothing is there that draws it: import fitter.exploring first")
+        return _drawer(self.to_dict())
+
 
 _writer: Callable[[Exploration], dict[str, Any]] | None = None
+_drawer: Callable[[Mapping[str, Any]], str] | None = None
 
 
-def register(to_dict: Callable[[Exploration], dict[str, Any]]) -> None:
-    """Have ``to_dict`` write every ``Exploration``: what does is above this room."""
-    global _writer
-    _writer = to_dict
+def register(to_dict: Callable[[Exploration], dict[str, Any]], to_html: Callable[[Mapping[str, Any]], str]) -> None:
+    """Have ``to_dict`` write every ``Exploration``, and ``to_html`` draw what that wrote: both are above this room."""
+    global _writer, _drawer
+    _writer, _drawer = to_dict, to_html
 
 
 def marked(cells: Sequence[ExploredCell], cost: str) -> tuple[ExploredCell, ...]:
