@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 import threading
 import urllib.parse
@@ -40,6 +41,8 @@ _lock = threading.Lock()
 def header(wanted: Wanted, timeout: float | None = None) -> Header:
     """The header of the model as it is converted. Raises ``ModelError``, and ``UsageError`` for an unknown name."""
     if wanted.scheme == CONFIG:
+        if not wanted.name.strip():
+            raise UsageError("no config.json is named: give its path or its address (--config config.json)")
         where = _where(wanted.name)
         made = header_of(parse(_config(wanted.name, timeout), where), where)
         made.metadata["general.name"] = wanted.stem
@@ -78,15 +81,24 @@ def _config(name: str, timeout: float | None) -> bytes:
     url = as_url(name)
     if url is not None and not url.lower().startswith("file:"):
         return remote.beginning(_of_repository(url), LONGEST + 1, timeout=timeout)
-    path = Path(name if url is None else urllib.parse.unquote(urllib.parse.urlsplit(url).path)).expanduser()
+    return _of_this_machine(name if url is None else urllib.parse.unquote(urllib.parse.urlsplit(url).path))
+
+
+def _of_this_machine(name: str) -> bytes:
+    path = Path(name)
     try:
+        path = path.expanduser()
         if path.is_dir():
             path /= "config.json"
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ModelError(f"{source.show(path)} is not a regular file: give the config.json of a model")
         with path.open("rb") as file:
             return file.read(LONGEST + 1)
     except FileNotFoundError:
         raise ModelError(f"{source.show(path)}: no such file; check the path of the config.json") from None
-    except (OSError, ValueError, RuntimeError) as error:
+    except RuntimeError:
+        raise ModelError(f"{source.show(path)}: no such user; check the path of the config.json") from None
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ModelError(f"{source.show(path)} cannot be read: {reason}") from None
 
