@@ -47,7 +47,9 @@ def _copies(plan: Plan, request: Request, model: Model) -> bool:
     and again have to be mapped.
     """
     is_long = min(plan.params.n_ubatch, request.workload.prompt) >= MIN_OFFLOAD_BATCH
-    if not (plan.fits and plan.params.op_offload and is_long) or request.host.paging:
+    # what llama.cpp makes of devices that split every tensor takes nothing over from the host
+    is_taken_over = plan.params.op_offload and plan.params.split_mode != "tensor"
+    if not (plan.fits and is_taken_over and is_long) or request.host.paging:
         return False
     looked_up = sum(tensor.bytes for tensor in model.tensors if role_of(tensor.name) is Role.TOKEN_EMBEDDING)
     pinned = sum(row.model for row in plan.breakdown.rows if row.is_host and row.buffer_type.endswith(_PINNED))

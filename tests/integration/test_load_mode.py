@@ -35,6 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         "auto",
     ),
     "no device computes with them": (EXPERTS, {"gpus": "rtx-3060", "op_offload": False}, "auto"),
+    "all devices split every tensor": (EXPERTS, {"gpus": "2x 9GiB", "split_mode": "tensor"}, "auto"),
     "prompts too short to copy for": (EXPERTS, {"gpus": "rtx-3060", "prompt": 31, "generate": 8}, "auto"),
     "prompts just long enough": (EXPERTS, {"gpus": "rtx-3060", "prompt": 32, "generate": 8}, "none"),
     "for any program": (EXPERTS, {"gpus": "rtx-3060", "program": "any"}, "auto"),
