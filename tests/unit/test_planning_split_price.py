@@ -67,8 +67,8 @@ def test_the_host_computes_with_its_weights_in_prompts_too() -> None:
         for offload in (True, False)
     )
     assert found == alone
-    (on_host,) = [part for part in found.parts if part.name == "host: weights"]
-    assert on_host.prompt > 10 * weights_of(found).prompt
+    parts = {part.name: part for part in found.parts}
+    assert parts["host: weights"].prompt > 10 * parts["device 0: weights"].prompt
 
 
 def test_what_the_host_has_computed_is_not_summed_up() -> None:
