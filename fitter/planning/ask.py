@@ -215,7 +215,9 @@ class Ask:
         check_split_mode(self.load.split_mode)
         sharing = self.sharing
         drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else None
-        check_split_tensors(self.load, "--mmproj" if drafts is None and sharing.mmproj else drafts)
+        if self.load.split_mode != "auto":
+            # a fit with it is one with each of those that it stands for
+            check_split_tensors(self.load, "--mmproj" if drafts is None and sharing.mmproj else drafts)
         check_choices(self.objective, self.strategy)
         check_pins(self.load.n_gpu_layers, self.load.tensor_split)
         levers(self.allow)

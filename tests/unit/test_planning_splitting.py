@@ -8,19 +8,13 @@ from typing import Any
 
 import pytest
 
-from fitter.choosing import either
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Layout, Params, Row, TensorBuftOverride
 from fitter.machine.speed import DeviceSpeed
-from fitter.parameters import SplitMode
-from fitter.planning.cost import Estimate, Workload
 from fitter.planning.memory import HOST
 from fitter.planning.placement import Placement
-from fitter.planning.plan import Plan, Problem
-from fitter.planning.pricing import Price
 from fitter.planning.splitting import Seconds, search_split, smallest
 from fitter.planning.trial import Trial
-from tests.unit.plans import make_plan
 from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 N_LAYER = 32
@@ -308,38 +302,3 @@ def test_one_device_is_too_few(mib: tuple[int, ...], says: str) -> None:
     with pytest.raises(UsageError) as raised:
         run(*mib)
     assert str(raised.value) == says
-
-
-CHOICES = {
-    "tensor is clearly faster": (("tensor", 10.0, 4096, True), ("layer", 12.0, 4096, True), "tensor"),
-    "tensor is hardly faster": (("tensor", 10.0, 4096, True), ("layer", 10.1, 4096, True), "layer"),
-    "tensor has far less context": (("tensor", 10.0, 4096, True), ("layer", 12.0, 16384, True), "layer"),
-    "only tensor fits": (("tensor", 10.0, 4096, True), ("layer", 1.0, 4096, False), "tensor"),
-    "only layer fits": (("tensor", 1.0, 4096, False), ("layer", 10.0, 4096, True), "layer"),
-}
-
-
-@pytest.mark.parametrize(("tensor", "layer", "expected"), CHOICES.values(), ids=CHOICES)
-def test_which_split_mode_is_chosen(
-    tensor: tuple[SplitMode, float, int, bool], layer: tuple[SplitMode, float, int, bool], expected: str
-) -> None:
-    plans = {mode: _plan(mode, seconds, n_ctx, fits) for mode, seconds, n_ctx, fits in (tensor, layer)}
-    chosen = either(lambda model, split_mode, **_: plans[split_mode], "model.gguf", {"split_mode": "auto"})
-    assert chosen.params.split_mode == expected
-    assert bool(chosen.choices) == (tensor[3] and layer[3]), "what was compared is said"
-
-
-def test_a_mode_that_llama_cpp_refuses_is_not_chosen() -> None:
-    def fit(model: str, split_mode: str, **_: object) -> Plan:
-        if split_mode == "tensor":
-            raise LlamaCppError("this llama.cpp cannot split")
-        return _plan("layer", 10.0, 4096, True)
-
-    assert either(fit, "model.gguf", {"split_mode": "auto"}).params.split_mode == "layer"
-
-
-def _plan(mode: SplitMode, seconds: float, n_ctx: int, fits: bool) -> Plan:
-    estimate = Estimate(0.0, seconds / 512, seconds)
-    price = Price(estimate, Workload(0, 512), 0.0, (), Breakdown((), (), n_ctx))
-    problems = () if fits else (Problem("CUDA0", 1, "lacks"),)
-    return make_plan(Params(n_ctx=n_ctx, split_mode=mode), problems=problems, estimate=price)
