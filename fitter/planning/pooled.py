@@ -30,7 +30,7 @@ def used_of(pool: PoolLimit, breakdown: Breakdown, model_bytes: int, *, paging: 
     """
     host = breakdown.host
     used = host.used + sum(breakdown.on(name).used for name in pool.devices)
-    paged = host.model if paging and pool.system != MAPS else 0
+    paged = host.model if paging and not _may_map(pool) else 0
     return used - paged - mapped_twice(pool, breakdown, model_bytes)
 
 
@@ -39,7 +39,7 @@ def mapped_twice(pool: PoolLimit, breakdown: Breakdown, model_bytes: int) -> int
 
     Token embeddings that are the output's weights too. Only where the file is mapped.
     """
-    if pool.system != MAPS or is_unmapped(pool, breakdown):
+    if not _may_map(pool) or is_unmapped(pool, breakdown):
         return 0
     return max(0, sum(row.model for row in breakdown.rows if _is_mapped(row, pool)) - model_bytes)
 
@@ -51,7 +51,12 @@ def is_unmapped(pool: PoolLimit, breakdown: Breakdown) -> bool:
     are between them, and count for what the device may use as well.
     """
     on_devices = any(breakdown.on(name).model for name in pool.devices)
-    return pool.system == MAPS and on_devices and breakdown.host.model > pool.input_bytes + _PADDING
+    return _may_map(pool) and on_devices and breakdown.host.model > pool.input_bytes + _PADDING
+
+
+def _may_map(pool: PoolLimit) -> bool:
+    """Whether devices map the file, where nothing speaks against it."""
+    return pool.system == MAPS and not pool.is_read
 
 
 def _is_mapped(row: Row, pool: PoolLimit) -> bool:
