@@ -74,8 +74,8 @@ def _check_host(host: int | None, total: int, pools: Sequence[Pool]) -> None:
     """Raise ``UsageError`` where ``host`` is more than the ``total`` of the memory that it shares with devices."""
     if host is not None and host > total:
         raise UsageError(
-            f"--host-memory is {host // MIB} MiB, and {pools[0].name} share {total // MIB} MiB: leave it out, or give "
-            "the most that the host's own part may take of them"
+            f"--host-memory is {-(-host // MIB)} MiB, and {pools[0].name} share {total // MIB} MiB: leave it out, or "
+            "give the most that the host's own part may take of them"
         )
 
 

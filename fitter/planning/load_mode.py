@@ -43,8 +43,9 @@ def _pages_where_nothing_is_mapped(plan: Plan, request: Request) -> bool:
     It does where a device shares the host's memory and is not Apple's: ggml's backends have no ``mmap_support`` there
     (``load_tensors`` in ``llama-model.cpp``).
     """
+    is_short = any(not pool.fits for pool in plan.pools) or not plan.host.fits
     is_read = any(pool.system != MAPS for pool in request.pools)
-    return request.host.paging and is_read and plan.fits and plan.host.model > _WORTH
+    return request.host.paging and is_read and plan.fits and is_short
 
 
 def _with(plan: Plan, mode: str) -> Plan:

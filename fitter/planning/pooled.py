@@ -30,7 +30,7 @@ def used_of(pool: PoolLimit, breakdown: Breakdown, model_bytes: int, *, paging: 
     """
     host = breakdown.host
     used = host.used + sum(breakdown.on(name).used for name in pool.devices)
-    paged = host.model if paging and not _may_map(pool) else 0
+    paged = host.model if paging and pages(pool) else 0
     return used - paged - mapped_twice(pool, breakdown, model_bytes)
 
 
@@ -52,6 +52,11 @@ def is_unmapped(pool: PoolLimit, breakdown: Breakdown) -> bool:
     """
     on_devices = any(breakdown.on(name).model for name in pool.devices)
     return _may_map(pool) and on_devices and breakdown.host.model > pool.input_bytes + _PADDING
+
+
+def pages(pool: PoolLimit) -> bool:
+    """Whether weights of the host are in the pool only as long as there is room: devices have those of their own."""
+    return not _may_map(pool)
 
 
 def _may_map(pool: PoolLimit) -> bool:
@@ -106,7 +111,7 @@ def parts(request: Request, breakdown: Breakdown) -> dict[str, tuple[int, int]]:
     """By the name of a pool what a load takes of it, and what of that its devices do not have."""
     found = {}
     for pool in request.pools:
-        used = used_of(pool, breakdown, request.model_bytes)
+        used = used_of(pool, breakdown, request.model_bytes, paging=request.host.paging)
         found[pool.name] = used, used - sum(breakdown.on(name).used for name in pool.devices)
     return found
 

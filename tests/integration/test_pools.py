@@ -198,8 +198,12 @@ def test_weights_that_are_read_are_counted_twice(models: Models, mode: str) -> N
     (pool,), (before,) = plan.pools, mapped.pools
     assert (pool.mapped_twice, pool.mapped_between, pool.load_mode) == (0, 0, None)
     assert pool.used == before.used + before.mapped_twice == sum(row.used for row in plan.breakdown.rows)
-    between, before_between = (models.fit("qwen3-30b-a3b", device, **each).pools[0] for each in (words, {}))
-    assert before_between.mapped_between > 0 == between.mapped_between
+    shape = "shape://qwen3-30b-a3b:Q4_K_M"
+    between, before_between = (
+        fitter.fit(shape, gpus=[device], worker=models.worker, n_ctx=8192, **each).pools[0].mapped_between
+        for each in ({"load_mode": mode}, {})
+    )
+    assert before_between > 0 == between
 
 
 def test_what_a_server_keeps_is_in_the_same_memory(models: Models) -> None:
