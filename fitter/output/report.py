@@ -74,22 +74,56 @@ def plan_page(
         "plan.html",
         title=plan.model.name,
         documents=[("plan", document), ("drawn", drawn)],
+        heading="h1",
         plan=plan,
-        document=document,
-        facts=_facts(plan),
-        uses=_uses(document),
-        memory_pictures=_pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
-        layers=None if found is None else _layers(found),
-        map_pictures=()
-        if found is None
-        else _pictures(lambda width: layer_picture.layer_svg(found, width=width, is_alone=False)),
+        **_drawn(plan, document, found, notes),
         charts=_charts(contexts, plan),
         contexts=contexts,
         chosen=resolved(plan).n_ctx,
         why=_why(plan),
-        formats=_formats(plan) if plan.fits else [],
-        remarks=_remarks(plan, notes),
     )
+
+
+def plan_panel(plan: Plan, found: LayerMap | None = None, notes: Sequence[str] = (), name: str = "plan") -> str:
+    """What a page of several plans shows of one of them: HTML without style and script, for which ``style`` is.
+
+    ``name`` is what its ids begin with, and none other of the page. Raises as ``plan_page``.
+    """
+    return (
+        _environment()
+        .get_template("panel.html")
+        .render(title=plan.model.name, heading="h2", name=name, **_drawn(plan, to_dict(plan), found, notes))
+    )
+
+
+def style() -> str:
+    """The style of pages and panels, and of the pictures in them."""
+    from fitter.output import curves
+
+    return (_TEMPLATES / "report.css").read_text(encoding="utf-8") + drawing.STYLE + drawing.DARK + curves.STYLE
+
+
+def copy_script() -> str:
+    """The script for the buttons that copy: a page of panels needs it, and an element ``said`` for what it says."""
+    return (_TEMPLATES / "copy.js").read_text(encoding="utf-8")
+
+
+def _drawn(
+    plan: Plan, document: Mapping[str, Any], found: LayerMap | None, notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What is shown of a plan wherever it is."""
+    return {
+        "document": document,
+        "facts": _facts(plan),
+        "uses": _uses(document),
+        "memory_pictures": _pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
+        "layers": None if found is None else _layers(found),
+        "map_pictures": ()
+        if found is None
+        else _pictures(lambda width: layer_picture.layer_svg(found, width=width, is_alone=False)),
+        "formats": _formats(plan) if plan.fits else [],
+        "remarks": _remarks(plan, notes),
+    }
 
 
 def plan_picture(plan: Mapping[str, Any], title: str = "", found: LayerMap | None = None) -> str:
@@ -152,15 +186,12 @@ def _page(template: str, *, documents: Sequence[tuple[str, Mapping[str, Any]]], 
     from markupsafe import Markup
 
     environment = _environment()
-    script = (_TEMPLATES / "copy.js").read_text(encoding="utf-8")
-    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    script = copy_script()
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    from fitter.output import curves
-
     return environment.get_template(template).render(
         documents=[(name, Markup(_in_script(document))) for name, document in documents],
         script=Markup(script),
-        style=Markup(style + drawing.STYLE + drawing.DARK + curves.STYLE),
+        style=Markup(style()),
         policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{allowed}'; "
         "base-uri 'none'; form-action 'none'",
         **values,

@@ -21,14 +21,15 @@
       return select(text);
     }
   };
-  for (const button of document.querySelectorAll("button.copy")) {
-    button.addEventListener("click", async () => {
-      const source = document.getElementById(button.dataset.from);
-      const done = await copy(source.textContent);
-      button.textContent = done ? "Copied" : "Select and copy it";
-      said.textContent = button.textContent;
-      button.focus();
-      setTimeout(() => { button.textContent = "Copy"; said.textContent = ""; }, 2500);
-    });
-  }
+  // for what is put into the page later as well
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button.copy");
+    if (!button) return;
+    const source = document.getElementById(button.dataset.from);
+    const done = await copy(source.textContent);
+    button.textContent = done ? "Copied" : "Select and copy it";
+    said.textContent = button.textContent;
+    button.focus();
+    setTimeout(() => { button.textContent = "Copy"; said.textContent = ""; }, 2500);
+  });
 })();

@@ -1,0 +1,90 @@
+"""The web server: where it listens, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+
+from fitter.errors import UsageError
+from fitter.model import reach
+from fitter.output import report
+from fitter.web.app import Settings, application
+from fitter.web.files import Root
+from fitter.web.guard import LONGEST_HEADERS
+from fitter.web.pool import WORKERS
+
+HOST, PORT = "127.0.0.1", 8080
+_CONNECTIONS = 256
+_GRACE = 3
+"""Seconds in which questions end when the server does."""
+
+
+def serve(
+    root: Path | None = None,
+    host: str = HOST,
+    port: int = PORT,
+    workers: int = WORKERS,
+    *,
+    allow_private_addresses: bool = False,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serve the planner until the process is interrupted; ``say`` is told where, once it listens.
+
+    Raises ``UsageError`` where ``root`` or ``host`` cannot be used, and ``LibraryError`` where a package is missing.
+    """
+    report.check_installed()
+    settings = Settings(None if root is None else Root.of(root), host, workers)
+    reach.only_public(not allow_private_addresses)
+    with _listening(host, port) as sock:
+        number = sock.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        server = _Server(
+            uvicorn.Config(
+                application(replace(settings, host=host)),
+                http="h11",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                h11_max_incomplete_event_size=LONGEST_HEADERS,
+                limit_concurrency=_CONNECTIONS,
+                timeout_graceful_shutdown=_GRACE,
+            )
+        )
+        for each in (signal.SIGINT, signal.SIGTERM):
+            # what uvicorn leaves when it has ended: an end that was asked for is no failure
+            signal.signal(each, server.asked_to_end)
+        say(f"serving at http://{shown}:{number}/ (Ctrl-C ends it)")
+        server.run(sockets=[sock])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which waits for no plan when it is to end."""
+
+    def asked_to_end(self, *_: object) -> None:
+        self.should_exit = True
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises ``UsageError``."""
+    try:
+        is_6 = isinstance(ipaddress.ip_address(host), ipaddress.IPv6Address)
+    except ValueError:
+        is_6 = False
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if is_6 else socket.AF_INET, backlog=128)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"nothing can listen at {host}:{port} ({reason}): give another --port, or --host") from None
+
+
+__all__ = ["HOST", "PORT", "serve"]
