@@ -46,7 +46,7 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
         if inner is not None and not is_public(str(inner)):
             return False
-        if found.ipv4_mapped is not None:
+        if found.ipv4_mapped is not None or found in _NAT64:
             return True
         if found.is_site_local:
             return False

@@ -24,6 +24,8 @@ WAITING = 64
 """Questions that may wait for one."""
 IDLE = 300.0
 """Seconds after which a planner that nobody asks ends."""
+_PASSED = 8
+"""How often others may go before one that waits."""
 _AGAIN = 0.05
 """Seconds after which a planner is told again that its question is over: it may not have begun with it."""
 
@@ -43,6 +45,15 @@ class _Held:
     planner: Planner
     about: object = None
     used: float = field(default_factory=time.monotonic)
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A place in the line: what it is about, and how often others went first."""
+
+    about: tuple[str, object]
+    come: asyncio.Event = field(default_factory=asyncio.Event)
+    passed: int = 0
 
 
 @dataclass(eq=False)
@@ -80,7 +91,7 @@ class Pool:
         self._most, self._most_waiting, self._make = workers, waiting, make
         self._idle: list[_Held] = []
         self._busy: set[_Held] = set()
-        self._line: list[asyncio.Event] = []
+        self._line: list[_Turn] = []
         self._latest: dict[str, Question] = {}
         self._threads = ThreadPoolExecutor(workers, "planning")
         self._is_closed = False
@@ -124,7 +135,7 @@ class Pool:
             held.about, held.used = about, time.monotonic()
             self._busy.discard(held)
             self._idle.append(held)
-            self._next()
+            self._next((model, about))
 
     async def close_idle(self, seconds: float = IDLE) -> None:
         """End the planners that nobody has asked for so long."""
@@ -139,8 +150,8 @@ class Pool:
         self._is_closed = True
         for held in (*self._busy, *self._idle):
             held.planner.cancel()
-        for event in self._line:
-            event.set()
+        for turn in self._line:
+            turn.come.set()
 
     async def close(self) -> None:
         """End every question, and every process of llama.cpp."""
@@ -165,20 +176,24 @@ class Pool:
                 self._idle.remove(oldest)
                 held = _Held(self._make(model))
                 self._busy.add(held)
-                await self._end([oldest])
+                try:
+                    await self._end([oldest])
+                except BaseException:
+                    self._busy.discard(held)
+                    raise
             else:
-                await self._wait(question)
+                await self._wait(question, (model, about))
                 continue
             self._busy.add(held)
             return held
 
-    async def _wait(self, question: Question) -> None:
+    async def _wait(self, question: Question, about: tuple[str, object]) -> None:
         """Until a planner is free, or nobody wants the answer any more."""
         if len(self._line) >= self._most_waiting:
             raise BusyError(f"{self._most_waiting} questions are waiting: ask again later")
-        turn = asyncio.Event()
+        turn = _Turn(about)
         self._line.append(turn)
-        begun = asyncio.ensure_future(turn.wait())
+        begun = asyncio.ensure_future(turn.come.wait())
         try:
             await question.wait_for(begun)
         finally:
@@ -189,9 +204,16 @@ class Pool:
                 # it was another one's turn
                 self._next()
 
-    def _next(self) -> None:
-        if self._line:
-            self._line.pop(0).set()
+    def _next(self, about: tuple[str, object] | None = None) -> None:
+        """Let one go on that waits: the first, or one about the same as before, which is answered sooner."""
+        if not self._line:
+            return
+        same = next((turn for turn in self._line if turn.about == about), None)
+        turn = same if same is not None and self._line[0].passed < _PASSED else self._line[0]
+        for other in self._line[: self._line.index(turn)]:
+            other.passed += 1
+        self._line.remove(turn)
+        turn.come.set()
 
     async def _run(self, question: Question, held: _Held, ask: Callable[[Planner], _T]) -> _T:
         question.check()
