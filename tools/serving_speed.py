@@ -105,7 +105,7 @@ def slider(served: Served, questions: int) -> list[float]:
         }
         start = time.perf_counter()
         status, body = ask(connection, "/panel/a", {"model": MODEL, "gpus": ["rtx-4090"], "session": "one", **change})
-        if status != 200:
+        if status != 200 or not json.loads(body)["html"]:
             raise RuntimeError(f"{status}: {body}")
         # with the first one everything starts
         taken += [time.perf_counter() - start] * (number > 0)
@@ -137,7 +137,7 @@ def load(served: Served, clients: int, seconds: float, *, with_slow: bool = True
             except (OSError, http.client.HTTPException) as error:
                 status, body = 0, repr(error)
             found.taken.append(time.perf_counter() - start)
-            if status != 200:
+            if status != 200 or not json.loads(body)["html"]:
                 found.errors.append(f"{status}: {body[:200]}")
                 return
 

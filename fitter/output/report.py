@@ -75,6 +75,7 @@ def plan_page(
         title=plan.model.name,
         documents=[("plan", document), ("drawn", drawn)],
         heading="h1",
+        of="",
         plan=plan,
         **_drawn(plan, document, found, notes),
         charts=_charts(contexts, plan),
@@ -84,15 +85,16 @@ def plan_page(
     )
 
 
-def plan_panel(plan: Plan, found: LayerMap | None = None, notes: Sequence[str] = (), name: str = "plan") -> str:
+def plan_panel(plan: Plan, found: LayerMap | None, name: str, of: str) -> str:
     """What a page of several plans shows of one of them: HTML without style and script, for which ``style`` is.
 
-    ``name`` is what its ids begin with, and none other of the page. Raises as ``plan_page``.
+    ``name`` is what its ids begin with, and no other's on the page; ``of`` names the plan where its tables are named.
+    Raises as ``plan_page``.
     """
     return (
         _environment()
         .get_template("panel.html")
-        .render(title=plan.model.name, heading="h2", name=name, **_drawn(plan, to_dict(plan), found, notes))
+        .render(title=plan.model.name, heading="h2", name=name, of=f", {of}", **_drawn(plan, to_dict(plan), found))
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -166,12 +166,16 @@ def _add_pages(app: FastAPI, server: Server) -> None:
     def api_page() -> str:
         return pages.api_page(app.openapi())
 
-    @app.post("/panel/{name}", response_class=HTMLResponse, include_in_schema=False)
-    async def panel(name: str, asked: PlanQuestion, request: Request) -> str:
-        if name not in ("a", "b"):
-            raise HTTPException(404)
-        found = await server.plan(asked, request, with_map=True)
-        return await asyncio.to_thread(pages.panel, found.plan, found.layer_map, name)
+    @app.post("/panel/{name}", include_in_schema=False)
+    async def panel(name: Literal["a", "b"], asked: PlanQuestion, request: Request) -> dict[str, str | None]:
+        """A part of the page. What is wrong is an answer, too: a browser complains of every other status."""
+        try:
+            found = await server.plan(asked, request, with_map=True)
+        except CancelledError:
+            return {"html": None, "error": None}
+        except FitterError as error:
+            return {"html": None, "error": pages.told(str(error), root)}
+        return {"html": await asyncio.to_thread(pages.panel, found.plan, found.layer_map, name), "error": None}
 
     for path, (kind, text) in pages.static().items():
         app.add_api_route(path, _constant(text, kind), include_in_schema=False)

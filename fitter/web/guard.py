@@ -112,7 +112,11 @@ class Guard:
             await self.app(scope, _replayed(body, receive), guarded)
 
     def _check(self, scope: MutableMapping[str, Any]) -> None:
-        """Raise where the request is for another host, or comes from a page of another one."""
+        """Raise where the request is for another host, comes from a page of another one, or is too long."""
+        # h11 has its limit for what comes in pieces only
+        length = sum(len(name) + len(value) for name, value in scope["headers"])
+        if length + len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > LONGEST_HEADERS:
+            raise _RefusedError(431, f"address and headers have more than {LONGEST_HEADERS} bytes")
         found: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))

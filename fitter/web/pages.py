@@ -83,8 +83,8 @@ def _contexts() -> list[tuple[int, str]]:
 
 
 def panel(plan: Plan, found: LayerMap | None, name: str) -> str:
-    """A plan as a part of the page, whose ids begin with ``name``."""
-    return report.plan_panel(plan, found, name=name)
+    """A plan as a part of the page: of its side ``a`` or ``b``."""
+    return report.plan_panel(plan, found, name, {"a": "first plan", "b": "second plan"}[name])
 
 
 def api_page(schema: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import pytest
 from fitter.errors import ModelError, UsageError
 from fitter.web import pages
 from fitter.web.files import Root
-from fitter.web.guard import HEADERS, LONGEST_BODY, Guard, Hosts
+from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS, Guard, Hosts
 from fitter.web.questions import wanted
 
 OWN = "127.0.0.1:8080"
@@ -131,6 +131,12 @@ def test_a_body_has_a_limit(bodies: list[bytes], headers: Any, status: int) -> N
     assert found == status
     if status == 200:
         assert body == b"".join(bodies), "what passes is whole"
+
+
+@pytest.mark.parametrize(("length", "status"), [(LONGEST_HEADERS, 200), (LONGEST_HEADERS + 1, 431)])
+def test_headers_have_a_limit(length: int, status: int) -> None:
+    own = len("host") + len(OWN) + len("x")
+    assert answer(("host", OWN), ("x", "y" * (length - own)))[0] == status
 
 
 def test_only_http_is_answered() -> None:

@@ -26,10 +26,11 @@
     const button = event.target.closest("button.copy");
     if (!button) return;
     const source = document.getElementById(button.dataset.from);
+    button.dataset.label ??= button.textContent;
     const done = await copy(source.textContent);
     button.textContent = done ? "Copied" : "Select and copy it";
     said.textContent = button.textContent;
     button.focus();
-    setTimeout(() => { button.textContent = "Copy"; said.textContent = ""; }, 2500);
+    setTimeout(() => { button.textContent = button.dataset.label; said.textContent = ""; }, 2500);
   });
 })();

@@ -145,12 +145,12 @@
         const answer = await fetch(`/panel/${this.name}`, {
           method: "POST", body: key, headers: { "Content-Type": "application/json" }, signal: asking.signal,
         });
-        const text = await answer.text();
+        const { html, error } = await answer.json();
         if (asking !== this.asking) return;
-        if (answer.ok) this.show(text);
-        else if (answer.status !== 409) this.fail(text);
+        if (html) this.show(html);
+        else if (error) this.fail(error);
       } catch (error) {
-        if (asking === this.asking && error.name !== "AbortError") this.fail("");
+        if (asking === this.asking && error.name !== "AbortError") this.fail("the server does not answer: start it again, and try again");
       } finally {
         if (asking === this.asking) this.panel.setAttribute("aria-busy", "false");
       }
@@ -166,11 +166,7 @@
       compared();
     }
 
-    fail(text) {
-      let message = "the server does not answer: start it again, and try again";
-      try {
-        message = JSON.parse(text).error;
-      } catch { /* it is not the server's own */ }
+    fail(message) {
       this.shown = "";
       this.panel.replaceChildren();
       this.failed.textContent = message;
@@ -182,11 +178,13 @@
   const sides = { a: new Side("a"), b: new Side("b") };
   const compare = document.getElementById("compare");
   const isCompared = () => !sides.b.section.hidden;
+  const address = document.getElementById("address");
   let waiting = 0;
 
   const changed = () => {
     const pairs = Object.values(sides).flatMap((side) => (side.section.hidden ? [] : side.state.map(([name, value]) => [`${side.name}.${name}`, value])));
     history.replaceState(null, "", `#${new URLSearchParams(pairs)}`);
+    address.textContent = location.href;
     clearTimeout(waiting);
     waiting = setTimeout(ask, PAUSE);
   };
@@ -239,6 +237,7 @@
     sides.a.state = first.length ? first : [["model", "shape://qwen3-30b-a3b"], ["gpus", "rtx-4090"]];
     sides.b.state = of("b");
     setCompared(of("b").length > 0);
+    address.textContent = location.href;
     ask();
   };
 
@@ -247,17 +246,6 @@
     setCompared(!isCompared());
     compared();
     changed();
-  });
-
-  document.getElementById("share").addEventListener("click", async (event) => {
-    let done = true;
-    try {
-      await navigator.clipboard.writeText(location.href);
-    } catch {
-      done = false;
-    }
-    event.target.textContent = said.textContent = done ? "Copied" : "Copy the page's address";
-    setTimeout(() => { event.target.textContent = "Copy link"; }, 2500);
   });
 
   window.addEventListener("hashchange", read);
