@@ -16,7 +16,9 @@ Examples:
   fitter serve --root ~/models                 and those of a directory
   fitter serve --port 0                        at any port that is free
 
-It answers this machine only, unless --host says otherwise. Ctrl-C ends it, with exit status 0.
+It answers this machine only, unless --host says otherwise. Ctrl-C ends it.
+
+Exit status: 0 it was ended, 2 usage error, or nothing can listen there, 3 a package is missing.
 """
 _SECTION = "Server"
 

@@ -84,7 +84,8 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if is_6 else socket.AF_INET, backlog=128)
     except OSError as error:
-        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        # names that are not found have numbers of their own
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise UsageError(f"nothing can listen at {host}:{port} ({reason}): give another --port, or --host") from None
 
 

@@ -437,8 +437,8 @@ def failing(*words: str) -> tuple[int, str]:
 
 def test_what_it_cannot_be_started_with(site: Site, tmp_path: Path) -> None:
     port = str(site.served.port)
-    taken = f"fitter: error: nothing can listen at 127.0.0.1:{port} (Address already in use): give another --port, or --host\n"
-    assert failing("--port", port) == (2, taken)
+    taken = f"nothing can listen at 127.0.0.1:{port} (Address already in use): give another --port, or --host"
+    assert failing("--port", port) == (2, f"fitter: error: {taken}\n")
     status, text = failing("--root", str(tmp_path / "none"), "--port", "0")
     assert (status, text) == (
         2,

@@ -198,7 +198,7 @@ OUTSIDE = {
 
 @pytest.mark.parametrize("name", OUTSIDE.values(), ids=OUTSIDE.keys())
 def test_nothing_outside_of_the_root_is_opened(name: str, root: Root) -> None:
-    with pytest.raises(ModelError, match="there is no model '.*' here: take one of the list"):
+    with pytest.raises(ModelError, match=r"there is no model '.*' here: take one of the list"):
         root.file(name.replace("{root}", str(root.path)))
 
 
@@ -243,7 +243,7 @@ def test_web_servers_and_the_hub_are_asked(address: str) -> None:
 
 
 def test_without_a_root_there_are_no_files() -> None:
-    with pytest.raises(UsageError, match="'a.gguf' is no address, and the server offers no directory"):
+    with pytest.raises(UsageError, match=r"'a\.gguf' is no address, and the server offers no directory"):
         wanted("a.gguf", None)
 
 

@@ -256,7 +256,7 @@ def test_the_end_of_the_pool_ends_every_question() -> None:
         await until(lambda: acted.pool.waiting == 2 and acted.made[0].begun.is_set())
         await acted.pool.close()
         for each in asked:
-            with pytest.raises(Overtaken, match="cancelled|the server ends"):
+            with pytest.raises(Overtaken, match=r"cancelled|the server ends"):
                 await each
         assert [each.is_closed for each in acted.made] == [True]
         with pytest.raises(Overtaken, match="the server ends: start it again"):

@@ -202,7 +202,7 @@
   // the figures of both, side by side
   const compared = () => {
     const place = document.getElementById("differences");
-    const of = (side) => new Map([...side.panel.querySelectorAll(".facts > div")].map((each) => [each.querySelector("dt").textContent, each.querySelector("dd").textContent.trim()]));
+    const of = (side) => new Map([...side.panel.querySelectorAll(".facts > div")].map((each) => [each.querySelector("dt").textContent.replace(/^on \d+ devices?$/, "on devices"), each.querySelector("dd").textContent.trim()]));
     const verdict = (side) => side.panel.querySelector(".verdict")?.textContent;
     const [first, second] = [of(sides.a), of(sides.b)];
     place.hidden = !isCompared() || !first.size || !second.size;
