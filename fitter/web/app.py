@@ -36,10 +36,10 @@ from fitter.planning.plan import Plan
 from fitter.web import pages
 from fitter.web.files import Root
 from fitter.web.guard import Guard, Hosts
-from fitter.web.pool import WAITING, WORKERS, BusyError, Pool, Question
+from fitter.web.pool import WAITING, WORKERS, Busy, Pool, Question
 from fitter.web.questions import SECONDS, PlanQuestion, Wanted, wanted
 
-_STATUS = {BusyError: 503, CancelledError: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
+_STATUS = {Busy: 503, CancelledError: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
 """The status of an answer by the error; any other is the server's own fault."""
 _LOOK = 0.2
 """Seconds between two looks whether the asker is still there."""

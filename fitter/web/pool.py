@@ -30,7 +30,7 @@ _AGAIN = 0.05
 """Seconds after which a planner is told again that its question is over: it may not have begun with it."""
 
 
-class BusyError(FitterError):
+class Busy(FitterError):
     """More questions wait than the server takes."""
 
 
@@ -126,7 +126,7 @@ class Pool:
     async def answer(self, question: Question, model: str, about: object, ask: Callable[[Planner], _T]) -> _T:
         """What ``ask`` returns of a planner for ``model``, best of one that was asked ``about`` the same before.
 
-        Raises what that raises, ``Overtaken``, and ``BusyError`` where too many wait.
+        Raises what that raises, ``Overtaken``, and ``Busy`` where too many wait.
         """
         held = await self._take(question, model, about)
         try:
@@ -190,7 +190,7 @@ class Pool:
     async def _wait(self, question: Question, about: tuple[str, object]) -> None:
         """Until a planner is free, or nobody wants the answer any more."""
         if len(self._line) >= self._most_waiting:
-            raise BusyError(f"{self._most_waiting} questions are waiting: ask again later")
+            raise Busy(f"{self._most_waiting} questions are waiting: ask again later")
         turn = _Turn(about)
         self._line.append(turn)
         begun = asyncio.ensure_future(turn.come.wait())
@@ -236,4 +236,4 @@ class Pool:
             await asyncio.get_running_loop().run_in_executor(None, held.planner.close)
 
 
-__all__ = ["IDLE", "WAITING", "WORKERS", "BusyError", "Overtaken", "Pool", "Question"]
+__all__ = ["IDLE", "WAITING", "WORKERS", "Busy", "Overtaken", "Pool", "Question"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fitter.errors import CancelledError, UsageError
-from fitter.web.pool import BusyError, Overtaken, Pool
+from fitter.web.pool import Busy, Overtaken, Pool
 
 SECONDS = 20.0
 
@@ -171,7 +171,7 @@ def test_the_line_has_a_limit(waiting: int) -> None:
         await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
         taken += [asyncio.ensure_future(acted.ask()) for _ in range(waiting)]
         await until(lambda: acted.pool.waiting == waiting)
-        with pytest.raises(BusyError, match=f"{waiting} questions are waiting: ask again later"):
+        with pytest.raises(Busy, match=f"{waiting} questions are waiting: ask again later"):
             await acted.ask()
         acted.made[0].go.set()
         assert len([await each for each in taken]) == waiting + 1
@@ -204,8 +204,7 @@ def test_an_asker_who_goes_gives_the_planner_back() -> None:
         gone = asyncio.ensure_future(acted.ask())
         await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
         gone.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await gone
+        assert isinstance((await asyncio.gather(gone, return_exceptions=True))[0], asyncio.CancelledError)
         assert acted.made[0].cancelled > 0
         assert (await acted.ask()) is acted.made[0]
         await acted.pool.close()
