@@ -20,7 +20,6 @@ from starlette.exceptions import HTTPException
 import fitter
 from fitter.asking import fetch
 from fitter.errors import (
-    CancelledError,
     FitterError,
     ModelError,
     TimeLimitError,
@@ -36,10 +35,10 @@ from fitter.planning.plan import Plan
 from fitter.web import pages
 from fitter.web.files import Root
 from fitter.web.guard import Guard, Hosts
-from fitter.web.pool import WAITING, WORKERS, Busy, Pool, Question
+from fitter.web.pool import WAITING, WORKERS, Busy, Overtaken, Pool, Question, Unanswered
 from fitter.web.questions import SECONDS, PlanQuestion, Wanted, wanted
 
-_STATUS = {Busy: 503, CancelledError: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
+_STATUS = {Busy: 503, Overtaken: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
 """The status of an answer by the error; any other is the server's own fault."""
 _LOOK = 0.2
 """Seconds between two looks whether the asker is still there."""
@@ -171,9 +170,9 @@ def _add_pages(app: FastAPI, server: Server) -> None:
         """A part of the page. What is wrong is an answer, too: a browser complains of every other status."""
         try:
             found = await server.plan(asked, request, with_map=True)
-        except CancelledError:
+        except Overtaken:
             return {"html": None, "error": None}
-        except FitterError as error:
+        except (FitterError, Unanswered) as error:
             return {"html": None, "error": pages.told(str(error), root)}
         return {"html": await asyncio.to_thread(pages.panel, found.plan, found.layer_map, name), "error": None}
 
@@ -217,7 +216,8 @@ def _add_errors(app: FastAPI, settings: Settings) -> None:
         return JSONResponse({"error": pages.told(message, settings.root)}, status)
 
     @app.exception_handler(FitterError)
-    async def failed(_: Request, error: FitterError) -> JSONResponse:
+    @app.exception_handler(Unanswered)
+    async def failed(_: Request, error: Exception) -> JSONResponse:
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
         return said(status, str(error))
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fitter.errors import CancelledError, FitterError
+from fitter.errors import CancelledError
 from fitter.planner import Planner
 
 _T = TypeVar("_T")
@@ -30,12 +30,16 @@ _AGAIN = 0.05
 """Seconds after which a planner is told again that its question is over: it may not have begun with it."""
 
 
-class Busy(FitterError):
+class Unanswered(Exception):
+    """A question that has no answer, for a reason that is not the question's."""
+
+
+class Busy(Unanswered):
     """More questions wait than the server takes."""
 
 
-class Overtaken(CancelledError):
-    """A newer question of the same session was asked, or whoever asked has gone."""
+class Overtaken(Unanswered):
+    """A newer question of the same session was asked, whoever asked has gone, or the server ends."""
 
 
 @dataclass(eq=False)
@@ -226,8 +230,6 @@ class Pool:
                 await asyncio.wait({running}, timeout=_AGAIN)
         try:
             return running.result()
-        except Overtaken:
-            raise
         except CancelledError as error:
             raise Overtaken(str(error)) from None
 
@@ -236,4 +238,4 @@ class Pool:
             await asyncio.get_running_loop().run_in_executor(None, held.planner.close)
 
 
-__all__ = ["IDLE", "WAITING", "WORKERS", "Busy", "Overtaken", "Pool", "Question"]
+__all__ = ["IDLE", "WAITING", "WORKERS", "Busy", "Overtaken", "Pool", "Question", "Unanswered"]
