@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -85,6 +85,10 @@ def plan_page(
     )
 
 
+NAMELESS = ("args", "shell", "ik_llama")
+"""Formats that do not name the model's file, which is on another machine for who reads a panel."""
+
+
 def plan_panel(plan: Plan, found: LayerMap | None, name: str, of: str) -> str:
     """What a page of several plans shows of one of them: HTML without style and script, for which ``style`` is.
 
@@ -94,7 +98,13 @@ def plan_panel(plan: Plan, found: LayerMap | None, name: str, of: str) -> str:
     return (
         _environment()
         .get_template("panel.html")
-        .render(title=plan.model.name, heading="h2", name=name, of=f", {of}", **_drawn(plan, to_dict(plan), found))
+        .render(
+            title=plan.model.name,
+            heading="h2",
+            name=name,
+            of=f", {of}",
+            **_drawn(plan, to_dict(plan), found, formats=NAMELESS),
+        )
     )
 
 
@@ -111,7 +121,11 @@ def copy_script() -> str:
 
 
 def _drawn(
-    plan: Plan, document: Mapping[str, Any], found: LayerMap | None, notes: Sequence[str] = ()
+    plan: Plan,
+    document: Mapping[str, Any],
+    found: LayerMap | None,
+    notes: Sequence[str] = (),
+    formats: Collection[str] = tuple(FORMATS),
 ) -> dict[str, Any]:
     """What is shown of a plan wherever it is."""
     return {
@@ -123,7 +137,7 @@ def _drawn(
         "map_pictures": ()
         if found is None
         else _pictures(lambda width: layer_picture.layer_svg(found, width=width, is_alone=False)),
-        "formats": _formats(plan) if plan.fits else [],
+        "formats": [each for each in _formats(plan) if each["name"] in formats] if plan.fits else [],
         "remarks": _remarks(plan, notes),
     }
 

@@ -26,7 +26,6 @@ from fitter.errors import (
     UsageError,
 )
 from fitter.machine import catalogue
-from fitter.model.shapes import listing
 from fitter.output.json import catalogue_to_dict
 from fitter.output.shapes import to_dict as shapes_to_dict
 from fitter.planner import Planner
@@ -35,7 +34,7 @@ from fitter.planning.plan import Plan
 from fitter.web import pages
 from fitter.web.files import Root
 from fitter.web.guard import Guard, Hosts
-from fitter.web.pool import WAITING, WORKERS, Busy, Overtaken, Pool, Question, Unanswered
+from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered
 from fitter.web.questions import SECONDS, PlanQuestion, Wanted, wanted
 
 _STATUS = {Busy: 503, Overtaken: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
@@ -48,12 +47,10 @@ _TIDY = 20.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server is started with. ``host`` is where it listens, ``workers`` the planners that it has at most."""
+    """What a server is started with. ``host`` is where it listens, ``root`` what it offers."""
 
     root: Root | None = None
     host: str = "127.0.0.1"
-    workers: int = WORKERS
-    waiting: int = WAITING
 
 
 @dataclass(frozen=True)
@@ -121,9 +118,9 @@ def _without_paths(plan: Plan, model: Wanted) -> Plan:
     )
 
 
-def application(settings: Settings) -> Guard:
-    """The ASGI application, whose lifespan ends the pool."""
-    server = Server(settings, Pool(settings.workers, settings.waiting))
+def application(settings: Settings, pool: Pool) -> Guard:
+    """The ASGI application that asks the ``pool``, which it ends with its lifespan."""
+    server = Server(settings, pool)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -203,7 +200,7 @@ def _add_api(app: FastAPI, server: Server) -> None:
     @app.get("/api/shapes", summary="The models that can be planned without a file")
     def shapes() -> JSONResponse:
         """As `fitter shapes --json` prints them."""
-        return JSONResponse(shapes_to_dict(listing.shapes()))
+        return JSONResponse(shapes_to_dict(pages.shapes()))
 
     @app.get("/api/gpus", summary="The cards that are known by name")
     def gpus() -> JSONResponse:

@@ -58,7 +58,7 @@ def page(root: Root | None) -> str:
         .render(
             models=root.models() if root is not None else (),
             has_root=root is not None,
-            shapes=_shapes(),
+            shapes=shapes(),
             gpus=catalogue.gpus().values(),
             types=_TYPES,
             default_type=DEFAULT_TYPE,
@@ -72,7 +72,8 @@ def page(root: Root | None) -> str:
 
 
 @cache
-def _shapes() -> tuple[listing.ShapeInfo, ...]:
+def shapes() -> tuple[listing.ShapeInfo, ...]:
+    """All shapes, whose headers take a moment to make."""
     return listing.shapes()
 
 
@@ -134,4 +135,4 @@ def told(message: str, root: Root | None) -> str:
     return printable(_PATH.sub("…/", message), LONGEST_TEXT)
 
 
-__all__ = ["api_page", "page", "panel", "static", "told"]
+__all__ = ["api_page", "page", "panel", "shapes", "static", "told"]

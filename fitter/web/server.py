@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -18,7 +17,7 @@ from fitter.output import report
 from fitter.web.app import Settings, application
 from fitter.web.files import Root
 from fitter.web.guard import LONGEST_HEADERS
-from fitter.web.pool import WORKERS
+from fitter.web.pool import WORKERS, Pool
 
 HOST, PORT = "127.0.0.1", 8080
 _CONNECTIONS = 256
@@ -40,18 +39,21 @@ def serve(
     Raises ``UsageError`` where ``root`` or ``host`` cannot be used, and ``LibraryError`` where a package is missing.
     """
     report.check_installed()
-    settings = Settings(None if root is None else Root.of(root), host, workers)
+    settings = Settings(None if root is None else Root.of(root), host)
+    pool = Pool(workers)
     reach.only_public(not allow_private_addresses)
     with _listening(host, port) as sock:
         number = sock.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         server = _Server(
             uvicorn.Config(
-                application(replace(settings, host=host)),
+                application(settings, pool),
                 http="h11",
                 ws="none",
                 lifespan="on",
+                # what is wrong is answered, and said by the application
                 log_config=None,
+                log_level="critical",
                 access_log=False,
                 server_header=False,
                 date_header=False,
@@ -59,7 +61,8 @@ def serve(
                 h11_max_incomplete_event_size=LONGEST_HEADERS,
                 limit_concurrency=_CONNECTIONS,
                 timeout_graceful_shutdown=_GRACE,
-            )
+            ),
+            pool,
         )
         for each in (signal.SIGINT, signal.SIGTERM):
             # what uvicorn leaves when it has ended: an end that was asked for is no failure
@@ -71,8 +74,18 @@ def serve(
 class _Server(uvicorn.Server):
     """uvicorn, which waits for no plan when it is to end."""
 
+    def __init__(self, config: uvicorn.Config, pool: Pool) -> None:
+        super().__init__(config)
+        self._pool = pool
+
     def asked_to_end(self, *_: object) -> None:
+        """End as soon as possible: what a signal is for."""
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End every question, then the connections that wait for their answers."""
+        self._pool.stop()
+        await super().shutdown(sockets)
 
 
 def _listening(host: str, port: int) -> socket.socket:

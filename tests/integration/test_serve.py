@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,6 +21,7 @@ import pytest
 import fitter
 from fitter.machine import catalogue
 from fitter.model.shapes import listing
+from fitter.output import report
 from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS
 from fitter.web.questions import ASKED
 from tools import ranges
@@ -214,6 +217,7 @@ def test_arguments_are_copied(site: Site, browser: Browser) -> None:
         page.locator("#a .panel > .format .copy").click()
         page.locator("#a .panel .copy", has_text="Copied").wait_for()
         words = page.evaluate("navigator.clipboard.readText()")
+        assert page.locator("#a pre").count() == len(report.NAMELESS)
         assert words.split() == site.plan(model="dense.gguf", gpus=CARD)[1]["arguments"]
 
 
@@ -426,6 +430,20 @@ def test_an_asker_who_goes_away_holds_nothing(site: Site) -> None:
     status, plan = site.plan(model="dense.gguf", gpus=CARD)
     assert (status, plan["fits"]) == (200, True)
     assert len(site.served.children()) <= 2 * 3 + 1, "a shape that is new takes one more for a moment"
+
+
+def test_ctrl_c_ends_a_plan_that_is_made(tmp_path: Path) -> None:
+    with serving("--workers", "1", XDG_CACHE_HOME=str(tmp_path)) as served:
+        answers: list[tuple[int, str]] = []
+        question = {"model": "shape://deepseek-v3.1", "gpus": ["6x rtx-3090", "6x rtx-4090"]}
+        asking = threading.Thread(target=lambda: answers.append(ask(served.connection(), "/api/plan", question)))
+        asking.start()
+        while not served.children():
+            time.sleep(0.01)
+        assert served.stop() == (0, [])
+        asking.join()
+        # it may have been quick
+        assert [status for status, _ in answers] in ([409], [200])
 
 
 def failing(*words: str) -> tuple[int, str]:
