@@ -44,7 +44,8 @@ class Hosts:
     """By which names the server may be asked: a page elsewhere can have its own name lead here (DNS rebinding)."""
 
     names: frozenset[str]
-    is_any_address: bool = False
+    is_everywhere: bool = False
+    """Whether other machines reach it too, by any of its addresses."""
 
     @classmethod
     def of(cls, host: str) -> Hosts:
@@ -66,7 +67,7 @@ class Hosts:
             return False
         if not name or parts.netloc != netloc or "@" in netloc:
             return False
-        if self.is_any_address:
+        if self.is_everywhere:
             try:
                 ipaddress.ip_address(name)
                 return True

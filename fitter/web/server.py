@@ -16,7 +16,7 @@ from fitter.model import reach
 from fitter.output import report
 from fitter.web.app import Settings, application
 from fitter.web.files import Root
-from fitter.web.guard import LONGEST_HEADERS
+from fitter.web.guard import LONGEST_HEADERS, Hosts
 from fitter.web.pool import WORKERS, Pool
 
 HOST, PORT = "127.0.0.1", 8080
@@ -68,6 +68,8 @@ def serve(
             # what uvicorn leaves when it has ended: an end that was asked for is no failure
             signal.signal(each, server.asked_to_end)
         say(f"serving at http://{shown}:{number}/ (Ctrl-C ends it)")
+        if Hosts.of(host).is_everywhere:
+            say("other machines can ask it, and there is no password: do so in a network that you trust")
         server.run(sockets=[sock])
 
 
@@ -90,6 +92,8 @@ class _Server(uvicorn.Server):
 
 def _listening(host: str, port: int) -> socket.socket:
     """A socket that listens there. Raises ``UsageError``."""
+    if not host:
+        raise UsageError("--host is empty: name an address, such as 127.0.0.1, or 0.0.0.0 for all of this machine's")
     try:
         is_6 = isinstance(ipaddress.ip_address(host), ipaddress.IPv6Address)
     except ValueError:

@@ -3,6 +3,7 @@
   const contexts = document.body.dataset.contexts.split(",").map(Number);
   const said = document.getElementById("said");
   const PAUSE = 90;
+  const NAMES = ["model", "type", "n_ctx", "type_k", "type_v", "n_seq_max", "margin", "host_memory", "program"];
   const random = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (n) => n.toString(16).padStart(2, "0")).join("");
 
   // the step of the slider that is nearest
@@ -87,7 +88,7 @@
         const count = Number(row.querySelector(".count").value) || 1;
         if (name) found.push(["gpus", count > 1 ? `${count}x ${name}` : name]);
       }
-      for (const name of ["n_ctx", "type_k", "type_v", "n_seq_max", "margin", "host_memory", "program"]) {
+      for (const name of NAMES.slice(2)) {
         const field = this.field(name);
         const value = field.value.trim();
         if (value !== "" && value !== this.usual(field)) found.push([name, value]);
@@ -110,8 +111,7 @@
       }
       if (!this.rows.children.length) this.card("1", "");
       for (const [name, value] of pairs) {
-        const field = name === "gpus" ? null : this.field(name);
-        if (field && !(field instanceof RadioNodeList)) field.value = value;
+        if (NAMES.includes(name)) this.field(name).value = value;
       }
       this.largest.checked = this.field("n_ctx").value === "";
       if (this.largest.checked) this.steps.value = step(16384);
@@ -137,6 +137,7 @@
       const key = JSON.stringify(question);
       if (key === this.shown) return;
       this.asking?.abort();
+      this.shown = "";
       if (!question.model || !question.gpus.length) return;
       this.shown = key;
       const asking = (this.asking = new AbortController());
