@@ -82,7 +82,7 @@ llama-cpp-python: $(STAMPS)/venv
 $(STAMPS)/fitter: pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.toml vendor/llama.cpp/fetch.py $(shell find bindings -type f) | llama-cpp-python
 	@echo "installing fitter, editable"
 	@$(PIP) install -q 'scikit-build-core>=0.10' 'cffi>=1.16'
-	@$(PIP) install -q --no-build-isolation -e '.[python,remote,report,test,docs]'
+	@$(PIP) install -q --no-build-isolation -e '.[python,remote,report,web,test,docs]'
 	@touch $@
 
 .PHONY: install

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fitter.planning.explain import Bound, Choice, Reason
     from fitter.planning.explored import Exploration, ExploredAnswer, ExploredCell
     from fitter.planning.inspection import Inspection, LayerSize, RoleSize
+    from fitter.planning.layer_map import LayerMap, MapCell
     from fitter.planning.pricing import Price, SpeedSource
     from fitter.planning.quantizations import Quantization, Quantizations
     from fitter.planning.repositories import Repository, RepositoryFile, SideFile
@@ -94,6 +95,7 @@ _HOMES = {
     "fitter.planning.explain": ("Bound", "Choice", "Reason"),
     "fitter.planning.explored": ("Exploration", "ExploredAnswer", "ExploredCell"),
     "fitter.planning.inspection": ("Inspection", "LayerSize", "RoleSize"),
+    "fitter.planning.layer_map": ("LayerMap", "MapCell"),
     "fitter.planning.pricing": ("Price", "SpeedSource"),
     "fitter.planning.quantizations": ("Quantization", "Quantizations"),
     "fitter.planning.repositories": ("Repository", "RepositoryFile", "SideFile"),
@@ -159,6 +161,7 @@ __all__ = [
     "Inspection",
     "Later",
     "LaterUse",
+    "LayerMap",
     "LayerSize",
     "LeftOut",
     "LibraryError",
@@ -167,6 +170,7 @@ __all__ = [
     "LlamaCppCrashError",
     "LlamaCppError",
     "Lora",
+    "MapCell",
     "MemoryUse",
     "ModelError",
     "ModelSummary",

@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fitter import api
-from fitter.door import door
+from fitter import api, reporting
+from fitter.door import door, naming_addresses
 from fitter.errors import CancelledError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.llama.remembering import RememberingWorker
 from fitter.llama.types import Breakdown
+from fitter.model.header import open_model
 from fitter.parameters import AnyPath, Estimating, Fitting, Measuring, taken_by
+from fitter.planning.layer_map import LayerMap
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price
 from fitter.planning.request import Progress
@@ -78,6 +80,14 @@ class Planner:
     def estimate(self, *, live_tokens: int | None = None, **parameters: Unpack[Estimating]) -> Price:
         """What ``fitter.estimate`` answers. Raises what that raises, and ``CancelledError``."""
         return self._ask(api.estimate, Estimating, parameters, {"live_tokens": live_tokens})
+
+    def layer_map(self, plan: Plan) -> LayerMap | None:
+        """Where each layer of ``plan`` is, which it has made; ``None`` where that is not known, as of a split tensor.
+
+        That takes one dummy load at most. Raises what ``fit`` raises, and ``CancelledError``.
+        """
+        with self._turn(), naming_addresses():
+            return reporting.layer_map(plan, open_model(self._model, self._worker.header), self._worker)
 
     def cancel(self) -> None:
         """End the question that is being answered, before its next dummy load, and those that wait.

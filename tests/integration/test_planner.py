@@ -21,6 +21,7 @@ from fitter.llama.placing import CAN_FORK
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.planning.request import Progress
+from fitter.reporting import beside
 from tools.shapes import write, write_split
 
 GPUS = ["4GiB", "cuda:8.6:6GiB", "3GiB"]
@@ -271,3 +272,14 @@ def test_what_makes_no_sense_is_said_at_once(model: Path, given: dict[str, Any],
     with pytest.raises(UsageError) as caught:
         fitter.Planner(model, **given)
     assert str(caught.value) == message
+
+
+def test_the_map_of_a_plan_is_that_of_its_report(planner: fitter.Planner) -> None:
+    for words in ({"n_ctx": 8192}, {"gpus": ["6GiB", "5GiB"], "type_k": "q8_0"}):
+        plan = planner.fit(**words)
+        found = planner.layer_map(plan)
+        assert found is not None
+        assert found == beside(plan, with_contexts=False).layer_map
+        loads = planner.dummy_loads
+        assert (planner.layer_map(plan), planner.dummy_loads) == (found, loads)
+    assert planner.layer_map(planner.fit(gpus=["2x 12GiB"], split_mode="tensor", flash_attn="on")) is None
