@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fitter.errors import UsageError
-from fitter.exploring import split_machine
+from fitter.exploring_grid import split_machine
 from fitter.machine.gpu import cards_of
 from fitter.output.exploration import csv_text
 from fitter.planning.explored import (
