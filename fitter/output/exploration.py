@@ -108,12 +108,12 @@ def _flat(cell: ExploredCell) -> dict[str, Any]:
 def _field(name: str, value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
-    # a spreadsheet takes what begins so for a formula; arguments are for a shell, and of our own
-    is_formula = isinstance(value, str) and name != "arguments" and value.startswith(_FORMULAS)
-    return f"'{value}" if is_formula else value
-
-
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
+    if not isinstance(value, str) or name == "arguments":
+        # those are for a shell, and of our own
+        return value
+    text = printable(value)
+    # a spreadsheet takes what begins so for a formula
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text
 
 
 def _parquet(found: Exploration) -> bytes:
