@@ -23,7 +23,8 @@ _URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]+)://.*", re.DOTALL)
 _CHAINED = re.compile(r"[a-z][a-z0-9+.-]+(://[^:]*)?::.*", re.DOTALL)
 _FLATTENED = re.compile(r"(?P<scheme>https?|hf|s3|gs|gcs|az|abfs|ftp|sftp|file):/(?P<rest>[^/].*)", re.DOTALL)
 """What ``pathlib`` makes of a URL."""
-_USER = re.compile(r"//[^/]*@")
+_USER = re.compile(r"//(?:[^/:\[]*:(?![0-9]*(?:[:/?#]|$))(?:(?!::).)*@|[^/]*@)", re.DOTALL)
+"""A user before a host. What follows a colon and is no port is a password, also where that has a slash."""
 _QUERY = re.compile(r"[?#].*?(?=::|$)", re.DOTALL)
 _REFERENCE = re.compile(r"refs/(?:pr|convert)/[^/]+")
 """A revision of the hub's whose name has slashes."""
