@@ -17,6 +17,7 @@ from fitter.errors import (
     TimeLimitError,
     UsageError,
 )
+from fitter.version import VERSION
 
 # typing's own would cost more than all the rest of this package.
 TYPE_CHECKING = False
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from fitter.planning.explain import Bound, Choice, Reason
     from fitter.planning.explored import Exploration, ExploredAnswer, ExploredCell
     from fitter.planning.inspection import Inspection, LayerSize, RoleSize
+    from fitter.planning.layer_map import LayerMap, MapCell
     from fitter.planning.pricing import Price, SpeedSource
     from fitter.planning.quantizations import Quantization, Quantizations
     from fitter.planning.repositories import Repository, RepositoryFile, SideFile
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
     from fitter.reporting import report
     from fitter.repositories import repository
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "fitter.fitted": ("Llama",),
@@ -94,6 +96,7 @@ _HOMES = {
     "fitter.planning.explain": ("Bound", "Choice", "Reason"),
     "fitter.planning.explored": ("Exploration", "ExploredAnswer", "ExploredCell"),
     "fitter.planning.inspection": ("Inspection", "LayerSize", "RoleSize"),
+    "fitter.planning.layer_map": ("LayerMap", "MapCell"),
     "fitter.planning.pricing": ("Price", "SpeedSource"),
     "fitter.planning.quantizations": ("Quantization", "Quantizations"),
     "fitter.planning.repositories": ("Repository", "RepositoryFile", "SideFile"),
@@ -159,6 +162,7 @@ __all__ = [
     "Inspection",
     "Later",
     "LaterUse",
+    "LayerMap",
     "LayerSize",
     "LeftOut",
     "LibraryError",
@@ -167,6 +171,7 @@ __all__ = [
     "LlamaCppCrashError",
     "LlamaCppError",
     "Lora",
+    "MapCell",
     "MemoryUse",
     "ModelError",
     "ModelSummary",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fitter.llama.process import Then
 
 _ONE_WORKER = ("devices", "inspect", "calibrate", "explore")
-_NO_WORKER = ("backend", "diff", "history", "llama-cpp")
+_NO_WORKER = ("backend", "diff", "history", "llama-cpp", "serve")
 _MANY_WORKERS = ("lock", "check")
 _MOST_WORKERS = 4
 _HELD = "held "

@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fitter import api
-from fitter.door import door
+from fitter import api, reporting
+from fitter.door import door, naming_addresses
 from fitter.errors import CancelledError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.llama.remembering import RememberingWorker
 from fitter.llama.types import Breakdown
+from fitter.model.header import open_model
 from fitter.parameters import AnyPath, Estimating, Fitting, Measuring, taken_by
+from fitter.planning.layer_map import LayerMap
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price
 from fitter.planning.request import Progress
@@ -35,7 +37,8 @@ class Planner:
 
     Its processes of llama.cpp start with the first question, and again after a crash; ``release`` ends them until the
     next one, ``close`` for good, as leaving ``with`` does. A model's file that has changed is read anew. Several
-    threads may ask: their questions wait for each other, and ``cancel`` ends them all.
+    threads may ask: their questions wait for each other, and ``cancel`` ends them all. A fork of the process has a
+    planner of its own, which remembers nothing.
 
     Raises ``UsageError`` for a keyword that ``fit`` does not have, or a value that makes no sense.
     """
@@ -45,17 +48,27 @@ class Planner:
     ) -> None:
         self._model, self._defaults = _checked(model, **defaults)
         self._own = {"on_log": on_log} if on_log else {}
-        self._worker = RememberingWorker(
-            timeout=self._defaults.get("timeout", DEFAULT_TIMEOUT),
-            on_log=on_log,
-            llama_cpp=self._defaults.get("llama_cpp"),
-        )
-        self._asking = threading.Lock()
-        self._counting = threading.Lock()
+        self._begin()
         self.asked = 0
         """How many questions it was asked so far."""
         self._cancelled = 0
         self._is_closed = False
+
+    def _begin(self) -> None:
+        """Have a worker of this process, and nobody who waits for it."""
+        self._worker = RememberingWorker(
+            timeout=self._defaults.get("timeout", DEFAULT_TIMEOUT),
+            on_log=self._own.get("on_log"),
+            llama_cpp=self._defaults.get("llama_cpp"),
+        )
+        self._asking = threading.Lock()
+        self._counting = threading.Lock()
+        self._process = os.getpid()
+
+    def _begin_in_fork(self) -> None:
+        """Begin anew where this process is a fork: it has none of the threads, and the worker answers its parent."""
+        if self._process != os.getpid():
+            self._begin()
 
     @property
     def model(self) -> str:
@@ -79,21 +92,32 @@ class Planner:
         """What ``fitter.estimate`` answers. Raises what that raises, and ``CancelledError``."""
         return self._ask(api.estimate, Estimating, parameters, {"live_tokens": live_tokens})
 
+    def layer_map(self, plan: Plan) -> LayerMap | None:
+        """Where each layer of ``plan`` is, which it has made; ``None`` where that is not known, as of a split tensor.
+
+        That takes one dummy load at most. Raises what ``fit`` raises, and ``CancelledError``.
+        """
+        with self._turn(), naming_addresses():
+            return reporting.layer_map(plan, open_model(self._model, self._worker.header), self._worker)
+
     def cancel(self) -> None:
         """End the question that is being answered, before its next dummy load, and those that wait.
 
         Each raises ``CancelledError``. What was measured for it is kept, and the next question is answered.
         """
+        self._begin_in_fork()
         with self._counting:
             self._cancelled = self.asked
 
     def release(self) -> None:
         """End the processes of llama.cpp after the question that is being answered; what was measured is kept."""
+        self._begin_in_fork()
         with self._asking:
             self._worker.release()
 
     def close(self) -> None:
         """Cancel what is being asked, and end the processes of llama.cpp for good."""
+        self._begin_in_fork()
         self._is_closed = True
         self.cancel()
         with self._asking:
@@ -110,9 +134,12 @@ class Planner:
     def _ask(self, call: Callable[..., _T], keywords: Any, given: Mapping[str, Any], own: Mapping[str, Any]) -> _T:
         known = {each.name for each in taken_by(keywords)}
         defaults = {name: value for name, value in self._defaults.items() if name in known}
+        for name in ("worker", "timeout", "on_log"):
+            if given.get(name) not in (None, defaults.get(name, self._own.get(name))):
+                raise UsageError(f"a planner has its own {name}: leave it out of a question{_INSTEAD[name]}")
+        self._begin_in_fork()
         with self._turn():
-            # one of the worker's own is refused there, unless it is the same
-            return call(self._model, worker=self._worker, **{**defaults, **self._own, **own, **given})
+            return call(self._model, worker=self._worker, **{**defaults, **self._own, **own, **_without(given)})
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -137,6 +164,14 @@ class Planner:
                 if self._worker.rpc:
                     # an rpc-server talks to one process only
                     self._worker.release()
+
+
+_INSTEAD = {"worker": "", "timeout": ", and give it to fitter.Planner", "on_log": ", and give it to fitter.Planner"}
+"""What is said of a keyword that holds for every question of a planner."""
+
+
+def _without(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name != "worker"}
 
 
 @door(Fitting, called="Planner")

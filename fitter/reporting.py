@@ -63,7 +63,7 @@ def beside(
         with Worker(timeout=timeout, llama_cpp=words.get("llama_cpp")) as worker:
             opened = open_model(where, worker.header)
             check_same_model(plan.model, ModelSummary.of(opened))
-            found = _map(plan, opened, worker)
+            found = layer_map(plan, opened, worker)
             contexts, notes = (_contexts(plan, where, opened, worker, seconds, say)) if with_contexts else ((), ())
     except FitterError as error:
         return Beside(notes=(f"where each layer is cannot be shown: {error}",))
@@ -97,7 +97,11 @@ def report(
     return plan_page(plan, found.layer_map, found.contexts, found.notes)
 
 
-def _map(plan: Plan, model: Model, worker: Worker) -> LayerMap | None:
+def layer_map(plan: Plan, model: Model, worker: Worker) -> LayerMap | None:
+    """Where each layer of ``plan`` is, as ``worker`` says of its ``model``; ``None`` where that is not known.
+
+    Raises what a worker raises.
+    """
     matches = worker.match(overridden(plan), [tensor.name for tensor in model.tensors])
     layout = worker.layout(Skeleton(tuple(map(str, model.files))), resolved(plan))
     return map_of(plan, model, layout, matches)

@@ -15,7 +15,7 @@ LONGEST_FIRST = (
     *("test_regression", "test_packaging", "test_rpc", "test_hostile_text", "test_bad_input", "test_profile_tables"),
     *("test_real_load", "test_builds_compared", "test_skeleton_plans", "test_formats", "test_faster_first"),
     *("test_exit_status", "test_server_fit", "test_verify", "test_verify_server", "test_report", "test_explore"),
-    *("test_planner", "test_repositories", "test_pools", "test_shapes"),
+    *("test_planner", "test_repositories", "test_serve", "test_pools", "test_shapes"),
 )
 """Files that take longest, in `make test` on two cores: what begins late is short, and no process waits for another."""
 

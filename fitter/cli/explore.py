@@ -24,7 +24,7 @@ Examples:
       --answer "32k context at 20 t/s"
   fitter explore *.gguf --gpu rtx-4090 --resume cells.jsonl -o grid.csv
 
-Exit status: 0 a cell fits, or with --answer a machine does it; 1 none; 2 usage error; 3 a model cannot be read,
+Exit status: 0 a cell fits, or with --answer a machine does it; 1 none; 2 usage error; 3 no model can be read,
 llama.cpp failed, or the executor was lost; 5 a file cannot be written.
 """
 _GRID = "Grid (every combination is a cell)"
@@ -204,6 +204,8 @@ def explore(
         from fitter.cli import report_file
 
         report_file.check({"--report": page_file}, *models, others={"-o": output, "--resume": resume})
+        if resume is not None and output.resolve() == resume.resolve():
+            raise UsageError(f"-o {output} is the file of --resume too: name another one")
     given["program"] = given["program"] or programs.chosen("llama-server")
     done = [0, 0]
     try:
@@ -224,6 +226,8 @@ def explore(
                 **options.given(given),
             )
     except KeyboardInterrupt:
+        if not done[1]:
+            raise
         where = f"are in {resume}: the same command plans the rest" if resume else "are lost: --resume FILE keeps them"
         click.echo(f"fitter: interrupted, {done[0]} of {done[1]} cells {where}", err=True)
         raise

@@ -25,6 +25,7 @@ COMMANDS = {
     "inspect": "Show a model's metadata, tensors and layers.",
     "backend": "Show virtual GPUs to any llama.cpp program.",
     "report": "Write a plan as a page to keep and forward.",
+    "serve": "Plan in the browser, with a JSON API.",
     "verify": "Load a plan for real and compare its memory.",
     "calibrate": "Compare real devices with virtual ones.",
     "lock": "Record what the cases of fitter.toml take.",

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from fitter.errors import ModelError
+from fitter.model import reach
 from fitter.model.addresses import Address, shown
 from fitter.model.ranges import Part, Patience, Unchanged, changed
 from fitter.text import printable
@@ -209,7 +210,7 @@ class HttpRanges:
             return self._connection, before
         self.close()
         self._patience.check(self._address.shown)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        kind = reach.connection_kind(parts.scheme)
         if proxy:
             usual = 443 if proxy.scheme == "https" else 80
             connection = kind(proxy.hostname or "", proxy.port or usual, timeout=self._seconds())
@@ -362,6 +363,8 @@ def _split(url: str) -> urllib.parse.SplitResult | None:
 
 def _proxy(scheme: str, host: str) -> urllib.parse.SplitResult | None:
     """The proxy that the environment names for a host, if any."""
+    if reach.is_limited():
+        return None
     found = urllib.request.getproxies().get(scheme)
     if not found or urllib.request.proxy_bypass(host):
         return None
@@ -382,4 +385,6 @@ def hub_headers() -> dict[str, str]:
     except ImportError:
         return {}
     token = get_token()
+    if token and not (token.isascii() and token.isprintable()):
+        raise ModelError("HF_TOKEN, or what 'hf auth login' has kept, is no token: set it again, or unset it")
     return {"Authorization": f"Bearer {token}"} if token else {}

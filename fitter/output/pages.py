@@ -42,8 +42,6 @@ def page(
     """
     from markupsafe import Markup
 
-    from fitter.output import curves
-
     environment = _environment()
     texts = [resource(name) for name in scripts]
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
@@ -51,11 +49,23 @@ def page(
     return environment.get_template(template).render(
         documents=[(name, Markup(_in_script(document))) for name, document in documents],
         scripts=[Markup(text) for text in texts],
-        style=Markup("".join([*map(resource, styles), drawing.STYLE, drawing.DARK, curves.STYLE])),
+        style=Markup(style(styles)),
         policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}; "
         "base-uri 'none'; form-action 'none'",
         **values,
     )
+
+
+def fragment(template: str, **values: Any) -> str:
+    """What ``template`` makes of ``values`` for a page that has ``style`` and its scripts already."""
+    return _environment().get_template(template).render(**values)
+
+
+def style(names: Sequence[str] = ("report.css",)) -> str:
+    """Style sheets, and that of the pictures."""
+    from fitter.output import curves
+
+    return "".join([*map(resource, names), drawing.STYLE, drawing.DARK, curves.STYLE])
 
 
 def pictures(drawn: Callable[[int], str]) -> list[tuple[str, Markup]]:

@@ -6,7 +6,7 @@ text, and write nothing. Names in a model's file are untrusted: everything is es
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from fitter.output.drawing import WIDE
 from fitter.output.explanation import default_speeds, explain_lines, far_lines
 from fitter.output.formats import FORMATS, UNQUOTED, words
 from fitter.output.json import to_dict
-from fitter.output.pages import page, pictures
+from fitter.output.pages import fragment, page, pictures
 from fitter.output.pools import pool_lines
 from fitter.output.table import later_text, parameter_lines, shared_text
 from fitter.output.units import MIB, dummy_loads, human, speed
@@ -63,22 +63,57 @@ def plan_page(
         "plan.html",
         title=plan.model.name,
         documents=[("plan", document), ("drawn", drawn)],
+        heading="h1",
+        of="",
         plan=plan,
-        document=document,
-        facts=_facts(plan),
-        uses=_uses(document),
-        memory_pictures=pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
-        layers=None if found is None else _layers(found),
-        map_pictures=()
-        if found is None
-        else pictures(lambda width: layer_picture.layer_svg(found, width=width, is_alone=False)),
+        **_drawn(plan, document, found, notes),
         charts=_charts(contexts, plan),
         contexts=contexts,
         chosen=resolved(plan).n_ctx,
         why=_why(plan),
-        formats=_formats(plan) if plan.fits else [],
-        remarks=_remarks(plan, found, notes),
     )
+
+
+NAMELESS = ("args", "shell", "ik_llama")
+"""Formats that do not name the model's file, which is on another machine for who reads a panel."""
+
+
+def plan_panel(plan: Plan, found: LayerMap | None, name: str, of: str) -> str:
+    """What a page of several plans shows of one of them: HTML without style and script, which ``pages.style`` is for.
+
+    ``name`` is what its ids begin with, and no other's on the page; ``of`` names the plan where its tables are named.
+    Raises as ``plan_page``.
+    """
+    return fragment(
+        "panel.html",
+        title=plan.model.name,
+        heading="h2",
+        name=name,
+        of=f", {of}",
+        **_drawn(plan, to_dict(plan), found, formats=NAMELESS),
+    )
+
+
+def _drawn(
+    plan: Plan,
+    document: Mapping[str, Any],
+    found: LayerMap | None,
+    notes: Sequence[str] = (),
+    formats: Collection[str] = tuple(FORMATS),
+) -> dict[str, Any]:
+    """What is shown of a plan wherever it is."""
+    return {
+        "document": document,
+        "facts": _facts(plan),
+        "uses": _uses(document),
+        "memory_pictures": pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
+        "layers": None if found is None else _layers(found),
+        "map_pictures": ()
+        if found is None
+        else pictures(lambda width: layer_picture.layer_svg(found, width=width, is_alone=False)),
+        "formats": [each for each in _formats(plan) if each["name"] in formats] if plan.fits else [],
+        "remarks": _remarks(plan, found, notes),
+    }
 
 
 def plan_picture(plan: Mapping[str, Any], title: str = "", found: LayerMap | None = None) -> str:

@@ -21,15 +21,17 @@
       return select(text);
     }
   };
-  for (const button of document.querySelectorAll("button.copy")) {
-    button.addEventListener("click", async () => {
-      const source = document.getElementById(button.dataset.from);
-      const done = await copy(source.textContent);
-      button.focus();
-      if (!done && source.tagName === "PRE") getSelection().selectAllChildren(source);
-      button.textContent = done ? "Copied" : source.tagName === "PRE" ? "Selected: copy it" : "Not copied";
-      said.textContent = button.textContent;
-      setTimeout(() => { button.textContent = "Copy"; said.textContent = ""; }, 2500);
-    });
-  }
+  // for what is put into the page later as well
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button.copy");
+    if (!button) return;
+    const source = document.getElementById(button.dataset.from);
+    button.dataset.label ??= button.textContent;
+    const done = await copy(source.textContent);
+    button.focus();
+    if (!done && source.tagName === "PRE") getSelection().selectAllChildren(source);
+    button.textContent = done ? "Copied" : source.tagName === "PRE" ? "Selected: copy it" : "Not copied";
+    said.textContent = button.textContent;
+    setTimeout(() => { button.textContent = button.dataset.label; said.textContent = ""; }, 2500);
+  });
 })();

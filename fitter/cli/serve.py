@@ -1,0 +1,80 @@
+"""``fitter serve``: the planner in a browser."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import click
+
+from fitter.cli import options
+from fitter.errors import EXIT_FITS, LibraryError
+
+_EPILOG = """\
+Examples:
+  fitter serve                                 plan well-known models and those of addresses
+  fitter serve --root ~/models                 and those of a directory
+  fitter serve --port 0                        at any port that is free
+
+It answers this machine only, unless --host says otherwise. Ctrl-C ends it.
+
+Exit status: 0 it was ended, 2 usage error, or nothing can listen there, 3 a package is missing.
+"""
+_SECTION = "Server"
+
+
+@click.command(cls=options.Command, epilog=_EPILOG)
+@options.grid_option(
+    _SECTION,
+    "root",
+    "--root",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Offer the models in this directory and below it. [default: none]",
+)
+@options.grid_option(_SECTION, "host", "--host", metavar="ADDRESS", help="Listen at this address. [default: 127.0.0.1]")
+@options.grid_option(
+    _SECTION,
+    "port",
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help="Listen at this port; 0 is any that is free. [default: 8080]",
+)
+@options.grid_option(
+    _SECTION,
+    "workers",
+    "--workers",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Plans that are made at the same time; each has up to two processes of llama.cpp. [default: 4]",
+)
+@options.grid_option(
+    _SECTION,
+    "allow_private_addresses",
+    "--allow-private-addresses",
+    is_flag=True,
+    help="Also fetch headers from hosts of private networks and of this machine, and through proxies.",
+)
+def serve(
+    root: Path | None, host: str | None, port: int | None, workers: int | None, allow_private_addresses: bool | None
+) -> int:
+    """Plan in the browser: pick a model and cards, move context, KV cache and margins, and see the plan change.
+
+    A model is a file below --root, an address (https://, hf://) or a shape. Its page compares two machines or two
+    quantizations, and its address holds everything that was chosen. /api describes the JSON API for other front ends.
+    """
+    try:
+        from fitter.web.server import serve as run
+    except ImportError as error:
+        raise LibraryError(
+            f"fitter serve needs the package {error.name}, which is missing: pip install 'llama-fitter[web]'"
+        ) from None
+    # switched off for commands that end at once
+    gc.enable()
+    run(
+        **options.given({"root": root, "host": host, "port": port, "workers": workers}),
+        allow_private_addresses=bool(allow_private_addresses),
+        say=lambda text: click.echo(f"fitter: {text}", err=True),
+    )
+    return EXIT_FITS

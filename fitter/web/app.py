@@ -1,0 +1,237 @@
+"""The application: what each address answers. It plans in the pool's threads, and never in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.exceptions import HTTPException
+
+import fitter
+from fitter.asking import fetch
+from fitter.errors import (
+    FitterError,
+    ModelError,
+    TimeLimitError,
+    UsageError,
+)
+from fitter.machine import catalogue
+from fitter.output.json import catalogue_to_dict
+from fitter.output.shapes import to_dict as shapes_to_dict
+from fitter.planner import Planner
+from fitter.planning.layer_map import LayerMap
+from fitter.planning.plan import Plan
+from fitter.web import pages
+from fitter.web.files import Root
+from fitter.web.guard import Guard, Hosts
+from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered
+from fitter.web.questions import SECONDS, PlanQuestion, Wanted, wanted
+
+_STATUS = {Busy: 503, Overtaken: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
+"""The status of an answer by the error; any other is the server's own fault."""
+_LOOK = 0.2
+"""Seconds between two looks whether the asker is still there."""
+_TIDY = 20.0
+"""Seconds between two looks for planners that nobody asks."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a server is started with. ``host`` is where it listens, ``root`` what it offers."""
+
+    root: Root | None = None
+    host: str = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan, and where each of its layers is if that is known."""
+
+    plan: Plan
+    layer_map: LayerMap | None = None
+
+
+@dataclass
+class Server:
+    """What answers: the settings, the pool, and threads that fetch headers, so that no planner waits for a network."""
+
+    settings: Settings
+    pool: Pool
+    fetching: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "fetching"))
+
+    async def plan(self, asked: PlanQuestion, request: Request, *, with_map: bool) -> Answer:
+        """The plan that is asked for. Raises ``FitterError``."""
+        keywords = asked.keywords()
+        loop = asyncio.get_running_loop()
+        model = await loop.run_in_executor(None, wanted, asked.model, self.settings.root)
+
+        def ask(planner: Planner) -> Answer:
+            plan = planner.fit(**keywords)
+            found = planner.layer_map(plan) if with_map else None
+            return Answer(_without_paths(plan, model), found)
+
+        async with self.pool.asked(asked.session) as question:
+            watching = asyncio.ensure_future(_watch(request, question))
+            try:
+                if model.is_elsewhere:
+                    await self._fetched(question, model)
+                return await self.pool.answer(question, model.opens, tuple(asked.gpus), ask)
+            finally:
+                watching.cancel()
+
+    async def _fetched(self, question: Question, model: Wanted) -> None:
+        loop = asyncio.get_running_loop()
+        reading = loop.run_in_executor(self.fetching, fetch, model.opens, SECONDS)
+        await question.wait_for(reading)
+        if not reading.done():
+            # it ends by itself, and what it says then is of no use
+            reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+            reading.cancel()
+        question.check()
+        reading.result()
+
+
+async def _watch(request: Request, question: Question) -> None:
+    """End the question once its asker has gone."""
+    while not await request.is_disconnected():
+        await asyncio.sleep(_LOOK)
+    question.end()
+
+
+def _without_paths(plan: Plan, model: Wanted) -> Plan:
+    """The plan without directories of this machine."""
+    build = plan.llama_cpp
+    return replace(
+        plan,
+        model=replace(plan.model, path=model.called or plan.model.path),
+        llama_cpp=None if build is None else replace(build, libllama=os.path.basename(build.libllama)),
+    )
+
+
+def application(settings: Settings, pool: Pool) -> Guard:
+    """The ASGI application that asks the ``pool``, which it ends with its lifespan."""
+    server = Server(settings, pool)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        tidying = asyncio.ensure_future(_tidy(server.pool))
+        yield
+        tidying.cancel()
+        await server.pool.close()
+        server.fetching.shutdown(wait=False, cancel_futures=True)
+
+    app = FastAPI(
+        title="fitter serve",
+        version=fitter.__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+    )
+    app.state.server = server
+    _add_errors(app, settings)
+    _add_pages(app, server)
+    _add_api(app, server)
+    return Guard(app, Hosts.of(settings.host))
+
+
+async def _tidy(pool: Pool) -> None:
+    while True:
+        await asyncio.sleep(_TIDY)
+        await pool.close_idle()
+
+
+def _add_pages(app: FastAPI, server: Server) -> None:
+    root = server.settings.root
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    def page() -> str:
+        return pages.page(root)
+
+    @app.get("/api", response_class=HTMLResponse, include_in_schema=False)
+    def api_page() -> str:
+        return pages.api_page(app.openapi())
+
+    @app.post("/panel/{name}", include_in_schema=False)
+    async def panel(name: Literal["a", "b"], asked: PlanQuestion, request: Request) -> dict[str, str | None]:
+        """A part of the page. What is wrong is an answer, too: a browser complains of every other status."""
+        try:
+            found = await server.plan(asked, request, with_map=True)
+        except Overtaken:
+            return {"html": None, "error": None}
+        except (FitterError, Unanswered) as error:
+            return {"html": None, "error": pages.told(str(error), root)}
+        return {"html": await asyncio.to_thread(pages.panel, found.plan, found.layer_map, name), "error": None}
+
+    for path, (kind, text) in pages.static().items():
+        app.add_api_route(path, _constant(text, kind), include_in_schema=False)
+
+
+def _constant(text: str, kind: str) -> Callable[[], Awaitable[Response]]:
+    async def answer() -> Response:
+        return Response(text, media_type=kind)
+
+    return answer
+
+
+def _add_api(app: FastAPI, server: Server) -> None:
+    @app.post("/api/plan", summary="Plan a model on described cards")
+    async def plan(asked: PlanQuestion, request: Request) -> JSONResponse:
+        """The plan, as `fitter --json` prints it. One that does not fit has `fits` false and says why in `problems`."""
+        found = await server.plan(asked, request, with_map=False)
+        return JSONResponse(found.plan.to_dict())
+
+    @app.get("/api/models", summary="The models below the server's directory")
+    def models() -> dict[str, Any]:
+        """Their paths, which a question takes as its model, and bytes; none where no directory is offered."""
+        found = server.settings.root.models() if server.settings.root is not None else ()
+        return {"models": [{"model": each.path, "bytes": each.bytes, "files": len(each.files)} for each in found]}
+
+    @app.get("/api/shapes", summary="The models that can be planned without a file")
+    def shapes() -> JSONResponse:
+        """As `fitter shapes --json` prints them."""
+        return JSONResponse(shapes_to_dict(pages.shapes()))
+
+    @app.get("/api/gpus", summary="The cards that are known by name")
+    def gpus() -> JSONResponse:
+        """As `fitter devices --catalogue --json` prints them."""
+        return JSONResponse(catalogue_to_dict(catalogue.gpus().values()))
+
+
+def _add_errors(app: FastAPI, settings: Settings) -> None:
+    def said(status: int, message: str) -> JSONResponse:
+        return JSONResponse({"error": pages.told(message, settings.root)}, status)
+
+    @app.exception_handler(FitterError)
+    @app.exception_handler(Unanswered)
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
+        return said(status, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(word) for word in first["loc"][1:3] if isinstance(word, str))
+        return said(400, f"{where or 'the body'}: {first['msg']}: see /api for what may be asked")
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> JSONResponse:
+        return said(error.status_code, error.detail)
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> JSONResponse:
+        traceback.print_exception(error, file=sys.stderr)
+        return said(500, "the server failed unexpectedly: its terminal says why")
+
+
+__all__ = ["Answer", "Server", "Settings", "application"]

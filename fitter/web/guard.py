@@ -1,0 +1,185 @@
+"""What stands before every request: whose it is, how large it may be, and what a browser may do with the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import socket
+import urllib.parse
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LONGEST_BODY = 64 * 1024
+"""Bytes of a request's body."""
+LONGEST_HEADERS = 16 * 1024
+"""Bytes of a request's line and headers together."""
+_SECONDS = 10.0
+"""In which the whole body must be here."""
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_App = Callable[[MutableMapping[str, Any], _Receive, _Send], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """By which names the server may be asked: a page elsewhere can have its own name lead here (DNS rebinding)."""
+
+    names: frozenset[str]
+    is_everywhere: bool = False
+    """Whether other machines reach it too, by any of its addresses."""
+
+    @classmethod
+    def of(cls, host: str) -> Hosts:
+        """Those of a server that listens at ``host``. A number is no name that could lead elsewhere."""
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            address = None
+        if host == "localhost" or (address is not None and address.is_loopback):
+            return cls(frozenset({"localhost", "127.0.0.1", "::1", host.lower()}))
+        return cls(frozenset({"localhost", host.lower(), socket.gethostname().lower()}), True)
+
+    def has(self, netloc: str) -> bool:
+        """Whether ``host[:port]``, as a browser says it, is one of them."""
+        try:
+            parts = urllib.parse.urlsplit(f"//{netloc}")
+            name, _ = (parts.hostname or "").lower(), parts.port
+        except ValueError:
+            return False
+        if not name or parts.netloc != netloc or "@" in netloc:
+            return False
+        if self.is_everywhere:
+            try:
+                ipaddress.ip_address(name)
+                return True
+            except ValueError:
+                pass
+        return name in self.names
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass
+class Guard:
+    """An ASGI application before ``app``: requests that are not this server's own are not passed on."""
+
+    app: _App
+    hosts: Hosts
+    headers: list[tuple[bytes, bytes]] = field(
+        default_factory=lambda: [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+    )
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+
+        async def guarded(message: _Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *self.headers]}
+            await send(message)
+
+        try:
+            if scope["type"] != "http":
+                raise _RefusedError(400, "only HTTP is answered")
+            self._check(scope)
+            body = await _body(scope, receive)
+        except _RefusedError as error:
+            return await _answer(guarded, error.status, str(error))
+        if body is not None:
+            await self.app(scope, _replayed(body, receive), guarded)
+
+    def _check(self, scope: MutableMapping[str, Any]) -> None:
+        """Raise where the request is for another host, comes from a page of another one, or is too long."""
+        # h11 has its limit for what comes in pieces only
+        length = sum(len(name) + len(value) for name, value in scope["headers"])
+        if length + len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > LONGEST_HEADERS:
+            raise _RefusedError(431, f"address and headers have more than {LONGEST_HEADERS} bytes")
+        found: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        hosts = found.get("host", [])
+        if len(hosts) != 1 or not self.hosts.has(hosts[0]):
+            raise _RefusedError(421, "this server is asked by another name than its own: use the address that it said")
+        origin = found.get("origin")
+        if origin is not None and origin != [f"{scope['scheme']}://{hosts[0]}"]:
+            raise _RefusedError(403, "requests of other sites are not answered")
+        is_read = scope["method"] in ("GET", "HEAD")
+        if not is_read and found.get("sec-fetch-site", ["same-origin"])[0] not in ("same-origin", "none"):
+            raise _RefusedError(403, "requests of other sites are not answered")
+        if not is_read and found.get("content-type", [""])[0].partition(";")[0].strip().lower() != "application/json":
+            raise _RefusedError(415, "the body must be JSON: send it with Content-Type: application/json")
+
+
+async def _body(scope: MutableMapping[str, Any], receive: _Receive) -> bytes | None:
+    """The whole body; ``None`` where the asker has gone. Raises where it is too long, or does not come."""
+    too_long = _RefusedError(413, f"the body has more than {LONGEST_BODY} bytes")
+    said = dict(scope["headers"]).get(b"content-length", b"")
+    if said.isdigit() and int(said[:20]) > LONGEST_BODY:
+        raise too_long
+    body = bytearray()
+    end = asyncio.get_running_loop().time() + _SECONDS
+    while True:
+        try:
+            message = await asyncio.wait_for(receive(), max(0.0, end - asyncio.get_running_loop().time()))
+        except asyncio.TimeoutError:
+            raise _RefusedError(408, "the body did not arrive in time") from None
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        if len(body) > LONGEST_BODY:
+            raise too_long
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _replayed(body: bytes, receive: _Receive) -> _Receive:
+    """What receives ``body``, which is here already, and then what comes after it."""
+    is_read = False
+
+    async def again() -> _Message:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+async def _answer(send: _Send, status: int, message: str) -> None:
+    text = json.dumps({"error": message}).encode()
+    # what else the asker sends is not read
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(text)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": text})
+
+
+__all__ = ["HEADERS", "LONGEST_BODY", "LONGEST_HEADERS", "POLICY", "Guard", "Hosts"]

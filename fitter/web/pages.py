@@ -1,0 +1,139 @@
+"""The page, the page of the API, and what of errors may be told."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from fitter.machine import catalogue
+from fitter.model.shapes import listing
+from fitter.model.shapes.addresses import DEFAULT_TYPE
+from fitter.output import pages as output_pages
+from fitter.output import report
+from fitter.output.curves import tokens
+from fitter.output.units import MIB, human
+from fitter.parameters import DEFAULTS, PARAMETERS
+from fitter.programs import PROGRAMS
+from fitter.text import LONGEST_TEXT, printable
+from fitter.web.files import Root
+
+if TYPE_CHECKING:
+    from fitter.planning.layer_map import LayerMap
+    from fitter.planning.plan import Plan
+
+_TEMPLATES = Path(__file__).with_name("templates")
+_TYPES = ("Q2_K", "IQ3_XXS", "Q3_K_M", "IQ4_XS", DEFAULT_TYPE, "Q5_K_M", "Q6_K", "Q8_0", "BF16")
+"""File types that are offered for a shape; any other may be written."""
+_PATH = re.compile(r"(?<![\w:/.])/(?:[^\s/:;,'\"()]+/)+")
+"""Directories of this machine in a message."""
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
+    )
+    environment.filters["human"] = human
+    return environment
+
+
+def page(root: Root | None) -> str:
+    """The page that plans are made on, with the names of what there is."""
+    kinds = PARAMETERS["type_k"].kind
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            models=root.models() if root is not None else (),
+            has_root=root is not None,
+            shapes=shapes(),
+            gpus=catalogue.gpus().values(),
+            types=_TYPES,
+            default_type=DEFAULT_TYPE,
+            cache_types=tuple(getattr(kinds, "words", ())),
+            default_cache=DEFAULTS["type_k"],
+            programs=tuple(PROGRAMS),
+            contexts=_contexts(),
+            margin=DEFAULTS["host_margin"] // MIB,
+        )
+    )
+
+
+@cache
+def shapes() -> tuple[listing.ShapeInfo, ...]:
+    """All shapes, whose headers take a moment to make."""
+    return listing.shapes()
+
+
+def _contexts() -> list[tuple[int, str]]:
+    """The contexts that a slider steps through."""
+    steps = sorted({base << power for power in range(21) for base in (512, 768) if base << power <= 1 << 20})
+    return [(step, tokens(step)) for step in steps]
+
+
+def panel(plan: Plan, found: LayerMap | None, name: str) -> str:
+    """A plan as a part of the page: of its side ``a`` or ``b``."""
+    return report.plan_panel(plan, found, name, {"a": "first plan", "b": "second plan"}[name])
+
+
+def api_page(schema: Mapping[str, Any]) -> str:
+    """The OpenAPI document as a page, which needs nothing from elsewhere."""
+    calls = [
+        {
+            "method": method.upper(),
+            "path": path,
+            "summary": call.get("summary", ""),
+            "description": call.get("description", ""),
+            "fields": _fields(call, schema),
+        }
+        for path, methods in schema["paths"].items()
+        for method, call in methods.items()
+    ]
+    return _environment().get_template("api.html").render(title=schema["info"]["title"], calls=calls)
+
+
+def _fields(call: Mapping[str, Any], schema: Mapping[str, Any]) -> list[tuple[str, bool, str]]:
+    """The keys of a call's body: name, whether it must be there, meaning."""
+    content = call.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    name = content.get("$ref", "").rpartition("/")[2]
+    body = schema.get("components", {}).get("schemas", {}).get(name, {})
+    needed: Sequence[str] = body.get("required", ())
+    return [(key, key in needed, each.get("description", "")) for key, each in body.get("properties", {}).items()]
+
+
+def static() -> dict[str, tuple[str, str]]:
+    """The style and the scripts: the type and the text of each, by its path."""
+    own = {name: (_TEMPLATES / name).read_text(encoding="utf-8") for name in ("app.css", "app.js")}
+    script = "text/javascript; charset=utf-8"
+    return {
+        "/style.css": ("text/css; charset=utf-8", output_pages.style() + own["app.css"]),
+        "/copy.js": (script, output_pages.resource("copy.js")),
+        "/app.js": (script, own["app.js"]),
+    }
+
+
+def told(message: str, root: Root | None) -> str:
+    """A message without what it says of this machine beyond the root: directories and the user's name."""
+    if root is not None:
+        message = message.replace(f"{root.path}{os.sep}", "")
+    home = os.path.expanduser("~")
+    for place in (platformdirs.user_cache_dir(), tempfile.gettempdir(), home):
+        if len(place) > 1:
+            message = message.replace(place, "…")
+    return printable(_PATH.sub("…/", message), LONGEST_TEXT)
+
+
+__all__ = ["api_page", "page", "panel", "shapes", "static", "told"]

@@ -1,0 +1,241 @@
+"""Who answers the questions of pages: a few planners, each for one question at a time, and none for a page alone.
+
+Everything here runs in the event loop of the server, but for the questions themselves, which run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fitter.errors import CancelledError
+from fitter.planner import Planner
+
+_T = TypeVar("_T")
+
+WORKERS = 4
+"""Planners that there are at most, each with two processes of llama.cpp at most."""
+WAITING = 64
+"""Questions that may wait for one."""
+IDLE = 300.0
+"""Seconds after which a planner that nobody asks ends."""
+_PASSED = 8
+"""How often others may go before one that waits."""
+_AGAIN = 0.05
+"""Seconds after which a planner is told again that its question is over: it may not have begun with it."""
+
+
+class Unanswered(Exception):
+    """A question that has no answer, for a reason that is not the question's."""
+
+
+class Busy(Unanswered):
+    """More questions wait than the server takes."""
+
+
+class Overtaken(Unanswered):
+    """A newer question of the same session was asked, whoever asked has gone, or the server ends."""
+
+
+@dataclass(eq=False)
+class _Held:
+    """A planner, what it was asked about last, and when."""
+
+    planner: Planner
+    about: object = None
+    used: float = field(default_factory=time.monotonic)
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A place in the line: what it is about, and how often others went first."""
+
+    about: tuple[str, object]
+    come: asyncio.Event = field(default_factory=asyncio.Event)
+    passed: int = 0
+
+
+@dataclass(eq=False)
+class Question:
+    """A question of a session, which ends where a newer one is asked, or where nobody waits for the answer."""
+
+    session: str
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self) -> None:
+        """Nobody wants its answer any more."""
+        self.over.set()
+
+    async def wait_for(self, *running: asyncio.Future[Any]) -> None:
+        """Until one of ``running`` is done, or nobody wants the answer any more."""
+        over = asyncio.ensure_future(self.over.wait())
+        waited: list[asyncio.Future[Any]] = [*running, over]
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+
+    def check(self) -> None:
+        """Raise ``Overtaken`` where it is over."""
+        if self.over.is_set():
+            raise Overtaken("a newer question was asked: this one was not answered")
+
+
+class Pool:
+    """``workers`` planners at most, for the models that were asked about last, and a line of ``waiting`` questions."""
+
+    def __init__(
+        self, workers: int = WORKERS, waiting: int = WAITING, make: Callable[[str], Planner] = Planner
+    ) -> None:
+        self._most, self._most_waiting, self._make = workers, waiting, make
+        self._idle: list[_Held] = []
+        self._busy: set[_Held] = set()
+        self._line: list[_Turn] = []
+        self._latest: dict[str, Question] = {}
+        self._threads = ThreadPoolExecutor(workers, "planning")
+        self._is_closed = False
+
+    @property
+    def planners(self) -> int:
+        """How many planners there are."""
+        return len(self._idle) + len(self._busy)
+
+    @property
+    def waiting(self) -> int:
+        """How many questions wait for a planner."""
+        return len(self._line)
+
+    @asynccontextmanager
+    async def asked(self, session: str = "") -> AsyncIterator[Question]:
+        """A question of ``session`` for as long as this lasts; the one before it is over. One without a session is
+        nobody's newer one.
+        """
+        question = Question(session)
+        if session:
+            if (older := self._latest.get(session)) is not None:
+                older.end()
+            self._latest[session] = question
+        try:
+            yield question
+        finally:
+            question.end()
+            if self._latest.get(session) is question:
+                del self._latest[session]
+
+    async def answer(self, question: Question, model: str, about: object, ask: Callable[[Planner], _T]) -> _T:
+        """What ``ask`` returns of a planner for ``model``, best of one that was asked ``about`` the same before.
+
+        Raises what that raises, ``Overtaken``, and ``Busy`` where too many wait.
+        """
+        held = await self._take(question, model, about)
+        try:
+            return await self._run(question, held, ask)
+        finally:
+            held.about, held.used = about, time.monotonic()
+            self._busy.discard(held)
+            self._idle.append(held)
+            self._next((model, about))
+
+    async def close_idle(self, seconds: float = IDLE) -> None:
+        """End the planners that nobody has asked for so long."""
+        now = time.monotonic()
+        old = [held for held in self._idle if now - held.used >= seconds]
+        for held in old:
+            self._idle.remove(held)
+        await self._end(old)
+
+    def stop(self) -> None:
+        """End every question; no other is answered."""
+        self._is_closed = True
+        for held in (*self._busy, *self._idle):
+            held.planner.cancel()
+        for turn in self._line:
+            turn.come.set()
+
+    async def close(self) -> None:
+        """End every question, and every process of llama.cpp."""
+        self.stop()
+        await self._end([*self._busy, *self._idle])
+        self._idle.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _take(self, question: Question, model: str, about: object) -> _Held:
+        while True:
+            if self._is_closed:
+                raise Overtaken("the server ends: start it again")
+            question.check()
+            found = [held for held in self._idle if held.planner.model == model]
+            if found:
+                held = max(found, key=lambda each: (each.about == about, each.used))
+                self._idle.remove(held)
+            elif self.planners < self._most:
+                held = _Held(self._make(model))
+            elif self._idle:
+                oldest = min(self._idle, key=lambda each: each.used)
+                self._idle.remove(oldest)
+                held = _Held(self._make(model))
+                self._busy.add(held)
+                try:
+                    await self._end([oldest])
+                except BaseException:
+                    self._busy.discard(held)
+                    raise
+            else:
+                await self._wait(question, (model, about))
+                continue
+            self._busy.add(held)
+            return held
+
+    async def _wait(self, question: Question, about: tuple[str, object]) -> None:
+        """Until a planner is free, or nobody wants the answer any more."""
+        if len(self._line) >= self._most_waiting:
+            raise Busy(f"{self._most_waiting} questions are waiting: ask again later")
+        turn = _Turn(about)
+        self._line.append(turn)
+        begun = asyncio.ensure_future(turn.come.wait())
+        try:
+            await question.wait_for(begun)
+        finally:
+            begun.cancel()
+            if turn in self._line:
+                self._line.remove(turn)
+            elif question.over.is_set():
+                # it was another one's turn
+                self._next()
+
+    def _next(self, about: tuple[str, object] | None = None) -> None:
+        """Let one go on that waits: the first, or one about the same as before, which is answered sooner."""
+        if not self._line:
+            return
+        same = next((turn for turn in self._line if turn.about == about), None)
+        turn = same if same is not None and self._line[0].passed < _PASSED else self._line[0]
+        for other in self._line[: self._line.index(turn)]:
+            other.passed += 1
+        self._line.remove(turn)
+        turn.come.set()
+
+    async def _run(self, question: Question, held: _Held, ask: Callable[[Planner], _T]) -> _T:
+        question.check()
+        running: asyncio.Future[_T] = asyncio.get_running_loop().run_in_executor(self._threads, ask, held.planner)
+        try:
+            await question.wait_for(running)
+        finally:
+            while not running.done():
+                held.planner.cancel()
+                await asyncio.wait({running}, timeout=_AGAIN)
+        try:
+            return running.result()
+        except CancelledError as error:
+            raise Overtaken(str(error)) from None
+
+    async def _end(self, helds: list[_Held]) -> None:
+        for held in helds:
+            await asyncio.get_running_loop().run_in_executor(None, held.planner.close)
+
+
+__all__ = ["IDLE", "WAITING", "WORKERS", "Busy", "Overtaken", "Pool", "Question", "Unanswered"]

@@ -1,0 +1,120 @@
+"""What may be asked: the parameters of a plan that touch no file, no program and no device of the server."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from fitter.errors import UsageError
+from fitter.machine.gpu import parse_gpus
+from fitter.model.addresses import HUB
+from fitter.model.shapes.addresses import CONFIG, SHAPE
+from fitter.parameters import PARAMETERS
+from fitter.text import LONGEST_NAME, printable
+from fitter.web.files import Root
+
+ASKED = (
+    "program",
+    "n_ctx",
+    "fit_ctx",
+    "n_seq_max",
+    "kv_unified",
+    "type_k",
+    "type_v",
+    "flash_attn",
+    "n_batch",
+    "n_ubatch",
+    "split_mode",
+    "margin",
+    "host_memory",
+    "host_margin",
+    "host_bandwidth",
+    "prompt",
+    "generate",
+    "objective",
+    "allow",
+)
+"""The parameters that may be asked, beside the model and the cards. None of them names a file, a program or a host."""
+
+SECONDS = 30.0
+"""For one plan, and for fetching a header."""
+
+_MOST_CARDS, _LONGEST = 16, 300
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*):/", re.IGNORECASE)
+_SCHEMES = ("https", "http", HUB)
+
+_Text = Annotated[str, Field(max_length=_LONGEST)]
+_Value = bool | int | float | _Text | Annotated[list[int | _Text], Field(max_length=_MOST_CARDS)] | None
+
+
+class Asked(BaseModel):
+    """The model, the cards and the session of a question."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: _Text = Field(
+        description="A path below the server's --root, https://…, hf://org/repo/file.gguf, or shape://NAME[:TYPE]."
+    )
+    gpus: list[_Text] = Field(min_length=1, max_length=_MOST_CARDS, description=PARAMETERS["gpus"].text)
+    session: str = Field(
+        "",
+        max_length=64,
+        pattern="^[A-Za-z0-9_.-]*$",
+        description="A name of the asker's choice: a newer question with the same one ends this one, with status 409.",
+    )
+
+    def keywords(self) -> dict[str, Any]:
+        """The parameters, as ``fitter.fit`` takes them. Raises ``UsageError``."""
+        given = {name: getattr(self, name, None) for name in ASKED}
+        parse_gpus(self.gpus)
+        program = {"program": PARAMETERS["program"].check(given.pop("program") or "llama-server")}
+        return {**given, **program, "gpus": self.gpus, "time_limit": SECONDS}
+
+
+if TYPE_CHECKING:
+    PlanQuestion = Asked
+else:
+    PlanQuestion = create_model(
+        "PlanQuestion",
+        __base__=Asked,
+        **{name: (_Value, Field(None, description=PARAMETERS[name].text)) for name in ASKED},
+    )
+    """A question for a plan: ``Asked``, and every parameter of ``ASKED``."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model that was asked for. ``opens``: what ``fitter.fit`` takes; ``called``: a file's path below the root."""
+
+    opens: str
+    called: str | None = None
+    is_elsewhere: bool = False
+
+
+def wanted(model: str, root: Root | None) -> Wanted:
+    """What ``model`` asks for. Raises ``UsageError``, and ``ModelError`` for what is not below the ``root``."""
+    text = model.strip()
+    if not text:
+        raise UsageError("the model has no name: choose one")
+    match = _ADDRESS.match(text)
+    scheme = match[1].lower() if match else ""
+    if scheme == SHAPE:
+        return Wanted(text)
+    if scheme in _SCHEMES and "://" in text[: len(scheme) + 3]:
+        return Wanted(text, is_elsewhere=True)
+    if scheme:
+        more = " or config.json" if scheme == CONFIG else ""
+        raise UsageError(
+            f"{printable(text, LONGEST_NAME)}: no {scheme}:// address{more} is asked for: give https://…, hf://… or shape://…"
+        )
+    if root is None:
+        raise UsageError(
+            f"'{printable(text, LONGEST_NAME)}' is no address, and the server offers no directory: start it with --root"
+        )
+    return Wanted(str(root.file(text)), text)
+
+
+__all__ = ["ASKED", "SECONDS", "Asked", "PlanQuestion", "Wanted", "wanted"]

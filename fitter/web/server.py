@@ -1,0 +1,109 @@
+"""The web server: where it listens, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from fitter.errors import UsageError
+from fitter.model import reach
+from fitter.output import pages
+from fitter.web.app import Settings, application
+from fitter.web.files import Root
+from fitter.web.guard import LONGEST_HEADERS, Hosts
+from fitter.web.pool import WORKERS, Pool
+
+HOST, PORT = "127.0.0.1", 8080
+_CONNECTIONS = 256
+_GRACE = 3
+"""Seconds in which questions end when the server does."""
+
+
+def serve(
+    root: Path | None = None,
+    host: str = HOST,
+    port: int = PORT,
+    workers: int = WORKERS,
+    *,
+    allow_private_addresses: bool = False,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serve the planner until the process is interrupted; ``say`` is told where, once it listens.
+
+    Raises ``UsageError`` where ``root`` or ``host`` cannot be used, and ``LibraryError`` where a package is missing.
+    """
+    pages.check_installed()
+    settings = Settings(None if root is None else Root.of(root), host)
+    pool = Pool(workers)
+    reach.only_public(not allow_private_addresses)
+    with _listening(host, port) as sock:
+        number = sock.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        server = _Server(
+            uvicorn.Config(
+                application(settings, pool),
+                http="h11",
+                ws="none",
+                lifespan="on",
+                # what is wrong is answered, and said by the application
+                log_config=None,
+                log_level="critical",
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                h11_max_incomplete_event_size=LONGEST_HEADERS,
+                limit_concurrency=_CONNECTIONS,
+                timeout_graceful_shutdown=_GRACE,
+            ),
+            pool,
+        )
+        for each in (signal.SIGINT, signal.SIGTERM):
+            # what uvicorn leaves when it has ended: an end that was asked for is no failure
+            signal.signal(each, server.asked_to_end)
+        say(f"serving at http://{shown}:{number}/ (Ctrl-C ends it)")
+        if Hosts.of(host).is_everywhere:
+            say("other machines can ask it, and there is no password: do so in a network that you trust")
+        server.run(sockets=[sock])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which waits for no plan when it is to end."""
+
+    def __init__(self, config: uvicorn.Config, pool: Pool) -> None:
+        super().__init__(config)
+        self._pool = pool
+
+    def asked_to_end(self, *_: object) -> None:
+        """End as soon as possible: what a signal is for."""
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End every question, then the connections that wait for their answers."""
+        self._pool.stop()
+        await super().shutdown(sockets)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises ``UsageError``."""
+    if not host:
+        raise UsageError("--host is empty: name an address, such as 127.0.0.1, or 0.0.0.0 for all of this machine's")
+    try:
+        is_6 = isinstance(ipaddress.ip_address(host), ipaddress.IPv6Address)
+    except ValueError:
+        is_6 = False
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if is_6 else socket.AF_INET, backlog=128)
+    except OSError as error:
+        # names that are not found have numbers of their own
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise UsageError(f"nothing can listen at {host}:{port} ({reason}): give another --port, or --host") from None
+
+
+__all__ = ["HOST", "PORT", "serve"]

@@ -1,0 +1,486 @@
+"""``fitter serve``: the page in a browser, the API beside ``fitter.fit``, what is refused, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import fitter
+from fitter.machine import catalogue
+from fitter.model.shapes import listing
+from fitter.output import report
+from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS
+from fitter.web.questions import ASKED
+from tools import ranges
+from tools.browser import chromium, find
+from tools.serving_speed import Served, ask, load, serving
+from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+WIDE, PHONE = 1300, 390
+MARKUP = "<img src=x onerror=document.title='owned'><script>alert(1)</script>{{ 7*7 }}\"'&amp;"
+TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
+CARD = ["1GiB"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server, the directory that it offers, and the files that another one has, which it may not ask."""
+
+    served: Served
+    root: Path
+    files: ranges.FileServer
+
+    @property
+    def url(self) -> str:
+        return self.served.url
+
+    def get(self, path: str) -> Any:
+        """The JSON at a path."""
+        connection = self.served.connection()
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+        return json.loads(answer.read())
+
+    def plan(self, **question: Any) -> tuple[int, Any]:
+        """What the API answers to a question."""
+        status, body = ask(self.served.connection(), "/api/plan", question)
+        assert TOKEN not in body
+        return status, json.loads(body)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("models")
+    root = folder / "root"
+    (root / "deep").mkdir(parents=True)
+    write_tiny(root / "dense.gguf", TINY_DENSE)
+    write_tiny(root / "deep" / "moe.gguf", TINY_MOE)
+    write_tiny(root / "hostile.gguf", replace(TINY_DENSE, name=MARKUP))
+    (root / "broken.gguf").write_bytes(b"GGUF\3\0\0\0")
+    write_tiny(folder / "outside.gguf", TINY_DENSE)
+    (root / "link.gguf").symlink_to(folder / "outside.gguf")
+    with (
+        ranges.serving(folder) as files,
+        serving("--root", str(root), "--workers", "3", HF_ENDPOINT=files.url.rstrip("/"), HF_TOKEN=TOKEN) as served,
+    ):
+        yield Site(served, root, files)
+        assert served.stop() == (0, [])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    try:
+        find()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    with chromium() as started:
+        yield started
+
+
+@contextmanager
+def opened(
+    browser: Browser, site: Site, fragment: str = "", width: int = WIDE, scheme: Any = "light", **settings: Any
+) -> Iterator[Page]:
+    """The page with a first plan; it may not complain, nor ask another server for anything."""
+    said: list[str] = []
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **settings)
+    page = context.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+    page.on("request", lambda request: None if request.url.startswith(site.url) else said.append(request.url))
+    page.goto(f"{site.url}{fragment}")
+    answered(page)
+    yield page
+    assert said == []
+    context.close()
+
+
+def answered(page: Page) -> None:
+    """Wait until each plan is the one of what is chosen."""
+    page.wait_for_function(
+        """() => [...document.querySelectorAll(".side:not([hidden])")].every((side) =>
+           side.querySelector(".panel[aria-busy=false] .verdict, .failed:not([hidden])"))"""
+    )
+    # the pause after a change, in which nothing is asked yet
+    page.wait_for_timeout(150)
+    page.wait_for_function("""() => !document.querySelector(".side:not([hidden]) .panel[aria-busy=true]")""")
+
+
+def figures(page: Page, side: str = "a") -> list[int]:
+    """Every number of bytes in the table of a plan."""
+    return [int(each.get_attribute("value") or 0) for each in page.locator(f"#{side} .panel .sizes data").all()]
+
+
+def fact(page: Page, name: str, side: str = "a") -> str:
+    """A figure at the top of a plan."""
+    return page.locator(f"#{side} .facts div", has_text=name).locator("dd").inner_text().split()[0]
+
+
+def chosen(page: Page, selector: str, value: str) -> None:
+    """Write into a field and leave it."""
+    page.locator(selector).fill(value)
+    page.locator(selector).blur()
+    answered(page)
+
+
+def test_pick_change_compare_share_and_open_again(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB", permissions=["clipboard-read"]) as page:
+        assert page.locator("#a .verdict").inner_text() == "Fits"
+        assert page.locator("#a h2").inner_text() == "tiny dense"
+        chosen(page, "#a-model", "deep/moe.gguf")
+        assert page.locator("#a h2").inner_text() == "tiny moe"
+        chosen(page, "#a .gpu", "rtx-3090")
+        chosen(page, "#a .count", "2")
+        page.locator("#a .steps").fill("4")
+        page.locator("#a-k").select_option("q8_0")
+        page.locator("#a-margin").fill("2048")
+        answered(page)
+        status, plan = site.plan(
+            model="deep/moe.gguf", gpus=["2x rtx-3090"], n_ctx=2048, type_k="q8_0", margin="2048MiB"
+        )
+        assert (status, plan["fits"], plan["devices"][0]["margin"]) == (200, True, 2048 << 20)
+        assert fact(page, "context") == "2,048"
+        used = [plan["devices"][0], plan["host"]]
+        assert {*figures(page)} >= {use[key] for use in used for key in ("model", "context", "used", "left")} - {None}
+        page.locator("#compare").click()
+        answered(page)
+        chosen(page, "#b .gpu", "rtx-4090")
+        page.locator("#b .steps").fill("6")
+        answered(page)
+        assert [fact(page, "context", side) for side in "ab"] == ["2,048", "4,096"]
+        rows = [row.inner_text().split("\t") for row in page.locator("#differences tbody tr").all()]
+        assert rows[:2] == [["verdict", "Fits", "Fits"], ["context", "2,048 tokens", "4,096 tokens"]]
+        page.locator("#share").click()
+        page.locator("#share", has_text="Copied").wait_for()
+        address = page.evaluate("navigator.clipboard.readText()")
+        page.locator("#a .panel summary").first.click()
+        text = page.locator("#sides").inner_text()
+        page.reload()
+        answered(page)
+        page.locator("#a .panel summary").first.click()
+        assert page.locator("#sides").inner_text() == text
+    with opened(browser, site, address.removeprefix(site.url)) as page:
+        page.locator("#a .panel summary").first.click()
+        assert page.locator("#sides").inner_text() == text
+        assert page.locator("#compare").get_attribute("aria-pressed") == "true"
+
+
+def test_a_plan_that_fails_is_one_line(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB") as page:
+        chosen(page, "#a-host", "1MiB")
+        chosen(page, "#a .gpu", "600MiB")
+        assert page.locator("#a .verdict").inner_text() == "Does not fit"
+        status, plan = site.plan(model="dense.gguf", gpus=["600MiB"], host_memory="1MiB")
+        assert (status, plan["fits"]) == (200, False)
+        assert page.locator("#a .problem:visible").all_inner_texts() == [each["message"] for each in plan["problems"]]
+        chosen(page, "#a .gpu", "rtx-9999")
+        failed = page.locator("#a .failed")
+        assert failed.inner_text() == site.plan(model="dense.gguf", gpus=["rtx-9999"])[1]["error"]
+        assert "\n" not in failed.inner_text() and "unknown GPU" in failed.inner_text()
+        chosen(page, "#a .gpu", "8GiB")
+        page.locator("#a-host").fill("")
+        page.locator("#a-host").blur()
+        answered(page)
+        assert (failed.is_visible(), page.locator("#a .verdict").inner_text()) == (False, "Fits")
+
+
+def test_a_name_with_markup_is_text(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=hostile.gguf&a.gpus=1GiB&b.model=hostile.gguf&b.gpus=2GiB") as page:
+        assert page.locator("#a h2").inner_text() == MARKUP
+        assert page.title() == "fitter: plan a model"
+        assert page.locator(".panel img, .panel script").count() == 0
+        chosen(page, "#a-model", MARKUP[:290])
+        assert MARKUP in page.locator("#a .failed").inner_text()
+        assert page.locator(".failed img").count() == 0
+
+
+def test_arguments_are_copied(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB", permissions=["clipboard-read"]) as page:
+        page.locator("#a .panel > .format .copy").click()
+        page.locator("#a .panel .copy", has_text="Copied").wait_for()
+        words = page.evaluate("navigator.clipboard.readText()")
+        assert page.locator("#a pre").count() == len(report.NAMELESS)
+        assert words.split() == site.plan(model="dense.gguf", gpus=CARD)[1]["arguments"]
+
+
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everyone_can_use_it(scheme: str, width: int, site: Site, browser: Browser) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    both = "#a.model=dense.gguf&a.gpus=1GiB&b.model=deep/moe.gguf&b.gpus=2x+600MiB&b.host_memory=1MiB&b.n_ctx=900000"
+    # axe's own script is not one that the page allows
+    with opened(browser, site, both, width, scheme, bypass_csp=True) as page:
+        for details in page.locator("details:visible").all():
+            details.locator("summary").click()
+        found = Axe().run(page).response["violations"]
+        assert [(each["id"], each["impact"], each["nodes"][0]["target"]) for each in found] == []
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_the_api_has_a_page(site: Site, browser: Browser) -> None:
+    document = site.get("/api/openapi.json")
+    assert set(document["paths"]) == {"/api/plan", "/api/models", "/api/shapes", "/api/gpus"}
+    keys = document["components"]["schemas"]["PlanQuestion"]["properties"]
+    assert set(keys) == {"model", "gpus", "session", *ASKED}
+    context = browser.new_context()
+    page = context.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.removeprefix(site.url)))
+    page.goto(f"{site.url}api")
+    assert page.locator("tbody th code").all_inner_texts() == list(keys)
+    assert sorted(asked) == ["api", "style.css"]
+    context.close()
+
+
+# --- the API
+
+
+def test_the_api_answers_as_fit_does(site: Site) -> None:
+    words = {"gpus": ["rtx-3090", "8GiB"], "n_ctx": 4096, "type_k": "q8_0", "type_v": "q8_0", "n_seq_max": 2}
+    status, document = site.plan(model="dense.gguf", **words)
+    expected = fitter.fit(site.root / "dense.gguf", program="llama-server", **words).to_dict()
+    for each in (document, expected):
+        del each["search"]
+    assert document.pop("model") == {**expected.pop("model"), "path": "dense.gguf"}
+    assert document.pop("llama_cpp") == {
+        **expected["llama_cpp"],
+        "libllama": Path(expected.pop("llama_cpp")["libllama"]).name,
+    }
+    assert (status, document) == (200, expected)
+
+
+def test_the_lists_are_those_of_the_commands(site: Site) -> None:
+    assert [each["model"] for each in site.get("/api/models")["models"]] == [
+        "broken.gguf",
+        "deep/moe.gguf",
+        "dense.gguf",
+        "hostile.gguf",
+    ]
+    assert [each["name"] for each in site.get("/api/gpus")["gpus"]] == list(catalogue.gpus())
+    assert [each["name"] for each in site.get("/api/shapes")["shapes"]] == [each.name for each in listing.shapes()]
+
+
+WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
+    "no such model": ({"model": "none.gguf"}, 422, "there is no model 'none.gguf' here: take one of the list"),
+    "a broken model": ({"model": "broken.gguf"}, 422, "broken.gguf: "),
+    "above the root": ({"model": "../outside.gguf"}, 422, "there is no model '../outside.gguf' here"),
+    "encoded": ({"model": "%2e%2e/outside.gguf"}, 422, "there is no model '%2e%2e/outside.gguf' here"),
+    "absolute": ({"model": "/etc/passwd"}, 422, "there is no model '…/passwd' here"),
+    "a link": ({"model": "link.gguf"}, 422, "there is no model 'link.gguf' here"),
+    "NUL": ({"model": "dense.gguf\0"}, 422, "there is no model 'dense.gguf\\x00' here"),
+    "a file's URL": ({"model": "file:///etc/passwd"}, 400, "file:///etc/passwd: no file:// address is asked for"),
+    "a bucket": ({"model": "s3://a/b.gguf"}, 400, "s3://a/b.gguf: no s3:// address is asked for"),
+    "no shape": ({"model": "shape://none"}, 400, "there is no shape 'none'"),
+    "no card": ({"gpus": []}, 400, "gpus: List should have at least 1 item"),
+    "an unknown card": ({"gpus": ["rtx-9999"]}, 400, "--gpu 'rtx-9999': unknown GPU"),
+    "too many cards": ({"gpus": ["17x rtx-4090"]}, 400, "llama.cpp has room for 16 devices at most"),
+    "no context": ({"n_ctx": -1}, 400, "n_ctx"),
+    "half a token": ({"n_ctx": 1.5}, 400, "n_ctx"),
+    "no number": ({"host_bandwidth": float("nan")}, 400, "is not a bandwidth: write a number and a unit"),
+    "an endless number": ({"n_ctx": 10**300}, 400, "n_ctx"),
+    "no KV type": ({"type_k": "q9_9"}, 400, "type_k"),
+    "another program": ({"program": "/bin/sh"}, 400, "program"),
+    "a library to load": ({"profile": "library:/tmp"}, 400, "profile: Extra inputs are not permitted"),
+    "a llama.cpp to load": ({"llama_cpp": "/tmp"}, 400, "llama_cpp: Extra inputs are not permitted"),
+    "a file beside it": ({"mmproj": "/etc/passwd"}, 400, "mmproj: Extra inputs are not permitted"),
+    "a server to ask": ({"rpc": "10.0.0.1:50052"}, 400, "rpc: Extra inputs are not permitted"),
+    "a long name": ({"model": "x" * 301}, 400, "model: String should have at most 300 characters"),
+}
+
+
+@pytest.mark.parametrize(("change", "status", "message"), WRONG.values(), ids=WRONG.keys())
+def test_what_cannot_be_is_one_line(change: dict[str, Any], status: int, message: str, site: Site) -> None:
+    found, answer = site.plan(**{"model": "dense.gguf", "gpus": CARD, **change})
+    assert (found, set(answer)) == (status, {"error"}), answer
+    assert message in answer["error"] and "\n" not in answer["error"]
+    assert str(site.root.parent) not in answer["error"] and str(Path.home()) not in answer["error"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"a"', b"\xff", b"[" * 60000, b"1" * 6000])
+def test_what_is_no_question(body: bytes, site: Site) -> None:
+    connection = site.served.connection()
+    connection.request("POST", "/api/plan", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    found = json.loads(answer.read())
+    assert answer.status == 400 and list(found) == ["error"]
+
+
+def test_private_addresses_are_not_asked(site: Site) -> None:
+    site.files.forget()
+    address = f"{site.files.url.rstrip('/')}/outside.gguf"
+    for model in (address, address.replace("127.0.0.1", "localhost"), "hf://org/repo/a.gguf"):
+        status, answer = site.plan(model=model, gpus=CARD)
+        assert status == 422, answer
+        assert "is in a private network, which is not asked for models" in answer["error"]
+    assert site.files.requests == []
+
+
+def test_private_addresses_are_asked_where_that_is_allowed(site: Site) -> None:
+    address = f"{site.files.url.rstrip('/')}/outside.gguf"
+    with serving("--allow-private-addresses", "--workers", "1") as served:
+        status, body = ask(served.connection(), "/api/plan", {"model": address, "gpus": CARD})
+        assert (status, json.loads(body)["model"]["path"]) == (200, address)
+        status, body = ask(served.connection(), "/api/plan", {"model": "dense.gguf", "gpus": CARD})
+        assert (status, json.loads(body)["error"].partition(":")[0]) == (
+            400,
+            "'dense.gguf' is no address, and the server offers no directory",
+        )
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(20) == 0
+
+
+# --- requests
+
+
+def said(site: Site, *lines: str, body: bytes = b"", start: str = "POST /api/plan HTTP/1.1") -> tuple[int, str]:
+    """Status and text of the answer to a request of these lines."""
+    with socket.create_connection((site.served.host, site.served.port), 20) as sock:
+        sock.sendall("\r\n".join([start, *lines, "", ""]).encode("latin-1") + body)
+        data = b""
+        # what it does not read may end the connection with a reset
+        with suppress(ConnectionResetError):
+            while piece := sock.recv(1 << 16):
+                data += piece
+    text = data.decode("latin-1")
+    return int(text.split()[1]), text
+
+
+def chunked(size: int, count: int) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (size, b" " * size) for _ in range(count)) + b"0\r\n\r\n"
+
+
+def test_requests_of_others_are_refused(site: Site) -> None:
+    own = f"{site.served.host}:{site.served.port}"
+    page = "GET / HTTP/1.1"
+    assert said(site, f"Host: {own}", "Connection: close", start=page)[0] == 200
+    for host in ("evil.example", f"evil.example:{site.served.port}", "10.0.0.1"):
+        assert said(site, f"Host: {host}", "Connection: close", start=page)[0] == 421
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
+        assert said(site, f"Host: {own}", f"Origin: {origin}", "Connection: close", start=page)[0] == 403
+    preflight = said(
+        site, f"Host: {own}", "Origin: http://evil.example", "Access-Control-Request-Method: POST",
+        start="OPTIONS /api/plan HTTP/1.1",
+    )  # fmt: skip
+    assert preflight[0] == 403 and "access-control" not in preflight[1].lower()
+
+
+def test_bodies_and_headers_have_limits(site: Site) -> None:
+    lines = (f"Host: {site.served.host}:{site.served.port}", "Content-Type: application/json", "Connection: close")
+    half = LONGEST_BODY // 2
+    assert said(site, *lines, f"Content-Length: {LONGEST_BODY}", body=b" " * LONGEST_BODY)[0] == 400, "no JSON"
+    assert said(site, *lines, f"Content-Length: {LONGEST_BODY + 1}")[0] == 413
+    assert said(site, *lines, "Transfer-Encoding: chunked", body=chunked(half, 2))[0] == 400, "no JSON"
+    assert said(site, *lines, "Transfer-Encoding: chunked", body=chunked(half, 3))[0] == 413
+    for number, status in ((LONGEST_HEADERS - 2000, 400), (LONGEST_HEADERS, 431), (20 * LONGEST_HEADERS, 400)):
+        found, text = said(site, *lines, f"X-Long: {'x' * number}", "Content-Length: 0")
+        # what is longest is ended while it is read
+        assert (found, "Invalid HTTP request" in text) == (status, number > LONGEST_HEADERS)
+        found, _ = said(site, *lines, start=f"GET /none?{'x' * number} HTTP/1.1")
+        assert found == (404 if number < LONGEST_HEADERS else status)
+
+
+@pytest.mark.parametrize("path", ["/", "/api", "/app.js", "/style.css", "/api/shapes", "/none", "/../etc/passwd"])
+def test_every_answer_has_its_headers(path: str, site: Site) -> None:
+    connection = site.served.connection()
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    answer.read()
+    assert HEADERS.items() <= {name.lower(): value for name, value in answer.getheaders()}.items()
+    assert answer.status == (404 if "none" in path or ".." in path else 200)
+    assert "server" not in {name.lower() for name, _ in answer.getheaders()}
+
+
+# --- many, and the end
+
+
+def test_many_pages_at_once(site: Site) -> None:
+    found = load(site.served, clients=8, seconds=3)
+    assert (found.errors, len(found.taken) >= 8) == ([], True)
+    assert found.processes <= 2 * 3
+
+
+def test_an_asker_who_goes_away_holds_nothing(site: Site) -> None:
+    lines = [
+        "POST /api/plan HTTP/1.1",
+        f"Host: {site.served.host}:{site.served.port}",
+        "Content-Type: application/json",
+    ]
+    body = json.dumps({"model": "shape://deepseek-v3", "gpus": ["8x rtx-3090"]})
+    for _ in range(8):
+        with socket.create_connection((site.served.host, site.served.port), 20) as sock:
+            sock.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", body]).encode())
+    status, plan = site.plan(model="dense.gguf", gpus=CARD)
+    assert (status, plan["fits"]) == (200, True)
+    assert len(site.served.children()) <= 2 * 3 + 1, "a shape that is new takes one more for a moment"
+
+
+def test_ctrl_c_ends_a_plan_that_is_made(tmp_path: Path) -> None:
+    with serving("--workers", "1", XDG_CACHE_HOME=str(tmp_path)) as served:
+        answers: list[tuple[int, str]] = []
+        question = {"model": "shape://deepseek-v3.1", "gpus": ["6x rtx-3090", "6x rtx-4090"]}
+        asking = threading.Thread(target=lambda: answers.append(ask(served.connection(), "/api/plan", question)))
+        asking.start()
+        while not served.children():
+            time.sleep(0.01)
+        assert served.stop() == (0, [])
+        asking.join()
+        # it may have been quick
+        assert [status for status, _ in answers] in ([409], [200])
+
+
+def failing(*words: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "fitter", "serve", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_what_it_cannot_be_started_with(site: Site, tmp_path: Path) -> None:
+    port = str(site.served.port)
+    taken = f"nothing can listen at 127.0.0.1:{port} (Address already in use): give another --port, or --host"
+    assert failing("--port", port) == (2, f"fitter: error: {taken}\n")
+    status, text = failing("--root", str(tmp_path / "none"), "--port", "0")
+    assert (status, text) == (
+        2,
+        f"fitter: error: --root {tmp_path}/none: No such file or directory: name a directory with models\n",
+    )
+    status, text = failing("--host", "no.such.host.invalid")
+    assert status == 2 and re.fullmatch(
+        r"fitter: error: nothing can listen at no\.such\.host\.invalid:8080 \(.*\n", text
+    )
+    for words in (["--workers", "0"], ["--port", "65536"], ["a.gguf"], ["--host", ""]):
+        status, text = failing(*words)
+        assert status == 2 and text.count("\n") == 1
+
+
+def test_a_package_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fitter.cli import main
+
+    for name in [name for name in sys.modules if name.startswith("fitter.web.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["serve"]) == 3
+    assert capsys.readouterr().err == (
+        "fitter: error: fitter serve needs the package uvicorn, which is missing: pip install 'llama-fitter[web]'\n"
+    )

@@ -1,0 +1,264 @@
+"""Who answers whose question: what was asked last, by few planners, each for one question at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from fitter.errors import CancelledError, UsageError
+from fitter.web.pool import Busy, Overtaken, Pool
+
+SECONDS = 20.0
+
+
+@dataclass(eq=False)
+class Acting:
+    """What a pool needs of a planner: a question of it lasts until it is let go, or cancelled."""
+
+    model: str
+    go: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)
+    cancelled: int = 0
+    is_closed: bool = False
+    ends: bool = False
+
+    def ask(self) -> str:
+        self.ends = False
+        self.begun.set()
+        assert self.go.wait(SECONDS)
+        if self.ends:
+            raise CancelledError("the question was cancelled: ask it again")
+        return self.model
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+        self.ends = True
+        if self.begun.is_set():
+            self.go.set()
+
+    def close(self) -> None:
+        self.cancel()
+        self.is_closed = True
+
+
+class Acted:
+    """A pool of acting planners."""
+
+    def __init__(self, workers: int = 2, waiting: int = 8, *, is_free: bool = True) -> None:
+        self.made: list[Acting] = []
+        self.is_free = is_free
+
+        def make(model: str) -> Any:
+            self.made.append(Acting(model))
+            if self.is_free:
+                self.made[-1].go.set()
+            return self.made[-1]
+
+        self.pool = Pool(workers, waiting, make)
+
+    async def ask(self, model: str = "a", session: str = "", about: object = None) -> Any:
+        async with self.pool.asked(session) as question:
+            return await self.pool.answer(question, model, about, lambda planner: (planner, planner.ask())[0])  # type: ignore[attr-defined]
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), SECONDS))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.005)
+
+
+def test_the_same_model_has_the_same_planner() -> None:
+    async def test() -> None:
+        acted = Acted()
+        assert [await acted.ask("a"), await acted.ask("a")] == [acted.made[0]] * 2
+        assert (len(acted.made), acted.pool.planners) == (1, 1)
+        await acted.pool.close()
+
+    run(test)
+
+
+def test_the_one_that_was_asked_about_the_same_is_preferred() -> None:
+    async def test() -> None:
+        acted = Acted(is_free=False)
+        first = asyncio.ensure_future(acted.ask("a", about="one card"))
+        second = asyncio.ensure_future(acted.ask("a", about="two cards"))
+        await until(lambda: len(acted.made) == 2 and all(each.begun.is_set() for each in acted.made))
+        for each in acted.made:
+            each.go.set()
+        one, two = await first, await second
+        assert one is not two
+        # the latest one would be the second
+        assert await acted.ask("a", about="one card") is one
+        assert await acted.ask("a", about="two cards") is two
+        await acted.pool.close()
+
+    run(test)
+
+
+def test_the_one_that_was_not_asked_for_longest_ends() -> None:
+    async def test() -> None:
+        acted = Acted(workers=2)
+        for model in ("a", "b", "a", "c"):
+            await acted.ask(model)
+        assert [(each.model, each.is_closed) for each in acted.made] == [("a", False), ("b", True), ("c", False)]
+        assert acted.pool.planners == 2
+        await acted.pool.close()
+        assert all(each.is_closed for each in acted.made)
+
+    run(test)
+
+
+def test_a_newer_question_ends_the_older() -> None:
+    async def test() -> None:
+        acted = Acted(workers=1, is_free=False)
+        older = asyncio.ensure_future(acted.ask(session="s"))
+        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+        acted.is_free = True
+        newer = asyncio.ensure_future(acted.ask(session="s"))
+        with pytest.raises(Overtaken, match="cancelled"):
+            await older
+        assert (await newer).model == "a"
+        assert (len(acted.made), acted.pool.waiting) == (1, 0)
+        await acted.pool.close()
+
+    run(test)
+
+
+def test_a_newer_question_ends_one_that_waits() -> None:
+    async def test() -> None:
+        acted = Acted(workers=1, is_free=False)
+        busy = asyncio.ensure_future(acted.ask(session="other"))
+        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+        older = asyncio.ensure_future(acted.ask(session="s"))
+        await until(lambda: acted.pool.waiting == 1)
+        newer = asyncio.ensure_future(acted.ask(session="s"))
+        with pytest.raises(Overtaken, match="a newer question was asked: this one was not answered"):
+            await older
+        assert not busy.done(), "who is another session's is not ended"
+        acted.made[0].go.set()
+        assert [(await each).model for each in (busy, newer)] == ["a", "a"]
+        await acted.pool.close()
+
+    run(test)
+
+
+def test_questions_without_a_session_end_no_other() -> None:
+    async def test() -> None:
+        acted = Acted(workers=2, is_free=False)
+        both = [asyncio.ensure_future(acted.ask()) for _ in range(2)]
+        await until(lambda: len(acted.made) == 2)
+        for each in acted.made:
+            each.go.set()
+        assert [(await each).cancelled for each in both] == [0, 0]
+        await acted.pool.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("waiting", [0, 2])
+def test_the_line_has_a_limit(waiting: int) -> None:
+    async def test() -> None:
+        acted = Acted(workers=1, waiting=waiting, is_free=False)
+        taken = [asyncio.ensure_future(acted.ask())]
+        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+        taken += [asyncio.ensure_future(acted.ask()) for _ in range(waiting)]
+        await until(lambda: acted.pool.waiting == waiting)
+        with pytest.raises(Busy, match=f"{waiting} questions are waiting: ask again later"):
+            await acted.ask()
+        acted.made[0].go.set()
+        assert len([await each for each in taken]) == waiting + 1
+        await acted.pool.close()
+
+    run(test)
+
+
+def test_a_question_that_fails_gives_its_planner_back() -> None:
+    async def test() -> None:
+        acted = Acted(workers=1)
+
+        def fail(_: object) -> None:
+            raise UsageError("no such card: name another")
+
+        for _ in range(3):
+            async with acted.pool.asked("s") as question:
+                with pytest.raises(UsageError, match="no such card: name another"):
+                    await acted.pool.answer(question, "a", None, fail)
+        assert (await acted.ask()).model == "a"
+        assert len(acted.made) == 1
+        await acted.pool.close()
+
+    run(test)
+
+
+def test_an_asker_who_goes_gives_the_planner_back() -> None:
+    async def test() -> None:
+        acted = Acted(workers=1, is_free=False)
+        gone = asyncio.ensure_future(acted.ask())
+        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+        gone.cancel()
+        assert isinstance((await asyncio.gather(gone, return_exceptions=True))[0], asyncio.CancelledError)
+        assert acted.made[0].cancelled > 0
+        assert (await acted.ask()) is acted.made[0]
+        await acted.pool.close()
+
+    run(test)
+
+
+def test_who_is_about_the_same_goes_first_but_not_always() -> None:
+    async def test() -> None:
+        acted = Acted(workers=1, waiting=40, is_free=False)
+        order: list[str] = []
+
+        async def ask(name: str, about: str) -> None:
+            await acted.ask(about=about)
+            order.append(name)
+
+        tasks = [asyncio.ensure_future(ask("first", "one card"))]
+        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+        for number, (name, about) in enumerate([("other", "two cards"), *[("same", "one card")] * 12], 1):
+            tasks.append(asyncio.ensure_future(ask(name, about)))
+            await until(lambda n=number: acted.pool.waiting == n)  # type: ignore[misc]
+        acted.made[0].go.set()
+        await asyncio.gather(*tasks)
+        assert order == ["first", *["same"] * 8, "other", *["same"] * 4]
+        await acted.pool.close()
+
+    run(test)
+
+
+def test_planners_that_nobody_asks_end() -> None:
+    async def test() -> None:
+        acted = Acted()
+        await acted.ask("a")
+        await acted.pool.close_idle(1000)
+        assert acted.pool.planners == 1
+        await acted.pool.close_idle(0)
+        assert (acted.pool.planners, acted.made[0].is_closed) == (0, True)
+        assert (await acted.ask("a")) is acted.made[1]
+        await acted.pool.close()
+
+    run(test)
+
+
+def test_the_end_of_the_pool_ends_every_question() -> None:
+    async def test() -> None:
+        acted = Acted(workers=1, is_free=False)
+        asked = [asyncio.ensure_future(acted.ask()) for _ in range(3)]
+        await until(lambda: acted.pool.waiting == 2 and acted.made[0].begun.is_set())
+        await acted.pool.close()
+        for each in asked:
+            with pytest.raises(Overtaken, match=r"cancelled|the server ends"):
+                await each
+        assert [each.is_closed for each in acted.made] == [True]
+        with pytest.raises(Overtaken, match="the server ends: start it again"):
+            await acted.ask()
+
+    run(test)

@@ -1,0 +1,180 @@
+"""How fast ``fitter serve`` answers: ``python -m tools.serving_speed``, on a machine that does nothing else.
+
+First one page moves a slider: each question has another context, KV type or margin, and the median is what counts. Then
+many pages do so at once, some of them with a model that takes a while, and every answer must be a plan. In the end no
+process may be left. ``serving`` starts a server for others, such as tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+MODEL = "shape://qwen3-30b-a3b"
+SLOW = ("shape://kimi-k2", ["4x rtx-5090", "4x rtx-3090"])
+CARDS = (["rtx-4090"], ["rtx-3090"], ["2x rtx-3060-12gb"], ["24GiB"])
+MOST_MEDIAN = 0.25
+"""Seconds that a changed slider may take."""
+_SAYS = "serving at http://"
+_JSON = {"Content-Type": "application/json"}
+
+
+@dataclass
+class Served:
+    """A server that was started: its process, and where it listens."""
+
+    process: subprocess.Popen[str]
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://{self.host}:{self.port}/"
+
+    def children(self) -> list[psutil.Process]:
+        """The processes of llama.cpp that it has."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def connection(self) -> http.client.HTTPConnection:
+        """A new connection to it."""
+        return http.client.HTTPConnection(self.host, self.port, timeout=120)
+
+    def stop(self) -> tuple[int, list[psutil.Process]]:
+        """Interrupt it as Ctrl-C does: its exit status, and processes that are left."""
+        had = self.children()
+        self.process.send_signal(signal.SIGINT)
+        status = self.process.wait(30)
+        return status, psutil.wait_procs(had, 5)[1]
+
+
+@contextmanager
+def serving(*words: str, **environment: str) -> Iterator[Served]:
+    """``fitter serve`` with these options, at a port that is free."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fitter", "serve", "--port", "0", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        if _SAYS not in line:
+            raise RuntimeError(line + process.stderr.read())
+        host, _, port = line.partition(_SAYS)[2].partition("/")[0].rpartition(":")
+        yield Served(process, host, int(port))
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ask(connection: http.client.HTTPConnection, path: str, question: dict[str, Any]) -> tuple[int, str]:
+    """Status and body of a question."""
+    connection.request("POST", path, json.dumps(question), _JSON)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def slider(served: Served, questions: int) -> list[float]:
+    """Seconds that each answer takes where one thing after another is changed."""
+    connection = served.connection()
+    changes = random.Random(1)
+    taken = []
+    for number in range(questions + 1):
+        change = {
+            "n_ctx": changes.randrange(2048, 40960),
+            "type_k": changes.choice(["f16", "q8_0"]),
+            "margin": f"{changes.randrange(512, 4096)}MiB",
+        }
+        start = time.perf_counter()
+        status, body = ask(connection, "/panel/a", {"model": MODEL, "gpus": ["rtx-4090"], "session": "one", **change})
+        if status != 200 or not json.loads(body)["html"]:
+            raise RuntimeError(f"{status}: {body}")
+        # with the first one everything starts
+        taken += [time.perf_counter() - start] * (number > 0)
+    return taken
+
+
+@dataclass
+class Load:
+    """What many clients had: seconds of each answer, and what was no plan."""
+
+    taken: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    processes: int = 0
+
+
+def load(served: Served, clients: int, seconds: float, *, with_slow: bool = True) -> Load:
+    """``clients`` that each ask one question after another; the first one about a model that takes a while."""
+    found = Load()
+    end = time.monotonic() + seconds
+
+    def client(number: int) -> None:
+        connection, changes = served.connection(), random.Random(number)
+        model, cards = (SLOW[0], SLOW[1]) if with_slow and number == 0 else (MODEL, CARDS[number % len(CARDS)])
+        while time.monotonic() < end:
+            question = {"model": model, "gpus": cards, "n_ctx": changes.randrange(2048, 32768), "session": f"c{number}"}
+            start = time.perf_counter()
+            try:
+                status, body = ask(connection, "/panel/a", question)
+            except (OSError, http.client.HTTPException) as error:
+                status, body = 0, repr(error)
+            found.taken.append(time.perf_counter() - start)
+            if status != 200 or not json.loads(body)["html"]:
+                found.errors.append(f"{status}: {body[:200]}")
+                return
+
+    threads = [threading.Thread(target=client, args=[number]) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found.processes = len(served.children())
+    return found
+
+
+def main() -> int:
+    """Measure, and return 1 where something is not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--questions", type=int, default=60)
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--workers", type=int, default=4)
+    words = parser.parse_args()
+    with serving("--workers", str(words.workers)) as served:
+        taken = slider(served, words.questions)
+        median = statistics.median(taken)
+        print(f"one page: median {1000 * median:.0f} ms, slowest {1000 * max(taken):.0f} ms of {len(taken)}")
+        many = load(served, words.clients, words.seconds)
+        print(
+            f"{words.clients} pages for {words.seconds:g} s: {len(many.taken)} answers, median "
+            f"{1000 * statistics.median(many.taken):.0f} ms, slowest {1000 * max(many.taken):.0f} ms; "
+            f"{len(many.errors)} errors; {many.processes} processes"
+        )
+        for error in many.errors[:5]:
+            print(error)
+        status, left = served.stop()
+        print(f"ended with status {status}, {len(left)} processes left")
+    is_good = median < MOST_MEDIAN and not many.errors and many.processes <= 2 * words.workers
+    return 0 if is_good and status == 0 and not left else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
