@@ -200,12 +200,12 @@ def explore(
         executors.check_executor(executor)
     if output is not None:
         exploration.check_output(output)
+        if resume is not None and output.resolve() == resume.resolve():
+            raise UsageError(f"-o {output} is the file of --resume too: name another one")
     if page_file is not None:
         from fitter.cli import report_file
 
         report_file.check({"--report": page_file}, *models, others={"-o": output, "--resume": resume})
-        if resume is not None and output.resolve() == resume.resolve():
-            raise UsageError(f"-o {output} is the file of --resume too: name another one")
     given["program"] = given["program"] or programs.chosen("llama-server")
     done = [0, 0]
     try:
