@@ -109,7 +109,7 @@ def layer_map(plan: Plan, model: Model, worker: Worker) -> LayerMap | None:
 
 def _why_no_map(plan: Plan) -> str:
     if plan.params.split_mode in ("layer", "none"):
-        return "where each layer is cannot be shown: the model's file is not the one that was planned"
+        return "where each layer is cannot be shown: the model's tensors do not add up to what llama.cpp measured"
     return f"with -sm {plan.params.split_mode} every layer is on several devices, so there is no map of the layers"
 
 

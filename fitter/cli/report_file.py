@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -55,15 +56,21 @@ def _check_kept(option: str, file: Path, inputs: Iterable[str | Path | None]) ->
 
 
 def _check_place(option: str, file: Path) -> None:
-    folder = Path(os.path.realpath(file)).parent
-    if file.is_dir():
+    try:
+        kind = file.stat().st_mode
+    except FileNotFoundError:
+        kind = None
+    except OSError as error:
+        raise AnswerError(f"{option} {file} cannot be written: {error.strerror}: name another file") from None
+    folder = os.path.dirname(os.path.realpath(file))
+    if kind is not None and stat.S_ISDIR(kind):
         raise AnswerError(f"{option} {file} cannot be written: it is a directory: name a file in it")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise AnswerError(f"{option} {file} cannot be written: there is no directory {folder}")
     # a file is replaced at once, for which its directory must let it; a pipe or a device is written to
-    written = file if file.exists() and not file.is_file() else folder
+    written = folder if kind is None or stat.S_ISREG(kind) else file
     if not os.access(written, os.W_OK):
-        raise AnswerError(f"{option} {file} cannot be written: permission denied: name a file elsewhere")
+        raise AnswerError(f"{option} {file} cannot be written: Permission denied: name another file")
 
 
 def _is_same(file: Path, source: str | Path) -> bool:
@@ -74,9 +81,10 @@ def _is_same(file: Path, source: str | Path) -> bool:
 
 
 def _is_model(file: Path) -> bool:
+    # a pipe is not opened, which could wait forever
+    if not os.path.isfile(file):
+        return False
     try:
-        if not file.is_file():
-            return False
         with file.open("rb") as opened:
             return opened.read(len(_GGUF)) == _GGUF
     except OSError:

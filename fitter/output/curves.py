@@ -107,7 +107,7 @@ def new_chart(marks: Sequence[Mapping[str, Any]]) -> Any:
         height=_HEIGHT,
         margin=6,
         # half of the last word below the axis
-        margin_right=18,
+        margin_right=28,
         show_legend=False,
         js=(),
         dots_size=_SMALL_DOT,

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -174,7 +174,7 @@ def write(found: Exploration, path: Path) -> None:
 def exploration_table(found: Exploration, *, verbose: bool = False) -> RenderableType:
     """A row for each cell that fits, what does not below, and the answer; ``verbose``: a row for every cell."""
     # every model by the name of its file, as far as these differ
-    named = _file_names(found)
+    named = file_names(cell.model for cell in found.cells)
     cells = tuple(replace(cell, model=named[cell.model]) for cell in found.cells)
     varied = [name for name, of in _ASKED.items() if len({of(cell) for cell in cells}) > 1]
     said = [
@@ -218,9 +218,9 @@ def _row(cell: ExploredCell, varied: list[str], has_cost: bool) -> tuple[str | T
     return (*(Text(each, style=style) for each in (*about, *figures)), ", ".join(notes))
 
 
-def _file_names(found: Exploration) -> dict[str, str]:
+def file_names(models: Iterable[str]) -> dict[str, str]:
     """What each model is called in a table: by the name of its file, or all of its path where others have that too."""
-    names = {model: Path(model).name for model in dict.fromkeys(cell.model for cell in found.cells)}
+    names = {model: Path(model).name or model for model in dict.fromkeys(models)}
     count = Counter(names.values())
     return {model: name if count[name] == 1 else model for model, name in names.items()}
 
@@ -257,7 +257,7 @@ def _name(cell: ExploredCell, varied: list[str]) -> str:
 
 
 def _answer_lines(found: Exploration, answer: ExploredAnswer) -> Iterator[str]:
-    name = printable(_file_names(found)[answer.model])
+    name = printable(file_names(each.model for each in found.cells)[answer.model])
     cell = answer.cell
     if cell is None:
         yield f"{name}: no machine does {printable(found.asked or '')}" + _refused(answer.refused)
@@ -288,4 +288,4 @@ def _refused(count: int) -> str:
     return f" ({count} did by their header, and not when the model itself was measured)" if count else ""
 
 
-__all__ = ["cell_to_dict", "check_output", "csv_text", "exploration_table", "to_dict", "write"]
+__all__ = ["cell_to_dict", "check_output", "csv_text", "exploration_table", "file_names", "to_dict", "write"]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 from fitter.output import pages
 from fitter.output.arguments import command_line
 from fitter.output.drawing import text
+from fitter.output.exploration import file_names
 from fitter.output.units import human, speed
 
 _AXES = {
@@ -47,12 +47,13 @@ def exploration_page(document: Mapping[str, Any]) -> str:
 
     from fitter.output.front import fronts
 
+    whole, document = document, _named(document)
     cells = document["cells"]
-    models = list(dict.fromkeys(shown(cell["model"], "model") for cell in cells))
+    models = list(dict.fromkeys(cell["model"] for cell in cells))
     return pages.page(
         "exploration.html",
         title=models[0] if len(models) == 1 else f"{models[0]} and {len(models) - 1} more",
-        documents=[("exploration", document)],
+        documents=[("exploration", whole)],
         scripts=("copy.js", "sort.js"),
         styles=("report.css", "grid.css"),
         document=document,
@@ -77,11 +78,19 @@ def exploration_fragment(document: Mapping[str, Any]) -> str:
     Its script only sorts, and has no word of what is shown; where a notebook does not run it, the table stands as it
     is. Nothing is asked of any network.
     """
+    document = _named(document)
     said = "; ".join(filter(None, (_verdict(document), same_everywhere(document["cells"]))))
     style = f"<style>{pages.resource('grid.css')}</style>"
     script = f"<script>{pages.resource('sort.js')}</script>"
     box = '<div style="overflow: auto; max-height: 600px">'
     return f"<div>{style}<p>{text(said, None)}</p>{box}{table(document)}</div>{script}</div>"
+
+
+def _named(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with every model called as in the table of the command."""
+    names = file_names(cell["model"] for cell in document["cells"])
+    lists = {key: [{**each, "model": names[each["model"]]} for each in document[key]] for key in ("cells", "answers")}
+    return {**document, **lists}
 
 
 def _verdict(document: Mapping[str, Any]) -> str:
@@ -107,8 +116,6 @@ def shown(value: Any, key: str) -> str:
     """A value of a cell in words; ``-`` where there is none."""
     if value is None:
         return _SAME
-    if key == "model":
-        return PurePath(value).name or value
     if key in _BYTES:
         return human(value)
     if key in _RATES:
@@ -217,8 +224,7 @@ def _reasons(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
 
 def _answer(answer: Mapping[str, Any], cost: str) -> dict[str, Any]:
     """An answer in words."""
-    name = shown(answer["model"], "model")
-    cell = answer["cell"]
+    name, cell = answer["model"], answer["cell"]
     refused = answer["refused"]
     confirmed = "on the header that llama-quantize would write" if answer["is_of_header"] else "on the model itself"
     notes = [f"{refused} did it by their header, but not when the model itself was measured"] if refused else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 from fitter.output.curves import drawn, labelled_ticks, new_chart
@@ -42,7 +41,7 @@ def _price(cell: Mapping[str, Any], cost: str) -> float | None:
 
 
 def _front(model: str, kind: str | None, cells: Sequence[Mapping[str, Any]], cost: str) -> Front:
-    name = printable(PurePath(model).name or model, 60) + (f" as {kind}" if kind else "")
+    name = printable(model, 60) + (f" as {kind}" if kind else "")
     what = {"price": "price", "watts": "watts", "memory": "memory of the devices"}[cost]
     title = f"{name}: generation in tokens/s against {what}"
     prices = [_price(cell, cost) or 0.0 for cell in cells]

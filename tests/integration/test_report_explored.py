@@ -157,10 +157,11 @@ def test_the_command_writes_the_page(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Browser
 ) -> None:
     file = tmp_path / "grid.html"
+    kept = tmp_path / "cells.jsonl"
     words = ["explore", str(model), "--gpu", "rtx-3060", "-c", "8192,1048576", "--json", "--report", str(file)]
-    assert main(words) == 0
+    assert main([*words, "--resume", str(kept)]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [path.name for path in tmp_path.iterdir()] == ["grid.html"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells.jsonl", "grid.html"]
     with opened(browser, file.as_uri()) as page:
         assert json.loads(page.locator("script#exploration").text_content() or "") == document
 
@@ -173,6 +174,11 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
         ["--report", "grid.json", "-o", "grid.json"],
         2,
         "--report and -o both name grid.json: give each a file of its own",
+    ),
+    "the file that is gone on with": (
+        ["--report", "cells.jsonl", "--resume", "cells.jsonl"],
+        2,
+        "--report and --resume both name cells.jsonl: give each a file of its own",
     ),
 }
 

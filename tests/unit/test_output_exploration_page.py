@@ -105,6 +105,16 @@ def test_what_is_unknown_is_said_as_such() -> None:
     assert "What is unknown" not in exploration_page(explored(*CELLS[:3]).to_dict())
 
 
+def test_models_of_one_file_name_are_told_apart() -> None:
+    cells = [replace(CELLS[0], model=model) for model in ("a/model.gguf", "b/model.gguf", "c/other.gguf")]
+    found = explored(*cells, asked="fits", answers=tuple(ExploredAnswer(each.model, each) for each in cells))
+    page = exploration_page(found.to_dict())
+    names = ["a/model.gguf", "b/model.gguf", "other.gguf"]
+    assert [row["model"] for row in rows(page)] == names == [row["model"] for row in rows(found._repr_html_())]
+    assert re.findall(r'<h3 id="answer-\d">(.*?): a card</h3>', page) == names
+    assert "<h1>a/model.gguf and 2 more</h1>" in page
+
+
 ANSWER = replace(CELLS[0], cost=300.0)
 
 ANSWERS: dict[str, tuple[str, ExploredAnswer, list[str]]] = {
