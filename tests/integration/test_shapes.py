@@ -6,7 +6,11 @@ import gzip
 import io
 import json
 import os
+import resource
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -21,6 +25,7 @@ import fitter
 from fitter.cli import main
 from fitter.errors import FitterError, LlamaCppError, ModelError, UsageError
 from fitter.llama.client import Worker
+from fitter.model import cache as cache_folder
 from fitter.model.shapes import catalogue, files
 from fitter.model.shapes.addresses import wanted
 from fitter.model.shapes.gguf import write
@@ -331,6 +336,62 @@ def test_a_file_type_is_kept_and_made_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert path.name == "smollm2-135m-Q5_K_M.gguf"
 
 
+# --- what is kept of them
+
+WRITES = """
+import sys
+from fitter.model.shapes import files
+from fitter.model.shapes.addresses import wanted
+sys.stdin.readline()
+for name in sys.argv[1:]:
+    print(files.model_files(wanted(name))[0].stat().st_size)
+"""
+
+
+def test_several_processes_write_the_same_shapes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = [sys.executable, "-c", WRITES, *(f"shape://{name}:BF16" for name in catalogue.names()[:12])]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [subprocess.Popen(words, text=True, **pipes) for _ in range(2)]
+    said = [each.communicate("\n") for each in both]
+    assert said[0] == said[1] and said[0][1] == "" and len(said[0][0].split()) == 12
+    kept = [path.name for path in cache_folder.folder(cache_folder.SHAPES).rglob("*") if path.is_file()]
+    assert len(kept) == 12 and all(name.endswith(".gguf") for name in kept)
+
+
+def test_a_shape_that_was_used_is_the_last_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for _ in range(2):
+        (path,) = files.model_files(_asked("smollm2-135m:BF16"))
+        assert time.time() - path.parent.stat().st_mtime < 60
+        os.utime(path.parent, (0, 0))
+    assert (cache_folder.folder(cache_folder.SHAPES).with_name(".looked-after")).exists()
+
+
+def test_a_shape_that_cannot_be_kept_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    """The disk takes no file of that size, and then is none at all."""
+    said = {
+        tmp_path / "full": "File too large",
+        tmp_path / "file": "Not a directory",
+    }
+    (tmp_path / "file").write_text("")
+    for place, reason in said.items():
+        done = subprocess.run(
+            [sys.executable, "-m", "fitter", "fit", "--shape", "smollm2-135m", "--gpu", "8GiB"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "XDG_CACHE_HOME": str(place)},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (
+            3,
+            "",
+            f"fitter: error: the header of smollm2-135m-BF16.gguf cannot be kept in {place}/llama-fitter/shapes: "
+            f"{reason}; set XDG_CACHE_HOME to a directory that can be written\n",
+        )
+    assert [path for path in (tmp_path / "full").rglob("*") if path.is_file()] == []
+
+
 # --- commands and calls
 
 
@@ -439,10 +500,13 @@ def test_a_shape_that_a_later_version_no_longer_has_is_said(locked: Path, tmp_pa
     shutil.copytree(locked, here)
     cases = (here / "fitter.toml").read_text()
     (here / "fitter.toml").write_text(cases.replace("smollm2-135m", "smollm2-136m"))
-    said = "fitter: error: shape: there is no shape 'smollm2-136m': did you mean smollm2-360m or smollm2-135m or smollm2-1.7b? 'fitter shapes' lists them\n"
+    said = (
+        "fitter: error: shape: there is no shape 'smollm2-136m': did you mean smollm2-360m or smollm2-135m or "
+        "smollm2-1.7b? 'fitter shapes' lists them\n"
+    )
     for command in ("check", "lock"):
         code, _, stderr = run(command, "--file", str(here / "fitter.toml"))
-        assert code == 2 and stderr == said
+        assert code == 2 and stderr.startswith(said)
     assert (here / "fitter.lock").read_text() == (locked / "fitter.lock").read_text()
 
 

@@ -18,9 +18,8 @@ from typing import IO
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama import builds
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
-from fitter.model import source
+from fitter.model import cache, source
 from fitter.model.addresses import HUB
-from fitter.model.kept_headers import folder
 from fitter.model.shapes import catalogue
 from fitter.model.shapes.addresses import CONFIG, CONVERTED, DEFAULT_TYPE, PACKED_TYPE, Wanted
 from fitter.model.shapes.config import LONGEST, parse
@@ -114,7 +113,7 @@ def _kept(made: Header, wanted: Wanted) -> Path:
     made = made.of_type(_FULL[wanted.file_type])
     digest = hashlib.sha256(repr((sorted(made.metadata.items()), made.tensors)).encode()).hexdigest()
     path = _folder(digest) / wanted.file_name
-    if not path.exists():
+    if not _is_there(path):
         _put(path, lambda file: write(file, made.metadata, made.tensors))
     return path
 
@@ -126,7 +125,7 @@ def _quantized(path: Path, wanted: Wanted, timeout: float | None) -> Path:
     status = os.stat(build.libllama)
     made_by = (path.parent.name, kind, build.libllama, status.st_size, status.st_mtime_ns)
     found = _folder(hashlib.sha256(repr(made_by).encode()).hexdigest()) / wanted.file_name
-    if found.exists():
+    if _is_there(found):
         return found
     asked = Worker(llama_cpp=build.where, timeout=DEFAULT_TIMEOUT if timeout is None else timeout)
     with asked as worker, tempfile.TemporaryDirectory(prefix="fitter-") as directory:
@@ -161,7 +160,13 @@ def _data_bytes(sizes: Sequence[int]) -> int:
 
 
 def _folder(digest: str) -> Path:
-    return folder().with_name("shapes") / digest[:32]
+    return cache.folder(cache.SHAPES) / digest[:32]
+
+
+def _is_there(path: Path) -> bool:
+    """Whether it was made before; it is used now."""
+    cache.use(path.parent)
+    return path.exists()
 
 
 def _put(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
@@ -172,10 +177,14 @@ def _put(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 fill(file)
+                # it is not to be there without its bytes, whatever happens to the machine
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(partial, path)
         finally:
             if os.path.exists(partial):
                 os.unlink(partial)
+        cache.look_after()
     except OSError as error:
         raise ModelError(
             f"the header of {path.name} cannot be kept in {source.show(path.parent.parent)}: {error.strerror}; set "
