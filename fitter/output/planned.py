@@ -54,7 +54,7 @@ def table_of(
     ``spare``: those of columns that may be hidden.
     """
     table = NarrowTable(spare=spare)
-    table.add_column(name, overflow="fold", no_wrap=not is_folded)
+    table.add_column(name, overflow="fold" if is_folded else "ellipsis", no_wrap=not is_folded)
     for column in ("MiB", "bits", "fits", "context", "longest", "host MiB", *rates):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("", overflow="fold", style="dim")

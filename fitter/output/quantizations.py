@@ -51,7 +51,7 @@ def quantizations_table(found: Quantizations, *, verbose: bool = False) -> Rende
         (planned.cells(each.name, each.bytes, each, each.tokens_per_second), _notes(each), each is found.best)
         for each in found.found
     )
-    table = planned.table_of("file type", rows, rates=("t/s",), spare=("bits", "host MiB"))
+    table = planned.table_of("file type", rows, rates=("t/s",), spare=("bits", "host MiB", "context"))
     return planned.shown(title, table, lines=_below(found, verbose))
 
 
