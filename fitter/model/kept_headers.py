@@ -108,6 +108,7 @@ def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
     entry = Entry(place, kept)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
+        cache.use(place.parent)
         if not entry.is_whole():
             _write(entry, headers, words)
         os.utime(place / _ABOUT)
@@ -116,7 +117,6 @@ def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
             f"the header of {model[0].shown} cannot be kept in {show(folder())}: {error.strerror}; set XDG_CACHE_HOME "
             "to a directory that can be written"
         ) from None
-    cache.use(place.parent)
     _tidy(place)
     cache.look_after()
     return entry
