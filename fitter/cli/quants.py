@@ -40,7 +40,7 @@ def quants(
     One header is read: best that of the BF16 or F16 file, but any file of the model will do. llama.cpp's own rule says
     which tensor gets which type, and every row of the table is a plan that llama.cpp has measured. Marked as the best
     is the file type with the most bits per weight of those that fit with every layer on the devices; its arguments for
-    llama-server and similar programs are in the last line.
+    llama-server and similar programs are the last line.
     """
     from fitter import programs, quantizing
     from fitter.output import progress
@@ -64,4 +64,6 @@ def quants(
         from fitter.output import quantizations, table
 
         table.print_to(sys.stdout, quantizations.quantizations_table(found, verbose=verbose > 0))
+        for line in quantizations.commands(found):
+            click.echo(line)
     return EXIT_FITS if found.fits else EXIT_DOES_NOT_FIT

@@ -13,6 +13,9 @@ from fitter.model import location, source, tensors
 from fitter.model.source import show
 from fitter.text import LONGEST_NAME, printable
 
+_MOST_WORDS = 1 << 23
+"""No published model has as many: Gemma 3 has 262,208."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -80,6 +83,7 @@ def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header
         raise ModelError(f"{show(files[0])} has no tensors, only a vocabulary; give the file with the weights")
     for file, header in zip(files, headers, strict=True):
         _check_length(file, header)
+    _check_vocabulary(files[0], _integer(metadata, f"{architecture}.vocab_size"), metadata, infos)
     n_layer = _integer(metadata, f"{architecture}.block_count")
     if n_layer < 1:
         raise ModelError(
@@ -157,6 +161,15 @@ def _check_length(file: Path, header: Header) -> None:
         raise ModelError(
             f"{show(file)} is truncated: the last {missing} bytes of its tensors are missing; {source.again(file)}"
         )
+
+
+def _check_vocabulary(
+    file: Path, n_vocab: int, metadata: Mapping[str, MetadataValue], infos: Sequence[TensorInfo]
+) -> None:
+    """Raise ``ModelError`` for more words without texts than can be: llama.cpp makes all before it sees the tensors."""
+    most = min(_MOST_WORDS, max(max(tensor.shape, default=0) for tensor in infos))
+    if n_vocab > most and "tokenizer.ggml.tokens" not in metadata:
+        raise ModelError(f"{show(file)} has {n_vocab} words by its header, but room for {most}; {source.again(file)}")
 
 
 def _name(file: Path, metadata: Mapping[str, MetadataValue]) -> str:

@@ -108,6 +108,7 @@ def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
     entry = Entry(place, kept)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
+        cache.use(place.parent)
         if not entry.is_whole():
             _write(entry, headers, words)
         os.utime(place / _ABOUT)

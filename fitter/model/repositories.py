@@ -103,13 +103,13 @@ def listing(path: str | os.PathLike[str], seconds: float) -> Listing:
         made = listed(place.url, found, place)
         where = place.url
     else:
-        from fitter.model.location import called
+        from fitter.model.addresses import shown
 
-        directory = Path(text).expanduser()
+        directory, url = Path(text).expanduser(), as_url(text)
         if not directory.is_dir():
+            where = show(directory) if url is None else shown(url)
             raise ModelError(
-                f"{called(text)} is no repository and no directory: give one of them (hf://org/repo), or plan the "
-                "model itself"
+                f"{where} is no repository and no directory: give one of them (hf://org/repo), or plan the model itself"
             )
         made = listed(text, sorted(_found(directory)), None)
         where = show(directory)

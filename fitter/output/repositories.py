@@ -7,19 +7,17 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
+from fitter.output import planned
 from fitter.output.arguments import arguments, command_line
 from fitter.output.json import SCHEMA, figure
-from fitter.output.narrow import NarrowTable
-from fitter.output.units import human, mib, speed
 from fitter.text import printable
 
 if TYPE_CHECKING:
     from fitter.planning.repositories import Repository, RepositoryFile
 
-_BEST = "bold green"
 _PLURAL = {"importance matrix": "importance matrices"}
 
 
@@ -43,7 +41,6 @@ def _words(command: tuple[str, ...] | None) -> list[str] | None:
 
 
 def _file(each: RepositoryFile) -> dict[str, Any]:
-    plan = each.plan
     return {
         "name": each.name,
         "files": list(each.files),
@@ -51,46 +48,27 @@ def _file(each: RepositoryFile) -> dict[str, Any]:
         "file_type": each.file_type,
         "weights": each.weights,
         "bits_per_weight": figure(each.bits_per_weight),
-        "fits": None if plan is None else plan.fits,
-        "n_ctx": each.n_ctx,
-        "longest_context": each.longest_context,
-        "host_weights": each.host_weights,
-        "on_devices": None if plan is None else each.is_on_devices,
+        **planned.where(each),
         "prompt_tokens_per_second": figure(each.prompt_tokens_per_second),
         "generation_tokens_per_second": figure(each.generation_tokens_per_second),
-        "arguments": arguments(plan) if plan is not None and plan.fits else None,
-        "problem": each.problem or (plan.problems[0].message if plan is not None and plan.problems else None),
+        **planned.outcome(each),
     }
 
 
 def repository_table(found: Repository, *, verbose: bool = False) -> RenderableType:
     """A row for each model, and what is said of them; ``verbose``: also the arguments of each plan."""
-    table = NarrowTable(spare=("bits", "context", "host MiB", "prompt t/s", "MiB"))
-    table.add_column("file", overflow="fold")
-    for column in ("MiB", "bits", "fits", "context", "longest", "host MiB", "prompt t/s", "t/s"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold", style="dim")
-    for each in found.found:
-        table.add_row(*_row(each, is_best=each is found.best))
-    parts: list[RenderableType] = [Text(printable(found.address), "bold", overflow="fold"), table]
-    parts += [Text(line, overflow="fold") for line in _below(found, verbose)]
-    return Group(*parts)
+    rows = ((_cells(each), _notes(each), each is found.best) for each in found.found)
+    rates, spare = ("prompt t/s", "t/s"), ("bits", "context", "host MiB", "prompt t/s", "MiB")
+    table = planned.table_of("file", rows, rates=rates, spare=spare, is_folded=True)
+    return planned.shown(Text(printable(found.address), "bold", overflow="fold"), table, lines=_below(found, verbose))
 
 
-def _row(each: RepositoryFile, *, is_best: bool) -> tuple[str | Text, ...]:
-    style = _BEST if is_best else ""
-    bits = "-" if each.bits_per_weight is None else f"{each.bits_per_weight:.2f}"
-    fits = "unknown" if each.plan is None else "yes" if each.fits else "no"
-    contexts = ("-" if count is None else str(count) for count in (each.n_ctx, each.longest_context))
-    rates = (
-        "-" if rate is None else speed(rate)
-        for rate in (each.prompt_tokens_per_second, each.generation_tokens_per_second)
-    )
-    host = mib(each.host_weights if each.fits else None)
-    cells = (printable(each.name), mib(each.bytes), bits, fits, *contexts, host, *rates)
-    notes = ["best"] if is_best else []
-    notes += [f"{len(each.files)} files"] if len(each.files) > 1 else []
-    return (*(Text(cell, style=style) for cell in cells), ", ".join(notes))
+def _cells(each: RepositoryFile) -> tuple[str, ...]:
+    return planned.cells(each.name, each.bytes, each, each.prompt_tokens_per_second, each.generation_tokens_per_second)
+
+
+def _notes(each: RepositoryFile) -> list[str]:
+    return [f"{len(each.files)} files"] if len(each.files) > 1 else []
 
 
 def _below(found: Repository, verbose: bool) -> Iterator[str]:
@@ -98,14 +76,11 @@ def _below(found: Repository, verbose: bool) -> Iterator[str]:
         for each in found.found:
             if each.plan is not None and each.fits:
                 yield f"{printable(each.name)}: {printable(command_line(arguments(each.plan), quoted=True))}"
-    for each in found.found:
-        if each.problem:
-            yield f"{printable(each.name)}: {printable(each.problem)}"
+    yield from planned.problems([(each.name, each) for each in found.found])
     yield from _beside(found, verbose)
-    if any(each.n_ctx != each.longest_context for each in found.found):
-        yield "context: of the plan, which is for speed; longest: the most that fits, whatever it costs in time"
+    yield from planned.contexts(found.found)
     best = found.best
-    if best is None or best.plan is None:
+    if best is None:
         yield from _none(found)
     elif found.n_devices and not best.is_on_devices and found.tokens_per_second is None:
         yield (
@@ -123,7 +98,7 @@ def _commands(found: Repository) -> Iterator[str]:
     best = found.best
     if best is None or best.plan is None:
         return
-    yield f"best: {best.name}, {human(best.bytes)}"
+    yield planned.best(best.name, best.bytes)
     if found.download is not None:
         yield f"download: {shlex.join(found.download)}"
     if found.run is not None:
@@ -131,7 +106,7 @@ def _commands(found: Repository) -> Iterator[str]:
         if found.hf is not None:
             yield f"run without downloading it first: {shlex.join(found.hf)} in place of -m and the file"
     else:
-        yield f"arguments: {command_line(arguments(best.plan), quoted=True)}"
+        yield planned.with_arguments(best.plan)
 
 
 def _beside(found: Repository, verbose: bool) -> Iterator[str]:
@@ -147,13 +122,9 @@ def _beside(found: Repository, verbose: bool) -> Iterator[str]:
 
 def _none(found: Repository) -> Iterator[str]:
     if found.fits and found.tokens_per_second is not None:
-        rate = speed(found.tokens_per_second)
-        yield f"none of them generates {rate} tokens per second: ask for fewer with --tokens-per-second"
-        return
-    planned = [(each.bytes, each.name, each.plan) for each in found.found if each.plan is not None]
-    for _, name, plan in sorted(planned, key=lambda each: each[:2])[:1]:
-        if plan.problems:
-            yield f"none fits; {printable(name)}: {printable(plan.problems[0].message)}"
+        yield planned.too_slow(found.tokens_per_second)
+    else:
+        yield from planned.none_fits([(each.bytes, each.name, each) for each in found.found])
 
 
 __all__ = ["commands", "repository_table", "to_dict"]

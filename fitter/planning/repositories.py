@@ -8,6 +8,7 @@ from typing import Any
 
 from fitter.model.repositories import SideFile
 from fitter.planning.plan import Plan
+from fitter.planning.planned import Planned
 from fitter.planning.quantizations import Quantization, best_of
 
 _SAME_MODEL = 0.95
@@ -15,7 +16,7 @@ _SAME_MODEL = 0.95
 
 
 @dataclass(frozen=True)
-class RepositoryFile:
+class RepositoryFile(Planned):
     """A model of a repository, in one file or split into several, and the plan for it."""
 
     name: str
@@ -38,51 +39,6 @@ class RepositoryFile:
     """The most tokens of context with which it fits, whatever that costs in time; ``None`` where it does not fit."""
     problem: str | None = None
     """Why there is no plan; ``None`` where there is one."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is a plan and it fits."""
-        return self.plan is not None and self.plan.fits
-
-    @property
-    def n_ctx(self) -> int | None:
-        """The context of the plan in tokens; ``None`` where it does not fit."""
-        return self.as_quantization.n_ctx
-
-    @property
-    def host_weights(self) -> int | None:
-        """Bytes of weights in host memory, where llama.cpp always has the token embedding; ``None`` without a plan."""
-        return self.as_quantization.host_weights
-
-    @property
-    def prompt_tokens_per_second(self) -> float | None:
-        """Estimated tokens of a prompt per second; ``None`` where it does not fit."""
-        price = None if self.plan is None else self.plan.estimate
-        return None if price is None else price.prompt_tokens_per_second
-
-    @property
-    def generation_tokens_per_second(self) -> float | None:
-        """Estimated tokens per second of generation; ``None`` where it does not fit."""
-        return self.as_quantization.tokens_per_second
-
-    @property
-    def is_on_devices(self) -> bool:
-        """Whether it fits with every layer on devices."""
-        return self.as_quantization.is_on_devices
-
-    @property
-    def as_quantization(self) -> Quantization:
-        """It as one of the file types of a model."""
-        return Quantization(
-            self.file_type or self.name,
-            self.bytes,
-            self.bits_per_weight,
-            {},
-            False,
-            plan=self.plan,
-            longest_context=self.longest_context,
-            problem=self.problem,
-        )
 
 
 @dataclass(frozen=True)
@@ -152,11 +108,17 @@ def best_file(
         for group in _models(found):
             types = {each.file_type.lower() for each in group}
             own_type = next((each for each in ("bf16", "f16", "f32") if each in types), "")
-            choices = [(each.as_quantization, each) for each in group]
+            choices = [(_as_quantization(each), each) for each in group]
             best = best_of([each for each, _ in choices], own_type, devices, tokens_per_second)
             if best is not None:
                 return next(file for each, file in choices if each is best)
     return None
+
+
+def _as_quantization(each: RepositoryFile) -> Quantization:
+    """It as one of the file types of a model."""
+    kind, bits = each.file_type or each.name, each.bits_per_weight
+    return Quantization(kind, each.bytes, bits, {}, False, plan=each.plan, longest_context=each.longest_context)
 
 
 def _models(found: Sequence[RepositoryFile]) -> list[list[RepositoryFile]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -274,13 +276,32 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
     assert one.plan.breakdown == other.plan.breakdown
 
 
+FOR = ("--for", "llama-cpp-python")
+
+
 def test_the_command_says_the_best(shape: Path) -> None:
-    done = run(str(shape), "--gpu", "12GiB", "-c", "4096", "--type", "q4_k_m,q8_0", "--type", "F16")
+    done = run(str(shape), "--gpu", "12GiB", "-c", "4096", "--type", "q4_k_m,q8_0", "--type", "F16", *FOR)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[2:5]] == ["F16", "Q8_0", "Q4_K_M"]
     assert [line.split()[-1] == "best" for line in lines[2:5]] == [False, True, False]
-    assert lines[-1].startswith("best: Q8_0, 8.0 GiB, with -c 4096 ")
+    assert lines[-2:] == ["best: Q8_0, 8.0 GiB", ARGUMENTS]
+
+
+ARGUMENTS = "arguments: -c 4096 -dev CUDA0 -ngl 33 -np 1 -fit off"
+
+
+def test_the_arguments_are_whole_on_a_narrow_terminal(shape: Path) -> None:
+    parent, child = pty.openpty()
+    environment = os.environ | {"COLUMNS": f"{len(ARGUMENTS) - 5}"}
+    words = [str(shape), "--gpu", "12GiB", "-c", "4096", "--type", "Q8_0", *FOR]
+    command = [sys.executable, "-m", "fitter", "quants", *words]
+    # the terminal holds what is written until it is read
+    subprocess.run(command, stdout=child, stderr=subprocess.DEVNULL, env=environment, timeout=120, check=True)
+    shown = os.read(parent, 1 << 16).decode().splitlines()
+    os.close(child)
+    os.close(parent)
+    assert shown[-1] == ARGUMENTS
 
 
 def test_json_has_the_same(shape: Path) -> None:

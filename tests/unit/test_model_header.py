@@ -201,3 +201,26 @@ def test_a_model_of_hundreds_of_gigabytes(tmp_path: Path, parts: int) -> None:
     model = open_model(path, _reader(shape, parts))
     assert (model.bytes, model.n_layer, len(model.tensors), len(model.files)) == (SHAPES[shape].bytes, 61, 1086, parts)
     assert model.is_moe
+
+
+@pytest.mark.parametrize("tokens", [False, True], ids=["no texts", "texts"])
+@pytest.mark.parametrize(("words", "most"), [(25, 25), (26, 25), (10**8, 25)])
+def test_words_that_nothing_has_room_for(words: int, most: int, tokens: bool, tmp_path: Path) -> None:
+    """llama.cpp takes 40 bytes for each before it finds that out, unless their texts are there to be counted."""
+    changes = {"qwen3moe__vocab_size": words} | ({} if tokens else {"tokenizer__ggml__tokens": None})
+    if tokens or words <= most:
+        _open(tmp_path, _header(**changes))
+    else:
+        assert _refused(tmp_path, _header(**changes)) == (
+            f"{tmp_path}/a.gguf has {words} words by its header, but room for {most}; download it again"
+        )
+
+
+@pytest.mark.parametrize("words", [1 << 23, (1 << 23) + 1])
+def test_more_words_than_any_model_has(words: int, tmp_path: Path) -> None:
+    rows = (TensorInfo("token_embd.weight", "F32", (1, 1 << 24), 100), *TENSORS[1:])
+    header = _header(rows, qwen3moe__vocab_size=words, tokenizer__ggml__tokens=None)
+    if words == 1 << 23:
+        _open(tmp_path, header)
+    else:
+        assert "but room for 8388608; download it again" in _refused(tmp_path, header)

@@ -10,7 +10,7 @@ import pytest
 
 import fitter.quantizing
 from fitter.llama.types import FileType, Params, TensorBuftOverride
-from fitter.output.quantizations import quantizations_table
+from fitter.output.quantizations import commands, quantizations_table
 from fitter.output.table import print_to
 from fitter.planning.plan import Problem
 from fitter.planning.quantizations import Quantization, Quantizations, best_of, needs_imatrix, ordered
@@ -128,7 +128,7 @@ def of(*found: Quantization, best: Quantization | None = None, rate: float | Non
 def rendered(found: Quantizations, *, verbose: bool = False) -> str:
     out = io.StringIO()
     print_to(out, quantizations_table(found, verbose=verbose))
-    return out.getvalue()
+    return out.getvalue() + "".join(f"{line}\n" for line in commands(found))
 
 
 def test_the_table() -> None:
@@ -145,14 +145,16 @@ def test_the_table() -> None:
         "IQ3_XXS: not told\n"
         "a note\n"
         "context: of the plan, which is for speed; longest: the most that fits, whatever it costs in time\n"
-        "best: Q4_K_M, 4.9 GiB, with -c 4096 -ngl 33 -np 1 -fit off\n"
+        "best: Q4_K_M, 4.9 GiB\n"
+        "arguments: -c 4096 -ngl 33 -np 1 -fit off\n"
     )
 
 
 LAST: dict[str, tuple[Quantizations, str]] = {
     "with a matrix": (
         of(replace(IQ4_XS, needs_imatrix=True), best=replace(IQ4_XS, needs_imatrix=True)),
-        "best: IQ4_XS, 4.4 GiB, made with an importance matrix, with -c 4096 -ngl 33 -np 1 -fit off",
+        "whatever it costs in time best: IQ4_XS, 4.4 GiB, made with an importance matrix "
+        "arguments: -c 4096 -ngl 33 -np 1 -fit off",
     ),
     "none on the devices": (
         of(made("Q8_0", 8.5, on_devices=False)),

@@ -215,10 +215,11 @@ def test_a_shape_is_found_by_its_name_or_by_words() -> None:
             "'fitter shapes' lists them",
         ),
         (("xyzzy",), "there is no shape 'xyzzy': 'fitter shapes' lists them"),
+        (("qwen3", 3), "words are ('qwen3', 3): give texts, such as fitter.shapes('qwen3', 'moe')"),
         (("qwen3", "xyzzy"), "no shape has all of 'qwen3 xyzzy' in its name: 'fitter shapes' lists all"),
     ],
 )
-def test_an_unknown_shape_is_said(words: tuple[str, ...], message: str) -> None:
+def test_an_unknown_shape_is_said(words: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UsageError) as error:
         fitter.shapes(*words)
     assert str(error.value) == message

@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 def documented(kind: type) -> dict[str, str]:
     """The docstring of every field and property of ``kind``, its bases included; fields first."""
     found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         if not base.__module__.startswith("fitter"):
             continue
@@ -27,8 +28,8 @@ def documented(kind: type) -> dict[str, str]:
                 )
                 found[statement.target.id] = str(text)
             elif isinstance(statement, ast.FunctionDef) and _is_property(statement):
-                found[statement.name] = ast.get_docstring(statement) or ""
-    return found
+                properties[statement.name] = ast.get_docstring(statement) or ""
+    return found | properties
 
 
 def _is_property(function: ast.FunctionDef) -> bool:

@@ -12,6 +12,7 @@ from fitter.model.shapes.addresses import SHAPE
 from fitter.model.shapes.gguf import data_bytes
 from fitter.model.shapes.mapping import header_of
 from fitter.text import printable
+from fitter.values import shown
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ def shapes(*words: str) -> tuple[ShapeInfo, ...]:
 
     One word that is the name of a shape finds that one alone. Raises ``UsageError`` where none has them.
     """
+    if not all(isinstance(word, str) for word in words):
+        raise UsageError(f"words are {shown(words)}: give texts, such as fitter.shapes('qwen3', 'moe')")
     wanted = [word.strip().lower() for word in words]
     if len(wanted) == 1 and wanted[0] in catalogue.names():
         return (_info(wanted[0]),)
