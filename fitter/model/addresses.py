@@ -79,6 +79,16 @@ def shown(url: str) -> str:
     return _QUERY.sub("", _USER.sub("//", url))
 
 
+def without_secrets(text: str, url: str) -> str:
+    """``text``, which is about ``url``, without what of that is not shown, in one line."""
+    text = text.replace(url, shown(url))
+    users = [found[0][2:-1] for found in _USER.finditer(url)]
+    secrets = {*users, *(user.partition(":")[2] for user in users), *(found[0] for found in _QUERY.finditer(url))}
+    for secret in sorted({*secrets, *map(urllib.parse.unquote, secrets)} - {""}, key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return " ".join(shown(word) if "://" in word else word for word in text.split())
+
+
 def file_name(url: str) -> str:
     """The name of a file by its URL. Raises ``ModelError`` where that names none."""
     scheme, _, path = shown(url).partition("://")
