@@ -37,6 +37,7 @@ from fitter.planning.explored import (
     register,
 )
 from fitter.planning.quantizations import check_source, quantization
+from fitter.text import LONGEST_NAME, printable
 from fitter.values import shown
 
 register(to_dict)
@@ -327,7 +328,7 @@ def _naming_loss() -> Iterator[None]:
         raise
     except Exception as error:
         # each has errors of its own
-        said = f"{type(error).__name__}: {error}".strip(": ").partition("\n")[0]
+        said = f"{type(error).__name__}: {printable(' '.join(str(error).split()), LONGEST_NAME)}".removesuffix(": ")
         raise LibraryError(f"the executor was lost ({said}): start it again, and go on with --resume") from error
 
 

@@ -171,7 +171,7 @@ def test_a_dask_cluster_that_is_lost_is_said(
     lost: str,
 ) -> None:
     address, process = scheduler
-    monkeypatch.setattr(executors, "_LOST_SECONDS", 2.0)
+    monkeypatch.setattr(executors, "LOST_SECONDS", 2.0)
     root = str(Path(fitter.__file__).parents[1])
     worker = dask_worker(address, tmp_path, PYTHONPATH=root)
     killed = process if lost == "scheduler" else worker
@@ -220,7 +220,7 @@ def test_a_dask_worker_without_fitter_is_said(
 
 def test_who_is_no_dask_scheduler_is_not_waited_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr(executors, "_PATIENCE", 0.5)
+    monkeypatch.setattr(executors, "PATIENCE", 0.5)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
