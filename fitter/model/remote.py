@@ -279,7 +279,7 @@ def _in_parallel(
                 raise error
             if error is not None:
                 said = without_secrets(f"{type(error).__name__}: {error}", model[index].url)
-                raise ModelError(f"{model[index].shown} cannot be read: {said}") from error
+                raise ModelError(f"{model[index].shown} cannot be read: {said}") from None
             done += 1
         if any(found.values()):
             show(done)
