@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pydoc
 import queue
 import re
 import sys
@@ -93,6 +92,8 @@ def _connected(address: str) -> Any:
 
 def _check_workers(client: Any, address: str) -> None:
     """Raise ``LibraryError`` where there is no worker, or one without this fitter, which a cell would end."""
+    import pydoc
+
     try:
         client.wait_for_workers(1, timeout=PATIENCE)
         # a function that every Python has

@@ -460,6 +460,8 @@ def test_the_command_prints_and_writes_what_was_explored(
     assert [row["machine"] for row in rows] == [cell["machine"] for cell in document["cells"]]
     assert rows[0]["arguments"].startswith("-c 8192 ") and rows[3]["arguments"] == ""
     assert [path.name for path in tmp_path.iterdir()] == ["grid.csv"]
+    assert main([*words, "--resume", str(output), "-o", str(output)]) == 2
+    assert capsys.readouterr().err == f"fitter: error: -o {output} is the file of --resume too: name another one\n"
     assert main([*words, "--answer", "1m context"]) == 2
     assert "'1m context': it is not understood" in capsys.readouterr().err
     assert main([*words, "--answer", "8k context at 9999 t/s"]) == 1
