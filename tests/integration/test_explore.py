@@ -29,6 +29,7 @@ from fitter.cli import main
 from fitter.errors import LibraryError, UsageError
 from fitter.exploring import explore
 from fitter.exploring_cells import Task, figures_of
+from fitter.llama.client import Worker
 from fitter.planning.explored import Exploration, ExploredCell
 from tools.ranges import serving
 from tools.shapes import write
@@ -295,6 +296,9 @@ def test_what_was_interrupted_goes_on_without_a_cell_twice(
     state.write_text("\n".join(lines) + '\n{"key": "abc', encoding="utf-8")
     whole = explore(model, resume=state, **GRID)
     assert of(whole) == of(explored) and whole.kept == len(lines) - 1
+    with Worker() as worker:
+        build = worker.build()
+    assert json.loads(lines[1])["llama_cpp"] == f"{build.version} {build.key}"
     assert len(planned) == CELLS
     kept = [json.loads(line)["key"] for line in state.read_text().splitlines()[1:]]
     assert len(kept) == len(set(kept)) == CELLS
