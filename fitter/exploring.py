@@ -123,6 +123,8 @@ def _check_how(executor: object, jobs: object, on_cell: object) -> None:
         )
     if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
         raise UsageError(f"jobs (--jobs) is {shown(jobs)}: give a whole number above 0")
+    if jobs is not None and executor is not None:
+        raise UsageError("jobs (--jobs) are of this machine, and executor (--executor) plans elsewhere: leave one out")
     if on_cell is not None and not callable(on_cell):
         raise UsageError(f"on_cell is {shown(on_cell)}: give a function")
 

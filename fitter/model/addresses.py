@@ -152,14 +152,19 @@ def address(url: str) -> Address:
     if (place := hub_folder(url)) is not None:
         raise _is_repository(url, place.url)
     path = _PAGE.sub(r"\1/resolve/", parts.path, count=1)
-    hub = urllib.parse.urlsplit(endpoint())
+    hub = urllib.parse.urlsplit(_hub())
     there = parts._replace(scheme=hub.scheme, netloc=hub.netloc, path=path, query="", fragment="")
     return Address(urllib.parse.urlunsplit(there), shown(url), is_hub=True)
 
 
 def endpoint() -> str:
     """Where Hugging Face's hub is (``HF_ENDPOINT``)."""
-    return (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/").lower()
+    return _hub().lower()
+
+
+def _hub() -> str:
+    """The same as it is written: a user and a password have upper case."""
+    return (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
 
 
 def _is_of_hub(parts: urllib.parse.SplitResult) -> bool:

@@ -433,6 +433,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "the grid has 4 cells (2 contexts × 2 KV types), more than 3: name fewer of each, or raise --max-cells",
     ),
     "jobs": ({"jobs": 0}, "jobs (--jobs) is 0: give a whole number above 0"),
+    "jobs of an executor": (
+        {"jobs": 2, "executor": "dask://host:1"},
+        "jobs (--jobs) are of this machine, and executor (--executor) plans elsewhere: leave one out",
+    ),
+    "a function that is none": ({"on_cell": 7}, "on_cell is 7: give a function"),
     "an executor that is none": (
         {"executor": 7},
         "executor is 7: give a concurrent.futures.Executor, or a text such as dask://host:8786",

@@ -138,3 +138,10 @@ def test_where_it_is_once_it_is_downloaded() -> None:
     assert location.local_name("hf://org/repo/q4/m.gguf") == "q4/m.gguf"
     assert location.local_name("https://host/q4/m.gguf") == "m.gguf"
     assert location.local_name("q4/m.gguf") == "q4/m.gguf"
+
+
+def test_the_user_of_a_hub_is_asked_with_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://Me:PassWord@Mirror.example")
+    (found,) = addresses("https://Me:PassWord@mirror.example/org/repo/blob/main/m.gguf")
+    assert found.url == "https://Me:PassWord@Mirror.example/org/repo/resolve/main/m.gguf"
+    assert (found.is_hub, found.shown) == (True, "https://mirror.example/org/repo/blob/main/m.gguf")
