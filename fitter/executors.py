@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pydoc
 import queue
 import re
 import sys
@@ -16,14 +15,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from fitter.errors import LibraryError, UsageError
+from fitter.text import LONGEST_NAME, printable
 from fitter.values import shown
 from fitter.version import VERSION
 
 _PACKAGE = "distributed"
 _DASK = re.compile(r"dask://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>\d{1,5})/?")
-_PATIENCE = 10.0
+PATIENCE = 10.0
 """Seconds in which a scheduler must answer, and in which a worker must be there before the first cell."""
-_LOST_SECONDS = 60.0
+LOST_SECONDS = 60.0
 """Seconds without any worker after which nobody is waited for: a worker that is started again takes some."""
 _RETRIES = 3
 """How often a cell is given to another worker when the one that had it is lost."""
@@ -73,18 +73,18 @@ def _connected(address: str) -> Any:
 
     def connect() -> None:
         try:
-            found.put(make(f"tcp://{address}", timeout=_PATIENCE, set_as_default=False))
+            found.put(make(f"tcp://{address}", timeout=PATIENCE, set_as_default=False))
         except BaseException as error:
             found.put(error)
 
     threading.Thread(target=connect, daemon=True).start()
     try:
-        client = found.get(timeout=_PATIENCE + 1)
+        client = found.get(timeout=PATIENCE + 1)
     except queue.Empty:
-        client = TimeoutError(f"nothing that a scheduler says in {_PATIENCE:g} s")
+        client = TimeoutError(f"nothing that a scheduler says in {PATIENCE:g} s")
     if isinstance(client, BaseException):
         raise LibraryError(
-            f"the Dask scheduler at {address} does not answer ({_first_line(client)}): start one with 'dask "
+            f"the Dask scheduler at {address} does not answer ({_said(client)}): start one with 'dask "
             "scheduler', or name another one with --executor"
         ) from None
     return client
@@ -92,14 +92,16 @@ def _connected(address: str) -> Any:
 
 def _check_workers(client: Any, address: str) -> None:
     """Raise ``LibraryError`` where there is no worker, or one without this fitter, which a cell would end."""
+    import pydoc
+
     try:
-        client.wait_for_workers(1, timeout=_PATIENCE)
+        client.wait_for_workers(1, timeout=PATIENCE)
         # a function that every Python has
         found = client.run(pydoc.locate, "fitter.version.VERSION", on_error="return")
     except Exception as error:
         if client.status == "running" and isinstance(error, TimeoutError):
             raise _no_worker(address) from None
-        raise _lost(address, _first_line(error)) from None
+        raise _lost(address, _said(error)) from None
     for worker, version in found.items():
         if version != VERSION:
             has = f"has llama-fitter {version}" if isinstance(version, str) else "has no llama-fitter"
@@ -122,10 +124,10 @@ class _Watch:
         try:
             workers = self._client.scheduler_info()["workers"]
         except Exception as error:
-            raise _lost(self._address, _first_line(error)) from None
+            raise _lost(self._address, _said(error)) from None
         if workers:
             self._seen = time.monotonic()
-        elif time.monotonic() - self._seen > _LOST_SECONDS:
+        elif time.monotonic() - self._seen > LOST_SECONDS:
             raise _no_worker(self._address)
 
 
@@ -140,5 +142,5 @@ def _lost(address: str, said: str) -> LibraryError:
     return LibraryError(f"the Dask scheduler at {address} was lost ({said}): start it again, and go on with --resume")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _said(error: BaseException) -> str:
+    return printable(" ".join(str(error).split()), LONGEST_NAME) or type(error).__name__

@@ -38,6 +38,7 @@ from fitter.planning.explored import (
     register,
 )
 from fitter.planning.quantizations import check_source, quantization
+from fitter.text import LONGEST_NAME, printable
 from fitter.values import shown
 
 register(to_dict, exploration_fragment)
@@ -123,6 +124,8 @@ def _check_how(executor: object, jobs: object, on_cell: object) -> None:
         )
     if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
         raise UsageError(f"jobs (--jobs) is {shown(jobs)}: give a whole number above 0")
+    if jobs is not None and executor is not None:
+        raise UsageError("jobs (--jobs) are of this machine, and executor (--executor) plans elsewhere: leave one out")
     if on_cell is not None and not callable(on_cell):
         raise UsageError(f"on_cell is {shown(on_cell)}: give a function")
 
@@ -328,7 +331,7 @@ def _naming_loss() -> Iterator[None]:
         raise
     except Exception as error:
         # each has errors of its own
-        said = f"{type(error).__name__}: {error}".strip(": ").partition("\n")[0]
+        said = f"{type(error).__name__}: {printable(' '.join(str(error).split()), LONGEST_NAME)}".removesuffix(": ")
         raise LibraryError(f"the executor was lost ({said}): start it again, and go on with --resume") from error
 
 

@@ -63,6 +63,7 @@ class Planner:
         )
         self._asking = threading.Lock()
         self._counting = threading.Lock()
+        self._asker: int | None = None
         self._process = os.getpid()
 
     def _begin_in_fork(self) -> None:
@@ -112,7 +113,7 @@ class Planner:
     def release(self) -> None:
         """End the processes of llama.cpp after the question that is being answered; what was measured is kept."""
         self._begin_in_fork()
-        with self._asking:
+        with self._alone():
             self._worker.release()
 
     def close(self) -> None:
@@ -120,8 +121,9 @@ class Planner:
         self._begin_in_fork()
         self._is_closed = True
         self.cancel()
-        with self._asking:
-            self._worker.close()
+        if self._asker != threading.get_ident():
+            with self._alone():
+                self._worker.close()
 
     def __enter__(self) -> Planner:
         return self
@@ -154,16 +156,33 @@ class Planner:
             if number <= self._cancelled:
                 raise CancelledError("the question was cancelled: ask it again")
 
-        with self._asking:
+        with self._alone():
             check()
             self._worker.check = check
             try:
                 yield
             finally:
                 self._worker.check = None
-                if self._worker.rpc:
+                if self._is_closed:
+                    # by what the question has called, such as on_progress
+                    self._worker.close()
+                elif self._worker.rpc:
                     # an rpc-server talks to one process only
                     self._worker.release()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until no other question is asked. Raises ``UsageError`` in the middle of one."""
+        if self._asker == threading.get_ident():
+            raise UsageError(
+                "a planner answers one question at a time: ask it after on_progress and on_log have returned"
+            )
+        with self._asking:
+            self._asker = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._asker = None
 
 
 _INSTEAD = {"worker": "", "timeout": ", and give it to fitter.Planner", "on_log": ", and give it to fitter.Planner"}

@@ -82,6 +82,16 @@ def shown(url: str) -> str:
     return _QUERY.sub("", _USER.sub("//", url))
 
 
+def without_secrets(text: str, url: str) -> str:
+    """``text``, which is about ``url``, without what of that is not shown, in one line."""
+    text = text.replace(url, shown(url))
+    users = [found[0][2:-1] for found in _USER.finditer(url)]
+    secrets = {*users, *(user.partition(":")[2] for user in users), *(found[0] for found in _QUERY.finditer(url))}
+    for secret in sorted({*secrets, *map(urllib.parse.unquote, secrets)} - {""}, key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return " ".join(shown(word) if "://" in word else word for word in text.split())
+
+
 def file_name(url: str) -> str:
     """The name of a file by its URL. Raises ``ModelError`` where that names none."""
     scheme, _, path = shown(url).partition("://")
@@ -145,14 +155,19 @@ def address(url: str) -> Address:
     if (place := hub_folder(url)) is not None:
         raise _is_repository(url, place.url)
     path = _PAGE.sub(r"\1/resolve/", parts.path, count=1)
-    hub = urllib.parse.urlsplit(endpoint())
+    hub = urllib.parse.urlsplit(_hub())
     there = parts._replace(scheme=hub.scheme, netloc=hub.netloc, path=path, query="", fragment="")
     return Address(urllib.parse.urlunsplit(there), shown(url), is_hub=True)
 
 
 def endpoint() -> str:
     """Where Hugging Face's hub is (``HF_ENDPOINT``)."""
-    return (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/").lower()
+    return _hub().lower()
+
+
+def _hub() -> str:
+    """The same as it is written: a user and a password have upper case."""
+    return (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
 
 
 def check_endpoint(host: str) -> None:

@@ -249,7 +249,8 @@ class HttpRanges:
         if known and self._linked == known:
             raise Unchanged
         with suppress(OSError, http.client.HTTPException):
-            if int(answer.headers.get("Content-Length") or 0) <= _PIECE:
+            # one whose end nobody says is not waited for
+            if answer.chunked or (answer.length is not None and answer.length <= _PIECE):
                 answer.read(_PIECE)
         if not answer.isclosed():
             self.close()

@@ -24,6 +24,8 @@ from fitter.model.source import show
 
 _ABOUT = "about.json"
 _PARTIAL = ".partial-"
+_TRIES = 10
+"""How often a damaged folder is replaced, which other processes may do at the same time."""
 
 
 @dataclass(frozen=True)
@@ -143,14 +145,17 @@ def _write(entry: Entry, headers: Sequence[Header], words: str) -> None:
                 file.write(header.data)
                 file.truncate(header.file_bytes)
         (partial / _ABOUT).write_text(words + "\n", encoding="utf-8")
-        try:
-            partial.rename(entry.folder)
-        except OSError:
-            # Another process was quicker, or what is there is damaged.
-            if entry.is_whole():
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                partial.rename(entry.folder)
                 return
-            shutil.rmtree(entry.folder)
-            partial.rename(entry.folder)
+            except OSError:
+                # Another process was quicker, or what is there is damaged.
+                if entry.is_whole():
+                    return
+                if not left:
+                    raise
+                shutil.rmtree(entry.folder, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fitter.errors import LibraryError, ModelError
-from fitter.model.addresses import EXTRA, Address, shown
+from fitter.model.addresses import EXTRA, Address, without_secrets
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,4 @@ def changed(name: str) -> ModelError:
 
 def _said(error: Exception, address: Address) -> str:
     """What an error of a file system says, without what may be secret."""
-    text = " ".join(str(error).replace(address.url, address.shown).split())
-    words = (shown(word) if "://" in word else word for word in text.split())
-    return " ".join(words) or type(error).__name__
+    return without_secrets(str(error), address.url) or type(error).__name__

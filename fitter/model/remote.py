@@ -12,14 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from fitter.errors import FitterError, ModelError
 from fitter.model import kept_headers, source
-from fitter.model.addresses import Address, addresses, names, shown
+from fitter.model.addresses import Address, addresses, names, shown, without_secrets
 from fitter.model.header_length import LONGEST, Damaged, HeaderLength, TooLong
 from fitter.model.kept_headers import Entry, Header
 from fitter.model.ranges import FsspecRanges, Patience, Ranges, Unchanged, changed
 from fitter.text import human
+
+_T = TypeVar("_T")
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds for all of a header, where nothing else is said."""
@@ -93,9 +96,10 @@ def kept(url: str) -> tuple[Path, ...]:
 
 def beginning(url: str, most: int, *, timeout: float | None = None) -> bytes:
     """The first ``most`` bytes of the file at ``url``, all of one that is smaller. Raises what ``fetched`` raises."""
-    found = addresses(url)[0]
-    ranges = _ranges(found, _headers() if found.is_hub else {}, Patience(timeout or DEFAULT_TIMEOUT))
-    return ranges.read(0, most).data
+    found, patience = addresses(url)[0], Patience(timeout or DEFAULT_TIMEOUT)
+    ranges = _ranges(found, _headers() if found.is_hub else {}, patience)
+    (part,) = _in_parallel(lambda _: ranges.read(0, most), 1, patience, [found], lambda done: None, 1)
+    return part.data
 
 
 def forget() -> None:
@@ -233,17 +237,17 @@ class _Amounts:
 
 
 def _in_parallel(
-    read: Callable[[int], Header | None],
+    read: Callable[[int], _T],
     count: int,
     patience: Patience,
     model: Sequence[Address],
     show: Callable[[int], None],
     at_once: int,
-) -> list[Header | None]:
+) -> list[_T]:
     """What ``read`` returns for every file, several of them at once. The first error ends all."""
-    found: list[Header | None] = [None] * count
+    found: dict[int, _T] = {}
     left = iter(range(count))
-    results: queue.SimpleQueue[tuple[int, Header | None, BaseException | None]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
     taking = threading.Lock()
 
     def work() -> None:
@@ -253,9 +257,10 @@ def _in_parallel(
             if index is None:
                 return
             try:
-                results.put((index, read(index), None))
+                found[index] = read(index)
+                results.put((index, None))
             except BaseException as error:
-                results.put((index, None, error))
+                results.put((index, error))
                 return
 
     for _ in range(min(at_once, count)):
@@ -266,19 +271,19 @@ def _in_parallel(
         while done < count:
             show(done)
             try:
-                index, header, error = results.get(timeout=max(0.0, min(0.1, patience.left)))
+                index, error = results.get(timeout=max(0.0, min(0.1, patience.left)))
             except queue.Empty:
                 patience.check(model[0].shown)
                 continue
             if isinstance(error, (FitterError, Unchanged)):
                 raise error
             if error is not None:
-                raise ModelError(f"{model[index].shown} cannot be read: {type(error).__name__}: {error}") from error
-            found[index] = header
+                said = without_secrets(f"{type(error).__name__}: {error}", model[index].url)
+                raise ModelError(f"{model[index].shown} cannot be read: {said}") from None
             done += 1
-        if any(found):
+        if any(found.values()):
             show(done)
     except BaseException:
         patience.stop()
         raise
-    return found
+    return [found[index] for index in range(count)]

@@ -7,11 +7,13 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +24,16 @@ import pytest
 from gguf import GGUFWriter
 
 import fitter
-from fitter import exploring, exploring_cells
+from fitter import executors, exploring, exploring_cells
 from fitter.cli import main
 from fitter.errors import LibraryError, UsageError
 from fitter.exploring import explore
 from fitter.exploring_cells import Task, figures_of
+from fitter.llama.client import Worker
 from fitter.planning.explored import Exploration, ExploredCell
+from tools.ranges import serving
 from tools.shapes import write
+from tools.tiny import write_tiny
 
 MACHINES = ("rtx-4090 + 8GiB", "none", "2GiB")
 GRID: dict[str, Any] = {
@@ -110,6 +115,132 @@ def test_a_process_that_is_lost_is_said(model: Path, tmp_path: Path) -> None:
     assert len(state.read_text().splitlines()) > 2
 
 
+@pytest.mark.parametrize("how", ["cannot be imported", "raises", "is shut down"])
+def test_an_executor_that_fails_is_one_line(model: Path, how: str) -> None:
+    class Failing(ThreadPoolExecutor):
+        def submit(self, *_: Any, **__: Any) -> Any:
+            if how == "raises":
+                raise KeyError("a\nb")
+            future: Future[Any] = Future()
+            future.set_exception(ModuleNotFoundError("No module named 'fitter'"))
+            return future
+
+    executor: Executor = ThreadPoolExecutor(1) if how == "is shut down" else Failing(1)
+    executor.shutdown()
+    said = {
+        "cannot be imported": "ModuleNotFoundError: No module named 'fitter'",
+        "raises": "KeyError: 'a\\nb'",
+        "is shut down": "RuntimeError: cannot schedule new futures after shutdown",
+    }
+    with pytest.raises(LibraryError) as caught:
+        explore(model, executor=executor, **FEW)
+    assert str(caught.value) == f"the executor was lost ({said[how]}): start it again, and go on with --resume"
+
+
+@pytest.fixture
+def scheduler() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The address of the scheduler of a Dask cluster without a worker, and its process."""
+    pytest.importorskip("distributed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = ["distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", address.partition(":")[2]]
+    process = subprocess.Popen([sys.executable, "-m", *command, "--no-dashboard"], stderr=subprocess.DEVNULL)
+    yield address, process
+    process.kill()
+    process.wait()
+
+
+def dask_worker(address: str, folder: Path, **environment: str) -> subprocess.Popen[bytes]:
+    command = ["distributed.cli.dask_worker", f"tcp://{address}", "--nthreads", "1", "--no-dashboard", "--no-nanny"]
+    return subprocess.Popen(
+        [sys.executable, "-m", *command, "--local-directory", str(folder)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stderr=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["scheduler", "worker"])
+def test_a_dask_cluster_that_is_lost_is_said(
+    model: Path,
+    tmp_path: Path,
+    scheduler: tuple[str, subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    lost: str,
+) -> None:
+    address, process = scheduler
+    monkeypatch.setattr(executors, "LOST_SECONDS", 2.0)
+    root = str(Path(fitter.__file__).parents[1])
+    worker = dask_worker(address, tmp_path, PYTHONPATH=root)
+    killed = process if lost == "scheduler" else worker
+
+    def kill(cell: ExploredCell, done: int, total: int) -> None:
+        if done == 2:
+            killed.kill()
+
+    try:
+        with pytest.raises(LibraryError) as caught:
+            explore(model, executor=f"dask://{address}", resume=tmp_path / "cells", on_cell=kill, **FEW)
+    finally:
+        worker.kill()
+        worker.wait()
+    said = {
+        "scheduler": "the executor was lost (CancelledError): start it again, and go on with --resume",
+        "worker": f"the Dask scheduler at {address} has no worker: start one with 'dask worker tcp://{address}', and "
+        "go on with --resume",
+    }
+    assert str(caught.value) == said[lost]
+    assert len((tmp_path / "cells").read_text().splitlines()) >= 3
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_a_dask_worker_without_fitter_is_said(
+    model: Path, tmp_path: Path, scheduler: tuple[str, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, _ = scheduler
+    (tmp_path / "fitter").mkdir()
+    (tmp_path / "fitter" / "__init__.py").touch()
+    (tmp_path / "fitter" / "version.py").write_text("VERSION = '0.0.1'\n")
+    worker = dask_worker(address, tmp_path, PYTHONPATH=str(tmp_path))
+    try:
+        with pytest.raises(LibraryError) as caught:
+            explore(model, executor=f"dask://{address}", **FEW)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert re.fullmatch(
+        rf"the Dask worker tcp://\S+ has llama-fitter 0\.0\.1, and this machine {re.escape(fitter.__version__)}: "
+        r"install the same on both, with 'llama-fitter\[dask\]'",
+        str(caught.value),
+    )
+
+
+def test_who_is_no_dask_scheduler_is_not_waited_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(executors, "PATIENCE", 0.5)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(LibraryError) as caught:
+            explore(model, executor=f"dask://{address}", **FEW)
+    assert str(caught.value) == (
+        f"the Dask scheduler at {address} does not answer (nothing that a scheduler says in 0.5 s): start one with "
+        "'dask scheduler', or name another one with --executor"
+    )
+
+
+def test_a_package_that_is_missing_is_said_before_a_model_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(LibraryError) as caught:
+        explore("missing.gguf", "24GiB", executor="dask://127.0.0.1:1")
+    assert str(caught.value) == "a Dask cluster needs the package distributed: pip install 'llama-fitter[dask]'"
+
+
 @pytest.mark.slow
 def test_a_dask_cluster_plans_the_same_though_one_of_its_processes_is_killed(
     model: Path, explored: Exploration
@@ -165,6 +296,9 @@ def test_what_was_interrupted_goes_on_without_a_cell_twice(
     state.write_text("\n".join(lines) + '\n{"key": "abc', encoding="utf-8")
     whole = explore(model, resume=state, **GRID)
     assert of(whole) == of(explored) and whole.kept == len(lines) - 1
+    with Worker() as worker:
+        build = worker.build()
+    assert json.loads(lines[1])["llama_cpp"] == f"{build.version} {build.key}"
     assert len(planned) == CELLS
     kept = [json.loads(line)["key"] for line in state.read_text().splitlines()[1:]]
     assert len(kept) == len(set(kept)) == CELLS
@@ -235,6 +369,48 @@ def test_a_model_that_llama_cpp_does_not_know_is_unknown_and_the_others_are_plan
     assert strange.fits is None and "nonesuch" in (strange.problem or "") and known.fits
 
 
+def test_one_bad_model_does_not_end_the_others(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut, missing = tmp_path / "cut.gguf", tmp_path / "missing.gguf"
+    with model.open("rb") as file:
+        cut.write_bytes(file.read(1000))
+    words = ["explore", str(cut), str(model), str(missing), "--gpu", "24GiB", "-c", "4096"]
+    assert main([*words, "--json"]) == 0
+    first, second, third = json.loads(capsys.readouterr().out)["cells"]
+    assert (first["fits"], second["fits"], third["fits"]) == (None, True, None)
+    assert "cut.gguf" in first["problem"]
+    assert third["problem"] == f"{missing}: no such file; check the path of the model"
+    assert main([*words[:2], str(missing), *words[4:]]) == 3
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and "cut.gguf" in said.err
+
+
+SECRET = "s3cr3t"
+
+
+def test_credentials_are_not_shown_and_not_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "served").mkdir()
+    write_tiny(tmp_path / "served" / "tiny.gguf")
+    monkeypatch.chdir(tmp_path)
+    with serving(tmp_path / "served") as server:
+        shown = f"{server.url}/tiny.gguf"
+        url = shown.replace("//", f"//me-{SECRET}:{SECRET}@") + f"?token={SECRET}"
+        words = ["explore", url, "missing.gguf", "--gpu", "24GiB", "--answer", "fits", "--resume", "cells.jsonl"]
+        said = ""
+        for more in (["-v", "-o", "grid.csv"], ["-o", "grid.parquet"], ["--json", "-o", "grid.json"]):
+            assert main([*words, *more]) == 0
+            document = capsys.readouterr().out
+            said += document
+        files = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+        assert SECRET not in said and SECRET.encode() not in files
+        assert json.loads(document)["cells"][0]["model"] == json.loads(document)["answers"][0]["model"] == shown
+        # they were asked for with it
+        assert {path for _, path, _ in server.requests} == {f"/tiny.gguf?token={SECRET}"}
+        assert main([*words[:1], url.replace("tiny", "none"), *words[3:]]) == 3
+        assert SECRET not in str(capsys.readouterr())
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no machine": ({"machines": []}, "machines (--gpu) is empty, so there is no cell to plan: name one"),
     "no model": ({"models": []}, "models is empty, so there is no cell to plan: name one"),
@@ -257,6 +433,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "the grid has 4 cells (2 contexts × 2 KV types), more than 3: name fewer of each, or raise --max-cells",
     ),
     "jobs": ({"jobs": 0}, "jobs (--jobs) is 0: give a whole number above 0"),
+    "jobs of an executor": (
+        {"jobs": 2, "executor": "dask://host:1"},
+        "jobs (--jobs) are of this machine, and executor (--executor) plans elsewhere: leave one out",
+    ),
+    "a function that is none": ({"on_cell": 7}, "on_cell is 7: give a function"),
     "an executor that is none": (
         {"executor": 7},
         "executor is 7: give a concurrent.futures.Executor, or a text such as dask://host:8786",
@@ -288,6 +469,8 @@ def test_the_command_prints_and_writes_what_was_explored(
     assert [row["machine"] for row in rows] == [cell["machine"] for cell in document["cells"]]
     assert rows[0]["arguments"].startswith("-c 8192 ") and rows[3]["arguments"] == ""
     assert [path.name for path in tmp_path.iterdir()] == ["grid.csv"]
+    assert main([*words, "--resume", str(output), "-o", str(output)]) == 2
+    assert capsys.readouterr().err == f"fitter: error: -o {output} is the file of --resume too: name another one\n"
     assert main([*words, "--answer", "1m context"]) == 2
     assert "'1m context': it is not understood" in capsys.readouterr().err
     assert main([*words, "--answer", "8k context at 9999 t/s"]) == 1

@@ -323,3 +323,24 @@ def test_what_holds_for_every_question_is_not_of_one(planner: fitter.Planner, gi
         with pytest.raises(UsageError) as caught:
             ask(**given)
         assert str(caught.value) == said
+
+
+def test_a_question_in_the_middle_of_another_one_is_refused(planner: fitter.Planner) -> None:
+    said: list[str] = []
+
+    def ask(_: Progress) -> None:
+        for call in (planner.fit, planner.release):
+            with pytest.raises(UsageError) as caught:
+                call()
+            said.append(str(caught.value))
+
+    assert planner.fit(on_progress=ask).fits
+    assert set(said) == {"a planner answers one question at a time: ask it after on_progress and on_log have returned"}
+
+
+def test_it_may_be_closed_in_the_middle_of_a_question(model: Path) -> None:
+    before = psutil.Process().children()
+    planner = fitter.Planner(model, gpus=["12GiB"])
+    with pytest.raises(CancelledError, match=r"^the planner is closed: make another one$"):
+        planner.fit(on_progress=lambda _: planner.close())
+    assert psutil.Process().children() == before

@@ -213,6 +213,10 @@ REFUSED: dict[str, tuple[Callable[[Request], bool], str]] = {
     ),
     "not HTTP": (not_http, "{}: what 127.0.0.1 answers is not HTTP: check the address"),
     "in a circle": (in_a_circle, "{} is redirected more than 10 times: check the address"),
+    "to itself, with a length that is none": (
+        status(302, Location="x?", Content_Length="abc"),
+        "{} is redirected more than 10 times: check the address",
+    ),
     "to nowhere": (status(302), "{} is redirected to nowhere: check the address"),
     "to https": (
         status(302, Location="https://127.0.0.1/x.gguf?sig=secret"),
@@ -350,6 +354,24 @@ def test_a_slow_server_is_given_up(server: FileServer, tiny: Path, seconds: floa
         )
         assert time.monotonic() - began < 8
     assert kept() == before
+
+
+def test_a_file_beside_it_that_drips_is_given_up(server: FileServer) -> None:
+    def slowly(request: Request) -> bool:
+        request.wfile.write(b"HTTP/1.1 206 Partial Content\r\n")
+        for _ in range(50):
+            request.wfile.write(b"X-Later: yes\r\n")
+            request.wfile.flush()
+            time.sleep(0.1)
+        return True
+
+    server.answer, began = slowly, time.monotonic()
+    with pytest.raises(ModelError) as caught:
+        remote.beginning(f"{server.url}/config.json", 100, timeout=0.5)
+    assert str(caught.value) == (
+        f"{server.url}/config.json: its header did not arrive within 0.5 s: give it more time (--timeout)"
+    )
+    assert time.monotonic() - began < 3
 
 
 def test_an_interrupt_ends_it_and_leaves_nothing(server: FileServer, tiny: Path) -> None:

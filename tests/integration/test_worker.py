@@ -471,3 +471,25 @@ def test_a_worker_that_is_given_keeps_its_timeout_and_log(
             with pytest.raises(UsageError, match=f"has its own {refused}: leave {refused} out of this call"):
                 call(model, gpus=["24GiB"], n_ctx=512, worker=worker, **given)
         assert (worker.timeout, worker.on_log) == (own.get("timeout", 120.0), own.get("on_log"))
+
+
+@pytest.mark.parametrize("how", ["asks", "closes", "asks while its parent waits"])
+def test_a_fork_leaves_the_process_of_its_parent_alone(model: Path, how: str) -> None:
+    with Worker() as worker:
+        build, pid = worker.build(), worker.pid
+        if how.endswith("waits"):
+            worker.begin_measure(model, Params(n_ctx=256))
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                if how != "closes":
+                    assert worker.build() == build and worker.pid != pid
+                worker.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        if how.endswith("waits"):
+            assert worker.finish_measure().rows
+        assert worker.build() == build and worker.pid == pid

@@ -6,7 +6,7 @@ import pytest
 
 from fitter.errors import ModelError
 from fitter.model import location
-from fitter.model.addresses import addresses, as_url, download_command, file_name, hub_file, shown
+from fitter.model.addresses import addresses, as_url, download_command, file_name, hub_file, shown, without_secrets
 
 URLS = {
     "a web server": ("https://host/m.gguf", "https://host/m.gguf"),
@@ -42,10 +42,24 @@ def test_a_url_of_a_file_is_a_path() -> None:
         ("hf://org/repo@v1/m.gguf", "hf://org/repo@v1/m.gguf"),
         ("s3://bucket/a@b/m.gguf", "s3://bucket/a@b/m.gguf"),
         ("zip://m.gguf::ftp://me:pass@host/m.zip?a=b", "zip://m.gguf::ftp://host/m.zip"),
+        # what nobody has encoded
+        ("https://me:p/a/s@host/m.gguf", "https://host/m.gguf"),
+        ("https://me:p#a/s@host/m.gguf?b=c", "https://host/m.gguf"),
+        ("zip://m.gguf::https://me:p/a@host/m.zip", "zip://m.gguf::https://host/m.zip"),
+        ("https://host:8080/a@b/m.gguf", "https://host:8080/a@b/m.gguf"),
+        ("http://[::1]:80/a@b.gguf", "http://[::1]:80/a@b.gguf"),
+        ("sftp://host:/a@b.gguf", "sftp://host:/a@b.gguf"),
     ],
 )
 def test_what_is_shown_holds_no_secret(url: str, expected: str) -> None:
     assert shown(url) == expected
+
+
+def test_what_others_say_of_an_address_holds_no_secret() -> None:
+    url = "sftp://me:p%40ss@host/m.gguf?token=t0ken"
+    said = f"me:p@ss@host refused p%40ss and ?token=t0ken\nof {url}: https://other:word@host/x?a=b"
+    assert without_secrets(said, url) == ("…@host refused … and … of sftp://host/m.gguf: https://host/x")
+    assert without_secrets("no such file", "hf://org/repo@v1/m.gguf") == "no such file"
 
 
 @pytest.mark.parametrize(
@@ -124,3 +138,10 @@ def test_where_it_is_once_it_is_downloaded() -> None:
     assert location.local_name("hf://org/repo/q4/m.gguf") == "q4/m.gguf"
     assert location.local_name("https://host/q4/m.gguf") == "m.gguf"
     assert location.local_name("q4/m.gguf") == "q4/m.gguf"
+
+
+def test_the_user_of_a_hub_is_asked_with_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://Me:PassWord@Mirror.example")
+    (found,) = addresses("https://Me:PassWord@mirror.example/org/repo/blob/main/m.gguf")
+    assert found.url == "https://Me:PassWord@Mirror.example/org/repo/resolve/main/m.gguf"
+    assert (found.is_hub, found.shown) == (True, "https://mirror.example/org/repo/blob/main/m.gguf")

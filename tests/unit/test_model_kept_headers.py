@@ -1,0 +1,57 @@
+"""Headers that are kept: several processes may replace a damaged one at the same time."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fitter.errors import ModelError
+from fitter.model import kept_headers
+from fitter.model.addresses import Address
+from fitter.model.kept_headers import Entry, Header, keep
+
+MODEL = [Address("https://host/m.gguf", "https://host/m.gguf")]
+HEADER = Header("m.gguf", '"1"', 5000, b"GGUF" + b"x" * 1000)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_headers, "folder", lambda: tmp_path)
+
+
+def damaged() -> Entry:
+    entry = keep(MODEL, [HEADER])
+    with entry.paths[0].open("r+b") as file:
+        file.write(b"FUGG")
+    return entry
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_another_one_replaces_it_too(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    entry, remove, left = damaged(), shutil.rmtree, [times]
+
+    def removed(path: Path, ignore_errors: bool = False) -> None:
+        remove(path, ignore_errors=ignore_errors)
+        if path == entry.folder and left[0]:
+            # another process was quicker, and what it left was damaged again
+            left[0] -= 1
+            path.mkdir()
+            (path / "m.gguf").touch()
+
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    assert keep(MODEL, [HEADER]).is_whole() and left == [0]
+    assert [path.name for path in entry.folder.parent.iterdir()] == [entry.folder.name]
+
+
+def test_what_cannot_be_replaced_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    entry, remove = damaged(), shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: None if path == entry.folder else remove(path))
+    with pytest.raises(ModelError) as caught:
+        keep(MODEL, [HEADER])
+    assert str(caught.value) == (
+        f"the header of https://host/m.gguf cannot be kept in {tmp_path}: Directory not empty; set XDG_CACHE_HOME to a "
+        "directory that can be written"
+    )
+    assert [path.name for path in entry.folder.parent.iterdir()] == [entry.folder.name]
