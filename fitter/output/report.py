@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -125,7 +125,7 @@ def _drawn(
     document: Mapping[str, Any],
     found: LayerMap | None,
     notes: Sequence[str] = (),
-    formats: Collection[str] = tuple(FORMATS),
+    formats: Iterable[str] = tuple(FORMATS),
 ) -> dict[str, Any]:
     """What is shown of a plan wherever it is."""
     return {
@@ -137,7 +137,7 @@ def _drawn(
         "map_pictures": ()
         if found is None
         else _pictures(lambda width: layer_picture.layer_svg(found, width=width, is_alone=False)),
-        "formats": [each for each in _formats(plan) if each["name"] in formats] if plan.fits else [],
+        "formats": _formats(plan, formats) if plan.fits else [],
         "remarks": _remarks(plan, notes),
     }
 
@@ -342,13 +342,13 @@ def _why(plan: Plan) -> dict[str, Any] | None:
 _SPENT = ("prompt", "generation")
 
 
-def _formats(plan: Plan) -> list[dict[str, str]]:
+def _formats(plan: Plan, names: Iterable[str]) -> list[dict[str, str]]:
     """The plan for each program: the text to copy, or why there is none."""
     found = []
-    for name, meaning in FORMATS.items():
+    for name in names:
         if name == "json":
             continue
-        entry = {"name": name, "meaning": meaning, "text": "", "problem": ""}
+        entry = {"name": name, "meaning": FORMATS[name], "text": "", "problem": ""}
         try:
             entry["text"] = plan.format(name)
         except PlanError as error:
