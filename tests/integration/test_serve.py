@@ -26,6 +26,7 @@ from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS
 from fitter.web.questions import ASKED
 from tools import ranges
 from tools.browser import chromium, find
+from tools.hub import hub_of
 from tools.serving_speed import Served, ask, load, serving
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
@@ -334,16 +335,23 @@ def test_private_addresses_are_not_asked(site: Site) -> None:
     assert site.files.requests == []
 
 
-def test_private_addresses_are_asked_where_that_is_allowed(site: Site) -> None:
+def test_private_addresses_are_asked_where_that_is_allowed(site: Site, tmp_path: Path) -> None:
     address = f"{site.files.url.rstrip('/')}/outside.gguf"
-    with serving("--allow-private-addresses", "--workers", "1") as served:
-        status, body = ask(served.connection(), "/api/plan", {"model": address, "gpus": CARD})
-        assert (status, json.loads(body)["model"]["path"]) == (200, address)
+    (tmp_path / "org" / "repo").mkdir(parents=True)
+    write_tiny(tmp_path / "org" / "repo" / "a.gguf", TINY_DENSE)
+    with (
+        hub_of(tmp_path, token=TOKEN) as hub,
+        serving("--allow-private-addresses", "--workers", "1", HF_ENDPOINT=hub.url, HF_TOKEN=TOKEN) as served,
+    ):
+        for model in (address, "hf://org/repo/a.gguf"):
+            status, body = ask(served.connection(), "/api/plan", {"model": model, "gpus": CARD})
+            assert (status, json.loads(body)["model"]["path"]) == (200, model)
+        hub.token = "another"
+        status, body = ask(served.connection(), "/api/plan", {"model": "hf://org/repo/b.gguf", "gpus": CARD})
+        assert status == 422 and TOKEN not in body
         status, body = ask(served.connection(), "/api/plan", {"model": "dense.gguf", "gpus": CARD})
-        assert (status, json.loads(body)["error"].partition(":")[0]) == (
-            400,
-            "'dense.gguf' is no address, and the server offers no directory",
-        )
+        said = "'dense.gguf' is no address, and the server offers no directory"
+        assert (status, json.loads(body)["error"].partition(":")[0]) == (400, said)
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(20) == 0
 
@@ -413,7 +421,7 @@ def test_every_answer_has_its_headers(path: str, site: Site) -> None:
 
 
 def test_many_pages_at_once(site: Site) -> None:
-    found = load(site.served, clients=8, seconds=3)
+    found = load(site.served, clients=8, seconds=2)
     assert (found.errors, len(found.taken) >= 8) == ([], True)
     assert found.processes <= 2 * 3
 
