@@ -187,7 +187,7 @@ def _constant(text: str, kind: str) -> Callable[[], Awaitable[Response]]:
 def _add_api(app: FastAPI, server: Server) -> None:
     @app.post("/api/plan", summary="Plan a model on described cards")
     async def plan(asked: PlanQuestion, request: Request) -> JSONResponse:
-        """The plan, as `fitter --json` prints it. One that does not fit has `fits` false and says why in `problems`."""
+        """The plan, as fitter --json prints it. One that does not fit has "fits" false and says why in "problems"."""
         found = await server.plan(asked, request, with_map=False)
         return JSONResponse(found.plan.to_dict())
 
@@ -199,12 +199,12 @@ def _add_api(app: FastAPI, server: Server) -> None:
 
     @app.get("/api/shapes", summary="The models that can be planned without a file")
     def shapes() -> JSONResponse:
-        """As `fitter shapes --json` prints them."""
+        """As fitter shapes --json prints them."""
         return JSONResponse(shapes_to_dict(pages.shapes()))
 
     @app.get("/api/gpus", summary="The cards that are known by name")
     def gpus() -> JSONResponse:
-        """As `fitter devices --catalogue --json` prints them."""
+        """As fitter devices --catalogue --json prints them."""
         return JSONResponse(catalogue_to_dict(catalogue.gpus().values()))
 
 
