@@ -34,7 +34,7 @@ from fitter.planning.plan import Plan
 from fitter.web import pages
 from fitter.web.files import Root
 from fitter.web.guard import Guard, Hosts
-from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered
+from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered, heard
 from fitter.web.questions import SECONDS, PlanQuestion, Wanted, wanted
 
 _STATUS = {Busy: 503, Overtaken: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
@@ -92,13 +92,14 @@ class Server:
     async def _fetched(self, question: Question, model: Wanted) -> None:
         loop = asyncio.get_running_loop()
         reading = loop.run_in_executor(self.fetching, fetch, model.opens, SECONDS)
-        await question.wait_for(reading)
-        if not reading.done():
-            # it ends by itself, and what it says then is of no use
-            reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        reading.add_done_callback(heard)
+        try:
+            await question.wait_for(reading)
+            question.check()
+            reading.result()
+        finally:
+            # one that has begun ends by itself
             reading.cancel()
-        question.check()
-        reading.result()
 
 
 async def _watch(request: Request, question: Question) -> None:

@@ -349,6 +349,19 @@ def test_private_addresses_are_asked_where_that_is_allowed(site: Site, tmp_path:
         hub.token = "another"
         status, body = ask(served.connection(), "/api/plan", {"model": "hf://org/repo/b.gguf", "gpus": CARD})
         assert status == 422 and TOKEN not in body
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            # it never answers, which holds up nobody else
+            slow = {"model": f"http://127.0.0.1:{silent.getsockname()[1]}/a.gguf", "gpus": CARD, "session": "s"}
+            answers: list[tuple[int, str]] = []
+            asking = threading.Thread(target=lambda: answers.append(ask(served.connection(), "/api/plan", slow)))
+            asking.start()
+            held = silent.accept()
+            status, body = ask(served.connection(), "/api/plan", {"model": address, "gpus": CARD, "session": "other"})
+            assert (status, asking.is_alive()) == (200, True)
+            assert ask(served.connection(), "/api/plan", {"model": address, "gpus": CARD, "session": "s"})[0] == 200
+            asking.join()
+            held[0].close()
+            assert answers == [(409, '{"error":"a newer question was asked: this one was not answered"}')]
         status, body = ask(served.connection(), "/api/plan", {"model": "dense.gguf", "gpus": CARD})
         said = "'dense.gguf' is no address, and the server offers no directory"
         assert (status, json.loads(body)["error"].partition(":")[0]) == (400, said)
@@ -421,8 +434,8 @@ def test_every_answer_has_its_headers(path: str, site: Site) -> None:
 
 
 def test_many_pages_at_once(site: Site) -> None:
-    found = load(site.served, clients=8, seconds=2)
-    assert (found.errors, len(found.taken) >= 8) == ([], True)
+    found = load(site.served, clients=6, seconds=2)
+    assert (found.errors, len(found.taken) >= 6) == ([], True)
     assert found.processes <= 2 * 3
 
 
