@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import fitter
+from fitter.llama import builds
 from fitter.machine import catalogue
 from fitter.model.shapes import listing
 from fitter.output import report
@@ -29,6 +30,7 @@ from tools.browser import chromium, find
 from tools.hub import hub_of
 from tools.serving_speed import Served, ask, load, serving
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
+from tools.upstream import TOOLS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -182,6 +184,18 @@ def test_pick_change_compare_share_and_open_again(site: Site, browser: Browser) 
         page.locator("#a .panel summary").first.click()
         assert page.locator("#sides").inner_text() == text
         assert page.locator("#compare").get_attribute("aria-pressed") == "true"
+
+
+def test_a_slider_is_moved_with_the_keyboard(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB&a.n_ctx=512") as page:
+        asked: list[Any] = []
+        page.on("request", lambda request: asked.append(request.post_data_json))
+        page.locator("#a .steps").focus()
+        for _ in range(4):
+            page.keyboard.press("ArrowRight")
+        answered(page)
+        assert fact(page, "context") == "2,048"
+        assert asked[-1]["n_ctx"] == 2048 and len(asked) < 4, "what is asked last is what counts"
 
 
 def test_a_plan_that_fails_is_one_line(site: Site, browser: Browser) -> None:
@@ -491,6 +505,16 @@ def test_what_it_cannot_be_started_with(site: Site, tmp_path: Path) -> None:
     for words in (["--workers", "0"], ["--port", "65536"], ["a.gguf"], ["--host", ""]):
         status, text = failing(*words)
         assert status == 2 and text.count("\n") == 1
+
+
+def test_which_llama_cpp_plans(tmp_path: Path) -> None:
+    where = str(TOOLS)
+    status, text = failing("--llama-cpp", str(tmp_path))
+    assert (status, text.count("\n")) == (3, 1) and str(tmp_path) in text
+    with serving("--llama-cpp", where, "--workers", "1") as served:
+        status, body = ask(served.connection(), "/api/plan", {"model": "shape://llama-3.2-1b", "gpus": ["8GiB"]})
+        assert (status, json.loads(body)["llama_cpp"]["key"]) == (200, builds.find(where).key)
+        assert str(where) not in body
 
 
 def test_a_package_that_is_missing_is_named(
