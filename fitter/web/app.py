@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -139,7 +139,6 @@ def application(settings: Settings, pool: Pool) -> Guard:
         redoc_url=None,
         openapi_url="/api/openapi.json",
     )
-    app.state.server = server
     _add_errors(app, settings)
     _add_pages(app, server)
     _add_api(app, server)
@@ -149,7 +148,9 @@ def application(settings: Settings, pool: Pool) -> Guard:
 async def _tidy(pool: Pool) -> None:
     while True:
         await asyncio.sleep(_TIDY)
-        await pool.close_idle()
+        # one that does not end as it should is no reason to keep the others
+        with suppress(FitterError):
+            await pool.close_idle()
 
 
 def _add_pages(app: FastAPI, server: Server) -> None:
