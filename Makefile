@@ -32,9 +32,15 @@ STAMPS := $(VENV)/stamps
 TOOLS := build/llama
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' vendor/llama.cpp/pin.toml)
 
+# Some versions of GCC write but a part of the configuration of AMX tiles (gcc.gnu.org/PR114098), so that what they build
+# for a processor that has them ends with a signal in the first matrix product: then any x86-64 with AVX2 is built for.
+PREPROCESSED = echo | $${CXX:-c++} -march=native -E -x c++ $(1) - 2>/dev/null
+BROKEN_AMX := $(if $(shell $(call PREPROCESSED,-dM) | grep __AMX_TILE__ >/dev/null \
+  && $(call PREPROCESSED,-include immintrin.h) | grep 'ldtilecfg.*const void \*\*'),yes)
+
 # The tests use rpc-server as a second device; what the user says comes last and wins.
 unexport CMAKE_ARGS
-override LLAMA_ARGS := $(strip -DGGML_RPC=ON $(CMAKE_ARGS))
+override LLAMA_ARGS := $(strip -DGGML_RPC=ON $(if $(BROKEN_AMX),-DGGML_NATIVE=OFF) $(CMAKE_ARGS))
 
 # cmake from the PATH if it is new enough, else from PyPI, in the virtual environment.
 CMAKE = $(shell PATH="$(abspath $(VENV))/bin:$$PATH" command -v cmake)
@@ -57,19 +63,19 @@ $(STAMPS)/venv:
 	@touch $@
 
 # The stamp holds the options that llama-cpp-python was built with. One that was there before, of the right version and with
-# RPC, is taken as it is. pip's cache of built wheels does not know about options, so a wheel from it is checked too.
+# RPC, is taken as it is, if it runs here. pip's cache of built wheels does not know about options, so a wheel from it is checked too.
 .PHONY: llama-cpp-python
 llama-cpp-python: $(STAMPS)/venv
 	@stamp=$(STAMPS)/llama-cpp-python; options='$(LLAMA_ARGS)'; \
-	  has_rpc() { $(PY) -c 'import importlib.metadata as m, sys; d = m.distribution("llama-cpp-python"); sys.exit(d.version != "$(VERSION)" or not d.locate_file("llama_cpp/lib/libggml-rpc.so").exists())' 2>/dev/null; }; \
+	  usable() { $(PY) -c 'import importlib.metadata as m, sys; d = m.distribution("llama-cpp-python"); lib = d.locate_file("llama_cpp/lib"); sys.exit(d.version != "$(VERSION)" or not (lib / "libggml-rpc.so").exists() or "$(BROKEN_AMX)" and b"ggml_backend_amx" in (lib / "libggml-cpu.so").read_bytes() or 0)' 2>/dev/null; }; \
 	  build() { CMAKE_ARGS="$$options" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q "$$@" llama-cpp-python==$(VERSION); }; \
 	  if [ -n '$(WITH_CUDA)' ]; then cuda=$$($(PY) -m tools.cuda.toolkit --architectures '$(CUDA_ARCHITECTURES)'); options="$$cuda $$options"; fi; \
 	  wanted="$(VERSION) $$options"; \
-	  if [ -f $$stamp ] && [ "$$(cat $$stamp)" = "$$wanted" ] && has_rpc; then exit 0; fi; \
-	  if [ -z '$(CMAKE_ARGS)$(WITH_CUDA)' ] && has_rpc; then [ -f $$stamp ] || echo "$$wanted" >$$stamp; exit 0; fi; \
+	  if [ -f $$stamp ] && [ "$$(cat $$stamp)" = "$$wanted" ] && usable; then exit 0; fi; \
+	  if [ -z '$(CMAKE_ARGS)$(WITH_CUDA)' ] && usable; then [ -f $$stamp ] || echo "$$wanted" >$$stamp; exit 0; fi; \
 	  echo "installing llama-cpp-python $(VERSION) with $$options: some four minutes on two cores$(if $(WITH_CUDA), and 25 more for each compute capability)"; \
 	  if [ -z '$(CMAKE_ARGS)$(WITH_CUDA)' ]; then build; fi; \
-	  if [ -n '$(CMAKE_ARGS)$(WITH_CUDA)' ] || ! has_rpc; then build --no-binary llama-cpp-python --no-cache-dir --force-reinstall; fi; \
+	  if [ -n '$(CMAKE_ARGS)$(WITH_CUDA)' ] || ! usable; then build --no-binary llama-cpp-python --no-cache-dir --force-reinstall; fi; \
 	  echo "$$wanted" >$$stamp
 
 # Editable: the tests and the demo run this tree. Built again when the native side changes.
@@ -120,8 +126,7 @@ test-unit: install ## tests/unit alone, which needs nothing but the install: hal
 # Of the distribution: what pip could bring is a browser for one version of a test library.
 .PHONY: browser
 browser:
-	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
-	  || echo "make: no Chromium to open reports with, so those tests are skipped; Debian, Ubuntu: apt-get install chromium" >&2
+	@$(PYTHON) -m tools.browser >/dev/null || [ -z "$${FITTER_NEEDS_BROWSER:-}" ]
 
 # A file's tests share what they have measured, so a file is one process's; tests/conftest.py has the longest begin first.
 .PHONY: test

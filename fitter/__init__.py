@@ -17,6 +17,7 @@ from fitter.errors import (
     TimeLimitError,
     UsageError,
 )
+from fitter.version import VERSION
 
 # typing's own would cost more than all the rest of this package.
 TYPE_CHECKING = False
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     from fitter.reporting import report
     from fitter.repositories import repository
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "fitter.fitted": ("Llama",),

@@ -2,47 +2,143 @@
 
 from __future__ import annotations
 
+import logging
+import pydoc
+import queue
 import re
-from collections.abc import Iterator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import Any
 
 from fitter.errors import LibraryError, UsageError
 from fitter.values import shown
+from fitter.version import VERSION
 
+_PACKAGE = "distributed"
 _DASK = re.compile(r"dask://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>\d{1,5})/?")
-_PATIENCE = "10s"
+_PATIENCE = 10.0
+"""Seconds in which a scheduler must answer, and in which a worker must be there before the first cell."""
+_LOST_SECONDS = 60.0
+"""Seconds without any worker after which nobody is waited for: a worker that is started again takes some."""
 _RETRIES = 3
 """How often a cell is given to another worker when the one that had it is lost."""
 
 
 def check_executor(text: str) -> None:
-    """Raise ``UsageError`` where ``text`` names no executor."""
+    """Raise ``UsageError`` where ``text`` names no executor, ``LibraryError`` where its package is missing."""
     match = _DASK.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 65536:
         raise UsageError(f"--executor {shown(text)}: name the scheduler of a Dask cluster, such as dask://host:8786")
+    if sys.modules.get(_PACKAGE, True) is None or find_spec(_PACKAGE) is None:
+        raise LibraryError("a Dask cluster needs the package distributed: pip install 'llama-fitter[dask]'")
 
 
 @contextmanager
-def executor_of(text: str) -> Iterator[Executor]:
-    """The executor that ``text`` names. Raises ``UsageError`` for another text, ``LibraryError`` if it is not there."""
+def executor_of(text: str) -> Iterator[tuple[Executor, Callable[[], None]]]:
+    """The executor that ``text`` names, and what raises ``LibraryError`` where it is no longer there.
+
+    Raises ``UsageError`` for another text, ``LibraryError`` if it is not there, or if one of its workers has no fitter
+    of this version.
+    """
     check_executor(text)
     address = text.removeprefix("dask://").rstrip("/")
+    from distributed.utils import silence_logging_cmgr
+
+    silent: Any = silence_logging_cmgr
+    with silent(logging.CRITICAL):
+        client = _connected(address)
+        try:
+            _check_workers(client, address)
+            yield client.get_executor(pure=False, retries=_RETRIES), _Watch(client, address).check
+        finally:
+            # what is said of a cluster that is gone is said already
+            with suppress(Exception):
+                client.close(timeout=2)
+
+
+def _connected(address: str) -> Any:
+    """A client of the scheduler. Raises ``LibraryError``.
+
+    It is made in a thread of its own: whoever takes a connection and says nothing is waited for without end.
+    """
+    from distributed import Client
+
+    make: Any = Client
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            found.put(make(f"tcp://{address}", timeout=_PATIENCE, set_as_default=False))
+        except BaseException as error:
+            found.put(error)
+
+    threading.Thread(target=connect, daemon=True).start()
     try:
-        import distributed
-    except ImportError:
-        raise LibraryError("a Dask cluster needs the package distributed: pip install 'llama-fitter[dask]'") from None
-    try:
-        make: Any = distributed.Client
-        client = make(f"tcp://{address}", timeout=_PATIENCE, set_as_default=False)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        client = found.get(timeout=_PATIENCE + 1)
+    except queue.Empty:
+        client = TimeoutError(f"nothing that a scheduler says in {_PATIENCE:g} s")
+    if isinstance(client, BaseException):
         raise LibraryError(
-            f"the Dask scheduler at {address} does not answer ({reason}): start one with 'dask scheduler', or name "
-            "another one with --executor"
+            f"the Dask scheduler at {address} does not answer ({_first_line(client)}): start one with 'dask "
+            "scheduler', or name another one with --executor"
         ) from None
+    return client
+
+
+def _check_workers(client: Any, address: str) -> None:
+    """Raise ``LibraryError`` where there is no worker, or one without this fitter, which a cell would end."""
     try:
-        yield client.get_executor(pure=False, retries=_RETRIES)
-    finally:
-        client.close()
+        client.wait_for_workers(1, timeout=_PATIENCE)
+        # a function that every Python has
+        found = client.run(pydoc.locate, "fitter.version.VERSION", on_error="return")
+    except Exception as error:
+        if client.status == "running" and isinstance(error, TimeoutError):
+            raise _no_worker(address) from None
+        raise _lost(address, _first_line(error)) from None
+    for worker, version in found.items():
+        if version != VERSION:
+            has = f"has llama-fitter {version}" if isinstance(version, str) else "has no llama-fitter"
+            raise LibraryError(
+                f"the Dask worker {worker} {has}, and this machine {VERSION}: install the same on both, with "
+                "'llama-fitter[dask]'"
+            )
+
+
+class _Watch:
+    """Whether a cluster is still there: a client waits without end for a worker that may come."""
+
+    def __init__(self, client: Any, address: str) -> None:
+        self._client = client
+        self._address = address
+        self._seen = time.monotonic()
+
+    def check(self) -> None:
+        """Raise ``LibraryError`` where the scheduler is gone, or every worker for a while."""
+        try:
+            workers = self._client.scheduler_info()["workers"]
+        except Exception as error:
+            raise _lost(self._address, _first_line(error)) from None
+        if workers:
+            self._seen = time.monotonic()
+        elif time.monotonic() - self._seen > _LOST_SECONDS:
+            raise _no_worker(self._address)
+
+
+def _no_worker(address: str) -> LibraryError:
+    return LibraryError(
+        f"the Dask scheduler at {address} has no worker: start one with 'dask worker tcp://{address}', and go on with "
+        "--resume"
+    )
+
+
+def _lost(address: str, said: str) -> LibraryError:
+    return LibraryError(f"the Dask scheduler at {address} was lost ({said}): start it again, and go on with --resume")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

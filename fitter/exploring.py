@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import os
+import queue
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fitter import api, exploring_cells, programs
+from fitter import api, executors, exploring_cells, programs
 from fitter.asking import fetch
 from fitter.door import naming_addresses
-from fitter.errors import FitterError, LibraryError, LlamaCppError, TimeLimitError, UsageError
-from fitter.executors import executor_of
+from fitter.errors import CancelledError, FitterError, LibraryError, LlamaCppError, TimeLimitError, UsageError
 from fitter.exploring_cells import CellHeader, Task, figures_of
-from fitter.exploring_state import State
+from fitter.exploring_grid import AXES, Grid, costs_of, grid_of
+from fitter.exploring_state import Key, State
 from fitter.llama import process
 from fitter.llama.client import Worker
-from fitter.llama.types import Skeleton
-from fitter.machine.gpu import cards_of, parse_gpus
+from fitter.llama.types import LlamaCpp, Skeleton
 from fitter.model.header import Model, open_model
+from fitter.model.source import with_addresses
 from fitter.output.exploration import to_dict
-from fitter.parameters import PARAMETERS, AnyPath, Fitting, taken_by
-from fitter.planning.ask import Ask
+from fitter.output.exploration_page import exploration_fragment
+from fitter.parameters import AnyPath
 from fitter.planning.explored import (
     Exploration,
     ExploredAnswer,
@@ -42,7 +40,7 @@ from fitter.planning.explored import (
 from fitter.planning.quantizations import check_source, quantization
 from fitter.values import shown
 
-register(to_dict)
+register(to_dict, exploration_fragment)
 
 MAX_CELLS = 2000
 """The most cells of a grid, unless another number is given."""
@@ -50,11 +48,10 @@ MAX_CELLS = 2000
 OnCell = Callable[[ExploredCell, int, int], None]
 """Is told of each cell that is done, how many are, and of how many."""
 
-_AXES = {"n_ctx": "asked_context", "type_k": "type_k", "type_v": "type_v", "n_ubatch": "n_ubatch"}
-"""Parameters that a grid has several values of, with the attribute of a cell that has its own."""
-
-_NOT_OF_A_CELL = frozenset({"gpus", "devices", "rpc", "rpc_bandwidth", "skeleton", "model_draft", "mmproj"})
-"""Keywords of ``fit`` that a grid says itself, or that are about this machine or files of it."""
+_LOOK_SECONDS = 1.0
+"""How often it is asked whether an executor is still there, while no cell comes back."""
+_LAST_SECONDS = 30.0
+"""How long cells are waited for that are being planned when an exploration ends early."""
 
 
 def explore(
@@ -88,167 +85,52 @@ def explore(
     cluster; by default ``jobs`` threads, each with a process of llama.cpp, one for each processor. ``on_cell`` is
     called with each cell that is done, how many are done, and how many there are.
 
+    Of several models, those that cannot be read have that as the ``problem`` of their cells.
+
     Raises ``UsageError`` where there is no cell, or more than ``max_cells``, and for what makes no sense; what ``fit``
-    raises for a model that cannot be read; ``LibraryError`` where the executor cannot be reached or is lost.
+    raises where no model can be read; ``LibraryError`` where the executor cannot be reached or is lost.
     """
     started = time.monotonic()
     asked = None if answer is None else parse_requirement(_text("answer (--answer)", answer))
-    if asked is not None and asked.context and "n_ctx" not in parameters:
-        parameters["n_ctx"] = asked.context
     parameters = {name: value for name, value in parameters.items() if value is not None}
+    if asked is not None and asked.context:
+        parameters.setdefault("n_ctx", asked.context)
     parameters.setdefault("program", programs.chosen("llama-cpp-python"))
-    grid = _grid(models, machines, types, parameters)
-    costs, cost = _costs(grid.machines, prices, watts)
-    check_cells(grid, max_cells)
+    grid = grid_of(models, machines, types, parameters, max_cells)
+    costs, cost = costs_of(grid.machines, prices, watts)
+    _check_how(executor, jobs, on_cell)
     with naming_addresses(), _opened(grid) as headers, State.opened(resume) as state:
-        cells = [replace(headers.noted(cell), **costs[cell.machine]) for cell in grid.cells]
+        cells = [replace(headers.noted(cell), **costs[cell.machine]) for cell in grid.cells()]
         keys = {cell.asked: headers.key(cell) for cell in cells}
         state.check({header.digest for header in headers.of.values() if isinstance(header, CellHeader)})
-        known = {cell.asked: found for cell in cells if (found := state.known(cell, keys[cell.asked])) is not None}
-        done = _Done(len(cells), on_cell)
-        for found in known.values():
-            done.tell(found)
-        waiting = [cell for cell in cells if cell.asked not in known]
-        for found, is_lasting in _planned(waiting, headers, executor, jobs):
-            if is_lasting:
-                state.add(found, keys[found.asked])
-            known[found.asked] = found
-            done.tell(found)
-        every = marked([known[cell.asked] for cell in cells], cost)
+        done = _Done(state, keys, on_cell)
+        for cell in cells:
+            if (found := state.known(cell, keys[cell.asked])) is not None:
+                done.tell(found)
+        _plan([cell for cell in cells if cell.asked not in done.found], headers, executor, jobs, done)
+        every = marked([done.found[cell.asked] for cell in cells], cost)
         answers = () if asked is None else tuple(_answers(every, asked, cost, headers))
     return Exploration(every, cost, answers, answer, state.used, time.monotonic() - started)
 
 
-@dataclass(frozen=True)
-class Grid:
-    """What there is to explore: cells, ``machines`` with the descriptions of their GPUs, and what holds for all."""
-
-    cells: tuple[ExploredCell, ...]
-    machines: Mapping[str, tuple[str, ...]]
-    fixed: Mapping[str, Any]
-    sizes: str
-
-
-def _grid(models: Any, machines: Any, types: Any, parameters: Mapping[str, Any]) -> Grid:
-    """Raises ``UsageError`` for an empty grid, and for what makes no sense in one."""
-    known = {each.name for each in taken_by(Fitting)}
-    for name in parameters:
-        if name not in known or name in _NOT_OF_A_CELL:
-            raise UsageError(f"explore has no keyword {name}: see help(fitter.explore)")
-    names: list[str] = [os.fsdecode(each) for each in _several("models", models, (bytes, os.PathLike))]
-    described = {text: tuple(split_machine(text)) for text in map(_machine, _several("machines (--gpu)", machines))}
-    named = types.split(",") if isinstance(types, str) else types
-    file_types = [each.strip().upper() for each in _several("types (--type)", named)] if types is not None else [None]
-    axes = {name: _values(name, parameters.get(name)) for name in _AXES}
-    fixed = {name: value for name, value in parameters.items() if name not in _AXES}
-    fixed = {name: PARAMETERS[name].check(value) for name, value in fixed.items()}
-    for text, gpus in described.items():
-        try:
-            Ask.of(Fitting(gpus=gpus, **fixed))  # type: ignore[typeddict-item]
-        except UsageError as error:
-            raise UsageError(str(error).replace("--gpu 'none'", f"--gpu {text!r}")) from None
-    cells = tuple(
-        ExploredCell(model, file_type, machine, **dict(zip(_AXES.values(), values, strict=True)))
-        for model, file_type, machine in itertools.product(dict.fromkeys(names), dict.fromkeys(file_types), described)
-        for values in itertools.product(*axes.values())
-    )
-    counts = {"model": len(set(names)), "file type": len(set(file_types)), "machine": len(described)}
-    counts |= {"context": len(axes["n_ctx"]), "KV type": len(axes["type_k"]) * len(axes["type_v"])}
-    counts["micro batch"] = len(axes["n_ubatch"])
-    sizes = " × ".join(f"{n} {word}{'es' if word.endswith('ch') else 's'}" for word, n in counts.items() if n > 1)
-    return Grid(cells, described, fixed, sizes)
-
-
-def check_cells(grid: Grid, most: object) -> None:
-    """Raise ``UsageError`` where there are more cells than ``most``."""
-    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-        raise UsageError(f"max_cells (--max-cells) is {shown(most)}: give a whole number above 0")
-    if len(grid.cells) > most:
+def _check_how(executor: object, jobs: object, on_cell: object) -> None:
+    """Raise ``UsageError`` for what plans no cells, ``LibraryError`` where its package is missing."""
+    if isinstance(executor, str):
+        executors.check_executor(executor)
+    elif executor is not None and not isinstance(executor, Executor):
         raise UsageError(
-            f"the grid has {len(grid.cells)} cells ({grid.sizes}), more than {most}: name fewer of each, or raise "
-            "--max-cells"
+            f"executor is {shown(executor)}: give a concurrent.futures.Executor, or a text such as dask://host:8786"
         )
-
-
-def split_machine(text: str) -> list[str]:
-    """The GPUs of a machine, as ``--gpu`` of ``fit`` takes them: ``rtx-4090 + 2x rtx-3090`` has two descriptions."""
-    parts = [part.strip() for part in text.split("+")]
-    if not all(parts):
-        raise UsageError(f"--gpu {text!r}: name a GPU on both sides of each +, such as 'rtx-4090 + rtx-3060-12gb'")
-    return parts
-
-
-def _machine(text: str) -> str:
-    return " + ".join(" ".join(part.split()) for part in split_machine(text))
-
-
-def _several(called: str, given: Any, kinds: tuple[Any, ...] = ()) -> list[Any]:
-    """A list of texts, each once. Raises ``UsageError`` for anything else, and where there is none."""
-    values = [given] if isinstance(given, (str, *kinds)) else given
-    if isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping)):
-        found: list[Any] = list(dict.fromkeys(values))
-        if all(isinstance(each, (str, *kinds)) and each for each in found):
-            if found:
-                return found
-            raise UsageError(f"{called} is empty, so there is no cell to plan: name one")
-    raise UsageError(f"{called} is {shown(given)}: give a text, or a list of texts that are not empty")
-
-
-def _values(name: str, given: Any) -> list[Any]:
-    """The values of one axis, each once and checked."""
-    values = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not values:
-        raise UsageError(f"{name} is empty, so there is no cell to plan: give a value, or leave it out")
-    return list(dict.fromkeys(None if value is None else PARAMETERS[name].check(value) for value in values))
+    if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
+        raise UsageError(f"jobs (--jobs) is {shown(jobs)}: give a whole number above 0")
+    if on_cell is not None and not callable(on_cell):
+        raise UsageError(f"on_cell is {shown(on_cell)}: give a function")
 
 
 def _text(called: str, value: object) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{called} is {shown(value)}: give a text")
     return value
-
-
-def _costs(
-    machines: Mapping[str, tuple[str, ...]], prices: Mapping[str, float] | None, watts: Mapping[str, float] | None
-) -> tuple[dict[str, dict[str, Any]], str]:
-    """The memory of each machine, and its cost where each of its cards has one; what is meant by cost."""
-    if prices and watts:
-        raise UsageError("prices (--price) and watts (--watts) are both given: one of them says what a machine costs")
-    of_cards = _checked_costs(prices or watts or {}, "--price" if prices else "--watts", machines)
-    found = {}
-    for text, gpus in machines.items():
-        cards = [card for gpu in gpus for card in cards_of(gpu)]
-        known = [of_cards.get(card) for card in cards]
-        total = None if not of_cards or None in known else math.fsum(each for each in known if each is not None)
-        found[text] = {"memory": sum(device.total for device in parse_gpus(gpus)), "cost": total}
-    return found, "price" if prices else "watts" if watts else "memory"
-
-
-def _checked_costs(
-    given: Mapping[str, float], option: str, machines: Mapping[str, tuple[str, ...]]
-) -> dict[str, float]:
-    there = {card for gpus in machines.values() for gpu in gpus for card in cards_of(gpu)}
-    found: dict[str, float] = {}
-    for name, value in given.items():
-        card = _card(_text(option, name))
-        if card not in there:
-            raise UsageError(
-                f"{option} {name}={shown(value)}: no machine of --gpu has that card; they have "
-                f"{', '.join(sorted(there)) or 'none'}"
-            )
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value < 0:
-            raise UsageError(f"{option} {name}={shown(value)}: give a number that is not below 0")
-        found[card] = float(value)
-    return found
-
-
-def _card(name: str) -> str:
-    """What a card is called; its ``name`` where that is none."""
-    try:
-        return next(iter(cards_of(name)), name)
-    except UsageError:
-        return name
 
 
 # --- headers
@@ -259,17 +141,16 @@ class _Headers:
     """The header of each model in each file type, or why there is none, and what holds for all cells."""
 
     of: dict[tuple[str, str | None], CellHeader | str]
-    opened: dict[str, Model]
-    machines: Mapping[str, tuple[str, ...]]
-    fixed: Mapping[str, Any]
-    version: str
+    names: dict[str, str]
+    grid: Grid
+    build: LlamaCpp
     needing_imatrix: frozenset[tuple[str, str | None]] = frozenset()
 
     def keywords(self, cell: ExploredCell) -> dict[str, Any]:
         """The keywords of ``fit`` for a cell."""
-        own = {name: getattr(cell, attribute) for name, attribute in _AXES.items()}
+        own = {name: getattr(cell, attribute) for name, attribute in AXES.items()}
         own = {name: value for name, value in own.items() if value is not None}
-        return {**self.fixed, **own, "gpus": self.machines[cell.machine]}
+        return {**self.grid.fixed, **own, "gpus": self.grid.machines[cell.machine]}
 
     def header(self, cell: ExploredCell) -> CellHeader | str:
         return self.of[cell.model, cell.file_type]
@@ -279,34 +160,46 @@ class _Headers:
         return replace(cell, needs_imatrix=(cell.model, cell.file_type) in self.needing_imatrix)
 
     def called(self, cell: ExploredCell) -> str:
-        name = Path(self.opened[cell.model].called).name
+        name = self.names[cell.model]
         return name if cell.file_type is None else f"{name} as {cell.file_type}"
 
-    def key(self, cell: ExploredCell) -> tuple[str, str, dict[str, Any]]:
-        """What a cell is known by in a file: the header, the build of llama.cpp, and the keywords."""
+    def key(self, cell: ExploredCell) -> Key:
+        """What a cell is known by in a file."""
         header = self.header(cell)
-        return header.digest if isinstance(header, CellHeader) else "", self.version, self.keywords(cell)
+        digest = header.digest if isinstance(header, CellHeader) else ""
+        name = self.names.get(cell.model, "")
+        return Key(digest, f"{self.build.version} {self.build.key}", name, self.keywords(cell))
 
 
 @contextmanager
 def _opened(grid: Grid) -> Iterator[_Headers]:
-    """Every model's header, read once."""
+    """Every model's header, read once. Raises what the first one does where none can be read."""
     timeout, llama_cpp = grid.fixed.get("timeout"), grid.fixed.get("llama_cpp")
     known = {} if timeout is None else {"timeout": timeout}
-    models = list(dict.fromkeys(cell.model for cell in grid.cells))
-    types = list(dict.fromkeys(cell.file_type for cell in grid.cells))
     found: dict[tuple[str, str | None], CellHeader | str] = {}
     needing: set[tuple[str, str | None]] = set()
-    opened: dict[str, Model] = {}
+    names: dict[str, str] = {}
+    failed: list[FitterError] = []
     with Worker(llama_cpp=llama_cpp, **known) as worker:
-        for model in models:
-            fetch(model, worker.timeout)
-            opened[model] = open_model(model, worker.header)
-            for name, (header, needs_imatrix) in _headers_of(opened[model], types, worker).items():
-                found[model, name] = header
-                needing |= {(model, name)} if needs_imatrix else set()
-        version = worker.build().version
-    yield _Headers(found, opened, grid.machines, grid.fixed, version, frozenset(needing))
+        build = worker.build()
+        for called, model in grid.models.items():
+            try:
+                fetch(model, worker.timeout)
+                opened = open_model(model, worker.header)
+                headers = _headers_of(opened, grid.file_types, worker)
+            except (UsageError, LibraryError, CancelledError):
+                raise
+            except FitterError as error:
+                failed.append(error)
+                found |= dict.fromkeys(((called, name) for name in grid.file_types), with_addresses(str(error)))
+                continue
+            names[called] = Path(opened.called).name
+            for name, (header, needs_imatrix) in headers.items():
+                found[called, name] = header
+                needing |= {(called, name)} if needs_imatrix else set()
+    if len(failed) == len(grid.models):
+        raise failed[0]
+    yield _Headers(found, names, grid, build, frozenset(needing))
 
 
 def _headers_of(
@@ -314,7 +207,7 @@ def _headers_of(
 ) -> dict[str | None, tuple[CellHeader | str, bool]]:
     """The header of ``model`` in each of the file types, or why there is none; and if it needs an importance matrix."""
     with tempfile.TemporaryDirectory(prefix="fitter-") as directory:
-        if types == [None]:
+        if types == (None,):
             path = Path(directory) / "skeleton.gguf"
             try:
                 worker.write_skeleton(Skeleton(tuple(map(str, model.files))), path)
@@ -345,70 +238,116 @@ def _headers_of(
 
 
 class _Done:
-    """Counts cells that are done."""
+    """The cells that are done, by what they are about, of those that have ``keys``."""
 
-    def __init__(self, total: int, on_cell: OnCell | None) -> None:
-        self._total = total
+    def __init__(self, state: State, keys: Mapping[tuple[object, ...], Key], on_cell: OnCell | None) -> None:
+        self.found: dict[tuple[object, ...], ExploredCell] = {}
+        self._state = state
+        self._keys = keys
         self._on_cell = on_cell
-        self._count = 0
+
+    def keep(self, cell: ExploredCell, is_lasting: bool) -> None:
+        """Write ``cell`` down where it would be the same once more."""
+        if is_lasting:
+            self._state.add(cell, self._keys[cell.asked])
 
     def tell(self, cell: ExploredCell) -> None:
-        self._count += 1
+        """Count ``cell``, and say so."""
+        self.found[cell.asked] = cell
         if self._on_cell is not None:
-            self._on_cell(cell, self._count, self._total)
+            self._on_cell(cell, len(self.found), len(self._keys))
 
 
-def _planned(
-    cells: Sequence[ExploredCell], headers: _Headers, executor: Executor | str | None, jobs: int | None
-) -> Iterator[tuple[ExploredCell, bool]]:
-    """Each of ``cells`` with what was found for it, as soon as it is, and whether that would be found again."""
+def _plan(
+    cells: Sequence[ExploredCell], headers: _Headers, executor: Executor | str | None, jobs: int | None, done: _Done
+) -> None:
+    """Plan ``cells``, each of which is told as soon as it is ``done``."""
     waiting = []
     for cell in cells:
         header = headers.header(cell)
         if isinstance(header, str):
-            yield replace(cell, problem=header), False
+            done.tell(replace(cell, problem=header))
         else:
-            waiting.append((cell, Task(header, headers.called(cell), headers.keywords(cell), headers.version)))
+            waiting.append((cell, Task(header, headers.called(cell), headers.keywords(cell), headers.build.version)))
     if not waiting:
         return
-    with _executor(executor, jobs, len(waiting)) as own:
-        futures: dict[Future[tuple[dict[str, Any], bool]], ExploredCell] = {}
+    with _executor(executor, jobs, len(waiting)) as (own, check):
+        futures: _Futures = {}
+        ready: queue.SimpleQueue[Future[tuple[dict[str, Any], bool]]] = queue.SimpleQueue()
         try:
             for cell, task in waiting:
-                futures[own.submit(exploring_cells.run, task)] = cell
-            for future in as_completed(futures):
-                found, is_lasting = future.result()
-                yield futures[future].having(found), is_lasting
-        except FitterError:
+                with _naming_loss():
+                    future = own.submit(exploring_cells.run, task)
+                futures[future] = cell
+                future.add_done_callback(ready.put)
+            while futures:
+                try:
+                    future = ready.get(timeout=_LOOK_SECONDS)
+                except queue.Empty:
+                    check()
+                    continue
+                with _naming_loss():
+                    figures, is_lasting = future.result()
+                cell = futures[future].having(figures)
+                done.keep(cell, is_lasting)
+                del futures[future]
+                done.tell(cell)
+        except BaseException:
+            _keep_last(futures, done)
             raise
-        except (BrokenExecutor, OSError, RuntimeError) as error:
-            raise LibraryError(
-                f"the executor was lost ({type(error).__name__}: {error}): start it again, and go on with --resume"
-            ) from None
-        finally:
-            for future in futures:
-                future.cancel()
+
+
+_Futures = dict[Future[tuple[dict[str, Any], bool]], ExploredCell]
+
+
+def _keep_last(futures: _Futures, done: _Done) -> None:
+    """Keep the cells that are done or being planned when an exploration ends early: nobody is to plan them again.
+
+    What ended it is said, and no error after that.
+    """
+    begun = [future for future in futures if not future.cancel()]
+    wait(begun, timeout=_LAST_SECONDS)
+    found = []
+    for future in begun:
+        if future.done() and not future.cancelled() and future.exception() is None:
+            with suppress(FitterError, ValueError):
+                figures, is_lasting = future.result()
+                found.append(futures[future].having(figures))
+                done.keep(found[-1], is_lasting)
+    with suppress(BaseException):
+        for cell in found:
+            done.tell(cell)
 
 
 @contextmanager
-def _executor(given: Executor | str | None, jobs: int | None, most: int) -> Iterator[Executor]:
+def _naming_loss() -> Iterator[None]:
+    """Raise ``LibraryError`` for whatever an executor raises that a cell does not."""
+    try:
+        yield
+    except FitterError:
+        raise
+    except Exception as error:
+        # each has errors of its own
+        said = f"{type(error).__name__}: {error}".strip(": ").partition("\n")[0]
+        raise LibraryError(f"the executor was lost ({said}): start it again, and go on with --resume") from error
+
+
+@contextmanager
+def _executor(
+    given: Executor | str | None, jobs: int | None, most: int
+) -> Iterator[tuple[Executor, Callable[[], None]]]:
+    """What plans the cells, and what raises ``LibraryError`` where it is no longer there."""
     if isinstance(given, str):
-        with executor_of(given) as executor:
-            yield executor
+        with executors.executor_of(given) as found:
+            yield found
         return
     if given is not None:
-        if not isinstance(given, Executor):
-            raise UsageError(
-                f"executor is {shown(given)}: give a concurrent.futures.Executor, or a text such as dask://host:8786"
-            )
-        yield given
+        yield given, lambda: None
         return
-    if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
-        raise UsageError(f"jobs (--jobs) is {shown(jobs)}: give a whole number above 0")
     try:
         with ThreadPoolExecutor(min(jobs or process.processors(), most)) as own:
             try:
-                yield own
+                yield own, lambda: None
             finally:
                 own.shutdown(cancel_futures=True)
     finally:
@@ -429,7 +368,7 @@ def _confirmed(model: str, ordered: Sequence[ExploredCell], asked: Requirement, 
         keywords = headers.keywords(cell)
         try:
             if cell.file_type is None:
-                plan = api.fit(model, **keywords)
+                plan = api.fit(headers.grid.models[model], **keywords)
             else:
                 header = headers.header(cell)
                 assert isinstance(header, CellHeader)

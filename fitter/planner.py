@@ -37,7 +37,8 @@ class Planner:
 
     Its processes of llama.cpp start with the first question, and again after a crash; ``release`` ends them until the
     next one, ``close`` for good, as leaving ``with`` does. A model's file that has changed is read anew. Several
-    threads may ask: their questions wait for each other, and ``cancel`` ends them all.
+    threads may ask: their questions wait for each other, and ``cancel`` ends them all. A fork of the process has a
+    planner of its own, which remembers nothing.
 
     Raises ``UsageError`` for a keyword that ``fit`` does not have, or a value that makes no sense.
     """
@@ -47,17 +48,27 @@ class Planner:
     ) -> None:
         self._model, self._defaults = _checked(model, **defaults)
         self._own = {"on_log": on_log} if on_log else {}
-        self._worker = RememberingWorker(
-            timeout=self._defaults.get("timeout", DEFAULT_TIMEOUT),
-            on_log=on_log,
-            llama_cpp=self._defaults.get("llama_cpp"),
-        )
-        self._asking = threading.Lock()
-        self._counting = threading.Lock()
+        self._begin()
         self.asked = 0
         """How many questions it was asked so far."""
         self._cancelled = 0
         self._is_closed = False
+
+    def _begin(self) -> None:
+        """Have a worker of this process, and nobody who waits for it."""
+        self._worker = RememberingWorker(
+            timeout=self._defaults.get("timeout", DEFAULT_TIMEOUT),
+            on_log=self._own.get("on_log"),
+            llama_cpp=self._defaults.get("llama_cpp"),
+        )
+        self._asking = threading.Lock()
+        self._counting = threading.Lock()
+        self._process = os.getpid()
+
+    def _begin_in_fork(self) -> None:
+        """Begin anew where this process is a fork: it has none of the threads, and the worker answers its parent."""
+        if self._process != os.getpid():
+            self._begin()
 
     @property
     def model(self) -> str:
@@ -94,16 +105,19 @@ class Planner:
 
         Each raises ``CancelledError``. What was measured for it is kept, and the next question is answered.
         """
+        self._begin_in_fork()
         with self._counting:
             self._cancelled = self.asked
 
     def release(self) -> None:
         """End the processes of llama.cpp after the question that is being answered; what was measured is kept."""
+        self._begin_in_fork()
         with self._asking:
             self._worker.release()
 
     def close(self) -> None:
         """Cancel what is being asked, and end the processes of llama.cpp for good."""
+        self._begin_in_fork()
         self._is_closed = True
         self.cancel()
         with self._asking:
@@ -120,9 +134,12 @@ class Planner:
     def _ask(self, call: Callable[..., _T], keywords: Any, given: Mapping[str, Any], own: Mapping[str, Any]) -> _T:
         known = {each.name for each in taken_by(keywords)}
         defaults = {name: value for name, value in self._defaults.items() if name in known}
+        for name in ("worker", "timeout", "on_log"):
+            if given.get(name) not in (None, defaults.get(name, self._own.get(name))):
+                raise UsageError(f"a planner has its own {name}: leave it out of a question{_INSTEAD[name]}")
+        self._begin_in_fork()
         with self._turn():
-            # one of the worker's own is refused there, unless it is the same
-            return call(self._model, worker=self._worker, **{**defaults, **self._own, **own, **given})
+            return call(self._model, worker=self._worker, **{**defaults, **self._own, **own, **_without(given)})
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -147,6 +164,14 @@ class Planner:
                 if self._worker.rpc:
                     # an rpc-server talks to one process only
                     self._worker.release()
+
+
+_INSTEAD = {"worker": "", "timeout": ", and give it to fitter.Planner", "on_log": ", and give it to fitter.Planner"}
+"""What is said of a keyword that holds for every question of a planner."""
+
+
+def _without(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name != "worker"}
 
 
 @door(Fitting, called="Planner")

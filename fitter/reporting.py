@@ -20,6 +20,8 @@ from fitter.planning.context_points import ContextPoint, contexts_to_try, point_
 from fitter.planning.layer_map import LayerMap, map_of, overridden
 from fitter.planning.plan import Plan, resolved
 from fitter.planning.request import Progress
+from fitter.planning.summary import ModelSummary
+from fitter.planning.verification import check_same_model
 
 SECONDS = 20.0
 """After so many seconds no further context is planned."""
@@ -60,6 +62,7 @@ def beside(
         fetch(where, timeout)
         with Worker(timeout=timeout, llama_cpp=words.get("llama_cpp")) as worker:
             opened = open_model(where, worker.header)
+            check_same_model(plan.model, ModelSummary.of(opened))
             found = layer_map(plan, opened, worker)
             contexts, notes = (_contexts(plan, where, opened, worker, seconds, say)) if with_contexts else ((), ())
     except FitterError as error:
@@ -86,11 +89,12 @@ def report(
 
     Raises ``LibraryError`` where a package is missing: ``pip install 'llama-fitter[report]'``.
     """
-    from fitter.output import report as pages
+    from fitter.output.pages import check_installed
+    from fitter.output.report import plan_page
 
-    pages.check_installed()
+    check_installed()
     found = beside(plan, model, with_contexts=contexts, on_progress=on_progress)
-    return pages.plan_page(plan, found.layer_map, found.contexts, found.notes)
+    return plan_page(plan, found.layer_map, found.contexts, found.notes)
 
 
 def layer_map(plan: Plan, model: Model, worker: Worker) -> LayerMap | None:
@@ -105,7 +109,7 @@ def layer_map(plan: Plan, model: Model, worker: Worker) -> LayerMap | None:
 
 def _why_no_map(plan: Plan) -> str:
     if plan.params.split_mode in ("layer", "none"):
-        return "where each layer is cannot be shown: the model's file is not the one that was planned"
+        return "where each layer is cannot be shown: the model's tensors do not add up to what llama.cpp measured"
     return f"with -sm {plan.params.split_mode} every layer is on several devices, so there is no map of the layers"
 
 

@@ -44,6 +44,7 @@ register(to_dict)
 _AT_ONCE = 4
 """Models whose headers are fetched at the same time, and files of each."""
 _MOST_WORKERS = 4
+_MOST_MODELS = 1000
 _RUNS = ("llama-server", "llama-cli")
 """Programs that a command runs."""
 _IN_REPOSITORY = ("mmproj", "model_draft")
@@ -83,6 +84,11 @@ def repository(
     say(Progress(0, "listing the repository"))
     listing = models.listing(os.fsdecode(model), ask.timeout)
     chosen = _only(listing, wanted)
+    if len(chosen) > _MOST_MODELS:
+        raise UsageError(
+            f"{listing.called} has {len(chosen)} models, and no more than {_MOST_MODELS} are planned at once: name a "
+            "folder of it, or file types (--type)"
+        )
     parameters = _with_its_files(parameters, listing)
     ask = Ask.of(parameters)
     chosen = tuple(each for each in chosen if each.path not in (ask.sharing.model_draft, ask.sharing.mmproj))
@@ -231,7 +237,13 @@ class _Planning:
         opened = open_model(made.path, worker.header)
         check_drafts_alone(opened)
         weights = sum(math.prod(tensor.shape) for tensor in opened.tensors)
-        made = replace(made, weights=weights, bits_per_weight=8 * opened.bytes / weights if weights else None)
+        # as long as it is, whatever a list says
+        made = replace(
+            made,
+            bytes=sum(file.stat().st_size for file in opened.files),
+            weights=weights,
+            bits_per_weight=8 * opened.bytes / weights if weights else None,
+        )
         header = self._directory / f"{threading.get_ident()}.gguf"
         told = {**self._told, "worker": worker}
         try:

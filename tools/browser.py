@@ -1,9 +1,13 @@
-"""The distribution's own Chromium, without a window, for tests of pages: ``with chromium() as browser``."""
+"""The distribution's own Chromium, without a window, for tests of pages: ``with chromium() as browser``.
+
+``python3 -m tools.browser`` prints where it is; without one the status is 1, and what to install is said.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,6 +16,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+NEEDED = "FITTER_NEEDS_BROWSER"
+"""The environment variable that CI sets: without a browser tests of pages fail then, and are not skipped."""
 
 
 def find() -> str:
@@ -19,7 +25,12 @@ def find() -> str:
     for name in NAMES:
         if path := shutil.which(name):
             return path
-    raise RuntimeError("there is no Chromium to test pages with: apt-get install chromium")
+    raise RuntimeError("there is no Chromium, which tests of pages need: apt-get install chromium")
+
+
+def is_needed() -> bool:
+    """Whether tests of pages may not be skipped."""
+    return os.environ.get(NEEDED, "") not in ("", "0")
 
 
 @contextmanager
@@ -35,3 +46,17 @@ def chromium() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def main() -> int:
+    """Print the path of Chromium."""
+    try:
+        print(find())
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -207,6 +208,14 @@ size_t sums_of(llama_context * ctx, fitter::split_tensors & tensors, ggml_backen
     return steps * largest;
 }
 
+size_t sum_of(const std::vector<size_t> & sizes) { return std::accumulate(sizes.begin(), sizes.end(), size_t{0}); }
+
+// A sum that is larger than those before it gets larger buffers, all of one size, in place of theirs.
+size_t sum_of_largest(const std::vector<size_t> & sizes) {
+    const auto largest = std::max_element(sizes.begin(), sizes.end());
+    return largest == sizes.end() ? 0 : *largest * static_cast<size_t>(std::count(sizes.begin(), sizes.end(), *largest));
+}
+
 // What llama.cpp says of its meta device holds for the tensors as a whole. Each device has its part of them, compute buffers of
 // the whole size, and, for as many steps as a sum over all devices takes, room for what another one sends.
 std::vector<ranked> split_rows_of(llama_context * ctx, const std::vector<ggml_backend_dev_t> & devices) {
@@ -235,9 +244,9 @@ std::vector<ranked> split_rows_of(llama_context * ctx, const std::vector<ggml_ba
         const char * name = ggml_backend_buft_name(ggml_backend_dev_buffer_type(devices[i]));
         all.push_back({static_cast<int32_t>(i),
                        {name, ggml_backend_dev_name(devices[i]), false,
-                        sizes[i].model + fitter::split_watched(model, devices[i]),
-                        sizes[i].context + fitter::split_watched(ctx, devices[i]), compute}});
-        const size_t room = sums + fitter::split_watched(computed, devices[i]);
+                        sizes[i].model + sum_of(fitter::split_watched(model, devices[i])),
+                        sizes[i].context + sum_of(fitter::split_watched(ctx, devices[i])), compute}});
+        const size_t room = sums + sum_of_largest(fitter::split_watched(computed, devices[i]));
         if (room + backends_own > 0) {
             const char * type = fitter::kept_text(std::string(name) + "_AllReduce");
             all.push_back(

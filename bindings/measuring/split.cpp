@@ -72,10 +72,12 @@ ggml_backend_buffer_t take_nothing(ggml_backend_buffer_type_t type, size_t size)
 
 // What is allocated is counted by owner. A handful of models and contexts are there at a time, and an address that comes back is
 // counted anew.
+using allocations = std::map<ggml_backend_buffer_type_t, std::vector<size_t>>;
+
 struct watch_state {
     std::map<ggml_backend_buffer_type_t, alloc_function>               own_allocs  = {};
-    std::map<ggml_backend_buffer_type_t, size_t>                       taken       = {};
-    std::map<const void *, std::map<ggml_backend_buffer_type_t, size_t>> of          = {};
+    allocations                                                        taken       = {};
+    std::map<const void *, allocations>                                of          = {};
     bool                                                               is_computed = false;
 };
 
@@ -87,7 +89,7 @@ watch_state & watch() {
 ggml_backend_buffer_t alloc_watched(ggml_backend_buffer_type_t type, size_t size) {
     ggml_backend_buffer_t buffer = watch().own_allocs[type](type, size);
     if (buffer != nullptr && !watch().is_computed) {
-        watch().taken[type] += size;
+        watch().taken[type].push_back(size);
     }
     return buffer;
 }
@@ -193,13 +195,13 @@ void split_watch_end(const void * owner) {
 
 bool is_split_watched(const void * owner) { return watch().of.count(owner) != 0; }
 
-size_t split_watched(const void * owner, ggml_backend_dev_t device) {
+std::vector<size_t> split_watched(const void * owner, ggml_backend_dev_t device) {
     const auto found = watch().of.find(owner);
     if (found == watch().of.end()) {
-        return 0;
+        return {};
     }
     const auto taken = found->second.find(ggml_backend_dev_buffer_type(device));
-    return taken == found->second.end() ? 0 : taken->second;
+    return taken == found->second.end() ? std::vector<size_t>() : taken->second;
 }
 
 size_t sum_memory(std::vector<ggml_backend_dev_t> devices) {

@@ -19,11 +19,11 @@ std::vector<ggml_backend_dev_t> split_devices(ggml_backend_sched_t sched);
 
 // From begin to end, counts what is allocated in the default buffer types of ggml's devices for good: not the compute buffers
 // of a meta device, whose buffer type is meta (nullptr where there is no model yet). What was counted belongs to owner, a model
-// or a context.
-void   split_watch_begin(ggml_backend_buffer_type_t meta);
-void   split_watch_end(const void * owner);
-size_t split_watched(const void * owner, ggml_backend_dev_t device);
-bool   is_split_watched(const void * owner);
+// or a context: the bytes of each buffer.
+void                split_watch_begin(ggml_backend_buffer_type_t meta);
+void                split_watch_end(const void * owner);
+std::vector<size_t> split_watched(const void * owner, ggml_backend_dev_t device);
+bool                is_split_watched(const void * owner);
 
 // Bytes that the devices' backend takes on each of them to add up what they have computed.
 size_t sum_memory(std::vector<ggml_backend_dev_t> devices);

@@ -47,8 +47,13 @@ def check(
     from fitter.regression import report
     from fitter.regression.cases import CASES_FILE
     from fitter.regression.check import check as measure
+    from fitter.regression.check import lock_path
 
     path = cases_file or Path(CASES_FILE)
+    if page_file is not None:
+        from fitter.cli import report_file
+
+        report_file.check({"--report": page_file}, path, lock_path(path, lock_file), others={"--junit": junit})
     with counted(sys.stderr, "checking") as on_done:
         outcomes = measure(path, lock_file, on_done=on_done, **options.given(given))
     for line in report.error_lines(outcomes):
@@ -70,8 +75,6 @@ def check(
         sys.stdout.flush()
         report.write_junit(junit, outcomes)
     if page_file is not None:
-        from fitter.regression import build_report
-
         sys.stdout.flush()
-        build_report.write(page_file, report.page(outcomes))
+        report_file.write(page_file, report.page(outcomes))
     return report.exit_status(outcomes)

@@ -24,7 +24,7 @@ Examples:
       --answer "32k context at 20 t/s"
   fitter explore *.gguf --gpu rtx-4090 --resume cells.jsonl -o grid.csv
 
-Exit status: 0 a cell fits, or with --answer a machine does it; 1 none; 2 usage error; 3 a model cannot be read,
+Exit status: 0 a cell fits, or with --answer a machine does it; 1 none; 2 usage error; 3 no model can be read,
 llama.cpp failed, or the executor was lost; 5 a file cannot be written.
 """
 _GRID = "Grid (every combination is a cell)"
@@ -168,6 +168,7 @@ def _axis(name: str, text: str) -> Callable[..., Any]:
     metavar="FILE",
     help="Also write all cells to a file that ends in .csv, .json or .parquet.",
 )
+@options.page_option
 @options.json_option
 @options.verbose_option
 def explore(
@@ -177,6 +178,7 @@ def explore(
     executor: str | None,
     resume: Path | None,
     output: Path | None,
+    page_file: Path | None,
     as_json: bool | None,
     verbose: int,
     **given: Any,
@@ -198,6 +200,12 @@ def explore(
         executors.check_executor(executor)
     if output is not None:
         exploration.check_output(output)
+        if resume is not None and output.resolve() == resume.resolve():
+            raise UsageError(f"-o {output} is the file of --resume too: name another one")
+    if page_file is not None:
+        from fitter.cli import report_file
+
+        report_file.check({"--report": page_file}, *models, others={"-o": output, "--resume": resume})
     given["program"] = given["program"] or programs.chosen("llama-server")
     done = [0, 0]
     try:
@@ -218,6 +226,8 @@ def explore(
                 **options.given(given),
             )
     except KeyboardInterrupt:
+        if not done[1]:
+            raise
         where = f"are in {resume}: the same command plans the rest" if resume else "are lost: --resume FILE keeps them"
         click.echo(f"fitter: interrupted, {done[0]} of {done[1]} cells {where}", err=True)
         raise
@@ -231,4 +241,9 @@ def explore(
         from fitter.output import table
 
         table.print_to(sys.stdout, exploration.exploration_table(found, verbose=verbose > 0))
+    if page_file is not None:
+        from fitter.output.exploration_page import exploration_page
+
+        sys.stdout.flush()
+        report_file.write(page_file, exploration_page(found.to_dict()))
     return EXIT_FITS if found.fits else EXIT_DOES_NOT_FIT

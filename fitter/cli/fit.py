@@ -15,6 +15,8 @@ from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PLACEMENT, PROGRAM, SHAR
 from fitter.text import printable
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from fitter.planning.plan import Plan
 
 _EPILOG = """\
@@ -79,13 +81,16 @@ def fit(
     for value, option in ((types, "--type"), (tokens_per_second, "--tokens-per-second")):
         if value is not None:
             raise UsageError(f"{option} chooses among the models of a repository, and {model} is one model")
+    if page_file is not None:
+        from fitter.cli import report_file
+
+        report_file.check({"--report": page_file}, model)
     output_format = "json" if as_json else output_format or "args"
     plan = _fitted(model, output_format, verbose, given)
     from fitter.output import table
 
-    table.print_to(sys.stderr, table.plan_table(plan, verbose=verbose > 0))
-    if verbose:
-        _draw(plan, model)
+    drawn = table.plan_table(plan, verbose=verbose > 0)
+    table.print_to(sys.stderr, _with_picture(drawn, plan, model) if verbose else drawn)
     for problem in plan.problems:
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
     _print(plan, output_format, anyway)
@@ -141,13 +146,14 @@ def _print(plan: Plan, output_format: str, anyway: bool | None) -> None:
         click.echo(" ".join([plan.format(output_format, anyway=True), *map(arguments.shell_word, passed)]))
 
 
-def _draw(plan: Plan, model: str) -> None:
-    from fitter.output import table
+def _with_picture(drawn: RenderableType, plan: Plan, model: str) -> RenderableType:
+    from rich.console import Group
+
     from fitter.output.terminal_picture import PlanPicture
     from fitter.reporting import beside
 
     found = beside(plan, model, with_contexts=False)
-    table.print_to(sys.stderr, PlanPicture(plan.to_dict(), found.layer_map))
+    return Group(drawn, PlanPicture(plan.to_dict(), found.layer_map))
 
 
 def _warn_of_other_server(plan: Plan) -> None:

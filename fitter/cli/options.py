@@ -18,7 +18,7 @@ from fitter import kinds, parameters
 from fitter.errors import UsageError
 from fitter.kinds import Kind
 from fitter.llama import process
-from fitter.model.shapes.addresses import CONFIG, DEFAULT_TYPE, SHAPE
+from fitter.model.shapes.addresses import CONFIG, DEFAULT_TYPE, SHAPE, named
 from fitter.output.formats import FORMATS
 from fitter.parameters import DEVICES, OUTPUT, Parameter
 from fitter.text import as_log_line
@@ -225,7 +225,7 @@ def _take_model_option(command: click.Command, ctx: click.Context) -> None:
     """Combine MODEL, ``-m``, ``--shape`` and ``--config`` into one parameter."""
     if shapes := ctx.params.pop("shapes", None):
         several = "files" if "files" in ctx.params else "models"
-        ctx.params[several] = (*ctx.params[several], *(f"{SHAPE}://{name}" for name in shapes))
+        ctx.params[several] = (*ctx.params[several], *(named(SHAPE, name) for name in shapes))
     if "model_option" not in ctx.params:
         return
     option, model = ctx.params.pop("model_option"), ctx.params["model"]
@@ -233,8 +233,8 @@ def _take_model_option(command: click.Command, ctx: click.Context) -> None:
     given = {
         f"'{model}'": model,
         f"-m '{option}'": option,
-        f"--shape '{shape}'": None if shape is None else f"{SHAPE}://{shape}",
-        f"--config '{config}'": None if config is None else f"{CONFIG}://{config}",
+        f"--shape '{shape}'": None if shape is None else named(SHAPE, shape),
+        f"--config '{config}'": None if config is None else named(CONFIG, config),
     }
     words = [word for word, value in given.items() if value is not None]
     values = list(dict.fromkeys(value for value in given.values() if value is not None))

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fitter.cli import options
-from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, AnswerError, UsageError
+from fitter.cli import options, report_file
+from fitter.errors import EXIT_DOES_NOT_FIT, EXIT_FITS, UsageError
 from fitter.parameters import CONTEXT, DEVICES, OUTPUT, PARAMETERS, PLACEMENT, PROGRAM, SHARED, SPEED
 
 if TYPE_CHECKING:
     from fitter.planning.plan import Plan
-
-STDOUT = Path("-")
-"""Where a page goes that is to be piped on."""
 
 _EPILOG = """\
 Examples:
@@ -53,13 +50,10 @@ def report(
     """
     if page_file is None and svg_file is None:
         raise UsageError("there is nothing to write: give -o report.html, or --svg plan.svg")
-    from fitter.output import report as pages
-
-    if page_file is not None:
-        pages.check_installed()
-    _check_places(page_file, svg_file)
+    report_file.check({"-o": page_file, "--svg": svg_file}, model, may_print=True)
     words = options.given(given)
-    if model.endswith(".json"):
+    # config:// has one of a model
+    if model.lower().endswith(".json") and "://" not in model:
         plan = _read(model, words)
         where = None
     else:
@@ -68,15 +62,6 @@ def report(
         click.echo(f"fitter: does not fit: {problem.message}", err=True)
     write(plan, where, page_file, svg_file, with_contexts=not no_contexts and page_file is not None)
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
-
-
-def _check_places(*files: Path | None) -> None:
-    """Raise ``AnswerError`` for a file that cannot be written, before anything is planned for it."""
-    for file in files:
-        if file is not None and file.is_dir():
-            raise AnswerError(f"{file} cannot be written: it is a directory: name a file in it")
-        if file is not None and not file.parent.is_dir():
-            raise AnswerError(f"{file} cannot be written: {file.parent} is no directory that is there")
 
 
 def _read(file: str, words: dict[str, Any]) -> Plan:
@@ -108,16 +93,11 @@ def write(
     """Write the page of ``plan`` and its picture, or one of them. Raises ``AnswerError`` and ``LibraryError``."""
     from fitter.output import progress
     from fitter.output import report as pages
-    from fitter.regression.build_report import write as to_file
     from fitter.reporting import beside
 
-    if page_file is not None:
-        pages.check_installed()
     with progress.progress(sys.stderr) as on_progress:
         found = beside(plan, model, with_contexts=with_contexts, on_progress=on_progress)
-    if page_file == STDOUT:
-        click.echo(pages.plan_page(plan, found.layer_map, found.contexts, found.notes), nl=False)
-    elif page_file is not None:
-        to_file(page_file, pages.plan_page(plan, found.layer_map, found.contexts, found.notes))
+    if page_file is not None:
+        report_file.write(page_file, pages.plan_page(plan, found.layer_map, found.contexts, found.notes))
     if svg_file is not None:
-        to_file(svg_file, pages.plan_picture(plan.to_dict(), plan.model.name, found.layer_map))
+        report_file.write(svg_file, pages.plan_picture(plan.to_dict(), plan.model.name, found.layer_map))

@@ -61,6 +61,10 @@ def verify(
     if plan is not None and (others := sorted(words.keys() - _WITH_PLAN)):
         listed = ", ".join(f"--{PARAMETERS[other].long}" for other in others)
         raise UsageError(f"--plan already sets every parameter: leave {listed} out, or fit again with it")
+    if page_file is not None:
+        from fitter.cli import report_file
+
+        report_file.check({"--report": page_file}, model, plan)
     from fitter import api
     from fitter.output import json, progress, table
 
@@ -89,12 +93,10 @@ def verify(
     elif found.fits:
         table.print_to(sys.stdout, table.verification_table(found))
     if page_file is not None:
-        from fitter.output import report
-        from fitter.regression import build_report
+        from fitter.output.verification_page import verification_page
 
         sys.stdout.flush()
-        verdict = table.verdict(found).plain if found.fits else "does not fit: it was not loaded"
-        build_report.write(page_file, report.verification_page(json.verification_to_dict(found), verdict))
+        report_file.write(page_file, verification_page(found))
     if not found.fits:
         return EXIT_DOES_NOT_FIT
     return EXIT_FITS if found.holds else EXIT_REGRESSION

@@ -243,6 +243,7 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Whether the answer to something that was begun is still missing."""
+        self._leave()
         while self._begun and self._begun[0].child.has_answer():
             self._take_answer()
         return bool(self._begun)
@@ -376,6 +377,7 @@ class Worker:
         return self._child or self._start()
 
     def _guarded(self, ask: Callable[[], _T]) -> _T:
+        self._leave()
         try:
             return ask()
         except FitterError:
@@ -384,6 +386,12 @@ class Worker:
             # The answer, which comes later, would be taken for that of the next question.
             self._kill()
             raise
+
+    def _leave(self) -> None:
+        """In a fork, forget the process, which answers the one that started it."""
+        if self._child is not None and not self._child.is_own:
+            self._kill()
+            self._failed, self._answered = None, None
 
     def _start(self) -> _Child:
         if self._rpc:
@@ -619,6 +627,10 @@ class _Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_own(self) -> bool:
+        return self._process.is_own
 
     def send(self, request: dict[str, Any], deadline: float) -> None:
         """Send a request. Raises ``_TimeoutError`` and ``_EndedError``."""

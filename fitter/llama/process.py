@@ -44,12 +44,14 @@ class Process:
     """A running worker process. ``requests`` and ``answers`` are the parent's ends of its pipes.
 
     With ``first`` it is a fork of this process, which must have just started and have one thread (see ``prestart``).
-    Raises ``OSError`` if it cannot be started.
+    It belongs to the process that started it: a fork of that has copies of the pipes, and ends nothing. Raises
+    ``OSError`` if it cannot be started.
     """
 
     def __init__(self, variables: Mapping[str, str], *, first: First | None = None) -> None:
         self._surroundings = _surroundings(variables)
         self._status: int | None = None
+        self._parent = os.getpid()
         self._is_dismissed = False
         self._is_awake = first is None
         opened: list[int] = []
@@ -73,6 +75,19 @@ class Process:
         for fd in (child_requests, child_answers, *files):
             os.close(fd)
         os.set_blocking(self.requests, False)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process started it, and not one that this is a fork of."""
+        return self._parent == os.getpid()
+
+    def leave(self) -> None:
+        """Close what a fork has of it, and leave it to the process that started it."""
+        if not self._is_dismissed:
+            self._is_dismissed = True
+            os.close(self.requests)
+        os.close(self.answers)
+        os.close(self._output)
 
     def fits(self, variables: Mapping[str, str]) -> bool:
         """Whether a process that is started now with ``variables`` would have the same environment."""
@@ -104,6 +119,8 @@ class Process:
 
     def dismiss(self, at_once: bool = False) -> None:
         """Tell it to end, or kill it ``at_once``, without waiting."""
+        if not self.is_own:
+            return
         if at_once and self._status is None:
             self._signal()
         if not self._is_dismissed:
@@ -112,6 +129,9 @@ class Process:
 
     def close(self) -> None:
         """Tell it to end, and kill it if it does not."""
+        if not self.is_own:
+            self.leave()
+            return
         self.dismiss()
         try:
             self.wait()
@@ -121,6 +141,9 @@ class Process:
 
     def kill(self, patience: float = 0.0) -> bytes:
         """Kill it, ``patience`` seconds after telling it to end; returns the end of its output."""
+        if not self.is_own:
+            self.leave()
+            return b""
         if self._status is None:
             if patience:
                 self.dismiss()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shlex
@@ -22,12 +23,15 @@ _URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]+)://.*", re.DOTALL)
 _CHAINED = re.compile(r"[a-z][a-z0-9+.-]+(://[^:]*)?::.*", re.DOTALL)
 _FLATTENED = re.compile(r"(?P<scheme>https?|hf|s3|gs|gcs|az|abfs|ftp|sftp|file):/(?P<rest>[^/].*)", re.DOTALL)
 """What ``pathlib`` makes of a URL."""
-_USER = re.compile(r"//[^/]*@")
+_USER = re.compile(r"//(?:[^/:\[]*:(?![0-9]*(?:[:/?#]|$))(?:(?!::).)*@|[^/]*@)", re.DOTALL)
+"""A user before a host. What follows a colon and is no port is a password, also where that has a slash."""
 _QUERY = re.compile(r"[?#].*?(?=::|$)", re.DOTALL)
 _REFERENCE = re.compile(r"refs/(?:pr|convert)/[^/]+")
 """A revision of the hub's whose name has slashes."""
 _SPLIT = re.compile(r"(?P<before>[^?#]*?)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf(?=$|[?#]|::)")
 _KINDS = {"datasets": "dataset", "spaces": "space"}
+_ID = re.compile(r"\w[\w.-]*", re.ASCII)
+"""The name of an organization or a repository on the hub."""
 _PAGE = re.compile(r"(/[^/]+/[^/]+)/(?:blob|raw|tree)/")
 """What the hub shows of a file, which is not the file."""
 _DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -151,6 +155,17 @@ def endpoint() -> str:
     return (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/").lower()
 
 
+def check_endpoint(host: str) -> None:
+    """Raise ``ModelError`` where ``host``, which ``HF_ENDPOINT`` says, is no URL."""
+    try:
+        parts = urllib.parse.urlsplit(host)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ModelError("HF_ENDPOINT is no URL: set it to one such as https://huggingface.co, or unset it")
+
+
 def _is_of_hub(parts: urllib.parse.SplitResult) -> bool:
     host = f"{parts.scheme}://{parts.netloc}".lower()
     return host == endpoint() or (endpoint() == _DEFAULT_ENDPOINT and host in _SHORT)
@@ -204,7 +219,7 @@ def hub_folder(url: str) -> HubFolder | None:
         return None
     plain = shown(url)
     path, _, file_type = plain.rpartition(":")
-    is_typed = "://" in path and "/" not in file_type and "@" not in path
+    is_typed = "://" in path and "/" not in file_type
     plain = path if is_typed else plain
     if plain.lower().endswith(_SUFFIX):
         return None
@@ -253,6 +268,8 @@ def hub_file(url: str) -> tuple[str, str, str | None, str | None]:
         revision, file = long[0], f"{revision}/{file}"[long.end() + 1 :]
     if not org or not repo:
         raise ModelError(f"{shown(url)} names no file: write it as hf://org/repo/file.gguf")
+    if not _ID.fullmatch(org) or not _ID.fullmatch(repo) or {".", ".."} & set(urllib.parse.unquote(file).split("/")):
+        raise ModelError(f"{shown(url)} is not a file of the hub: write it as hf://org/repo/file.gguf")
     if not file:
         raise _is_repository(url, shown(url))
     return f"{org}/{repo}", file, urllib.parse.unquote(revision) or None, kind
@@ -278,6 +295,7 @@ def _of_hub(url: str) -> str:
     except ImportError:
         raise LibraryError(f"{shown(url)} is read with huggingface_hub, which is not installed: {EXTRA}") from None
     where = (os.environ.get("HF_ENDPOINT") or "").rstrip("/") or None
+    check_endpoint(where or _DEFAULT_ENDPOINT)
     try:
         file = urllib.parse.unquote(file)
         found: str = hf_hub_url(repository, file, repo_type=kind, revision=revision, endpoint=where)
@@ -297,12 +315,17 @@ def hub_download(urls: Sequence[str]) -> list[str]:
         if split is None:
             files.append(name)
         else:
-            patterns.append(f"{name[: -len('-00001-of-00001.gguf')]}-*-of-{split[2]:05d}.gguf")
-    if patterns:
-        # The command takes either names or patterns.
-        files = [word for each in (*patterns, *files) for word in ("--include", each)]
+            patterns.append(f"{glob.escape(name[: -len('-00001-of-00001.gguf')])}-*-of-{split[2]:05d}.gguf")
+    if patterns or any(name.startswith("-") for name in files):
+        # The command takes either names or patterns, and for an option what begins like one.
+        every = (*patterns, *map(glob.escape, files))
+        files = [word for each in every for word in _included(each)]
     more = [*(["--revision", revision] if revision else []), *(["--repo-type", kind] if kind else [])]
     return ["hf", "download", repository, *files, *more, "--local-dir", "."]
+
+
+def _included(pattern: str) -> tuple[str, ...]:
+    return (f"--include={pattern}",) if pattern.startswith("-") else ("--include", pattern)
 
 
 def download_command(url: str) -> str:

@@ -385,4 +385,6 @@ def hub_headers() -> dict[str, str]:
     except ImportError:
         return {}
     token = get_token()
+    if token and not (token.isascii() and token.isprintable()):
+        raise ModelError("HF_TOKEN, or what 'hf auth login' has kept, is no token: set it again, or unset it")
     return {"Authorization": f"Bearer {token}"} if token else {}

@@ -16,13 +16,15 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from fitter.errors import LibraryError, ModelError
-from fitter.model.addresses import EXTRA, Address, HubFolder
+from fitter.model.addresses import EXTRA, Address, HubFolder, check_endpoint
 from fitter.model.http_ranges import HttpRanges, hub_headers
 from fitter.model.ranges import Patience
+from fitter.text import printable
 
-_LONGEST_PAGE = 32 << 20
-_MOST_PAGES = 100
-"""Of a thousand files each."""
+_LONGEST_PAGE = 8 << 20
+_MOST_PAGES, _MOST_FILES = 100, 100_000
+"""A page of the hub's has a thousand files."""
+_LONGEST_PATH = 1024
 _NEXT = re.compile(r"<([^<>]*)>\s*;\s*rel=\"next\"")
 
 
@@ -33,13 +35,16 @@ def files_of(place: HubFolder, patience: Patience) -> tuple[tuple[str, int], ...
     """
     url = _endpoint(place) + (f"/{urllib.parse.quote(place.folder)}" if place.folder else "")
     pages = _Pages(Address(f"{url}?recursive=true", place.url, is_hub=True), hub_headers(), patience, place)
-    found: list[tuple[str, int]] = []
+    found: dict[str, int] = {}
     # A name that is being looked up cannot be interrupted, so that is waited for in a thread of its own.
     failed: list[BaseException] = []
 
     def ask() -> None:
         try:
-            found.extend(_files(pages.all(), place))
+            for number, (path, size) in enumerate(_files(pages.all(), place)):
+                if number == _MOST_FILES:
+                    raise pages.too_many()
+                found[path] = size
         except BaseException as error:
             failed.append(error)
         finally:
@@ -58,7 +63,7 @@ def files_of(place: HubFolder, patience: Patience) -> tuple[tuple[str, int], ...
         raise pages.late()
     if failed:
         raise pages.late() if patience.left <= 0 else failed[0]
-    return tuple(sorted(found))
+    return tuple(sorted(found.items()))
 
 
 def _endpoint(place: HubFolder) -> str:
@@ -70,6 +75,7 @@ def _endpoint(place: HubFolder) -> str:
     if constants.HF_HUB_OFFLINE:
         raise ModelError(f"{place.url}: HF_HUB_OFFLINE is set, so the hub is not asked: unset it, or give a directory")
     host = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    check_endpoint(host)
     revision = urllib.parse.quote(place.revision or "main", safe="")
     return f"{host}/api/{place.kind or 'model'}s/{place.repository}/tree/{revision}"
 
@@ -84,7 +90,16 @@ def _files(pages: Iterator[Any], place: HubFolder) -> Iterator[tuple[str, int]]:
             path, size = each.get("path"), each.get("size")
             if not isinstance(path, str) or type(size) is not int or not 0 <= size < 1 << 63:
                 raise _not_a_list(place)
+            if not _is_path(path):
+                name = printable(path, 60)
+                raise ModelError(f"{place.url}: the hub lists '{name}', which no repository has: check HF_ENDPOINT")
             yield path, size
+
+
+def _is_path(path: str) -> bool:
+    """Whether it may be that of a file in a repository, which is in none of the folders above."""
+    is_text = "\0" not in path and not any("\ud800" <= char <= "\udfff" for char in path)
+    return is_text and len(path) <= _LONGEST_PATH and not {"", ".", ".."} & set(path.split("/"))
 
 
 def _not_a_list(place: HubFolder) -> ModelError:
@@ -109,9 +124,10 @@ class _Pages(HttpRanges):
             if not self._is_own(after):
                 raise _not_a_list(self._place)
             self._url = self._target = after
-        raise self._too_many()
+        raise self.too_many()
 
-    def _too_many(self) -> ModelError:
+    def too_many(self) -> ModelError:
+        """What is said of more files than are listed."""
         return ModelError(f"{self._place.url} has too many files: name a folder of it, or a file")
 
     def late(self) -> ModelError:
@@ -127,7 +143,7 @@ class _Pages(HttpRanges):
             self._refused(answer)
         body = self._body(answer, _LONGEST_PAGE)
         if len(body) == _LONGEST_PAGE:
-            raise self._too_many()
+            raise self.too_many()
         match = _NEXT.search(answer.headers.get("Link", ""))
         # a chunked body says where it ends, others by how long they are
         length = answer.headers.get("Content-Length", "")

@@ -18,13 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fitter.errors import ModelError
+from fitter.model import cache
 from fitter.model.addresses import Address
 from fitter.model.source import show
 
 _ABOUT = "about.json"
 _PARTIAL = ".partial-"
-_KEPT_SECONDS = 24 * 3600
-"""How long a content that is no longer the newest stays, since somebody may still be reading it."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,8 @@ class Entry:
 
 
 def folder() -> Path:
-    """``llama-fitter/headers`` in the cache directory (``XDG_CACHE_HOME``)."""
-    from platformdirs import user_cache_path
-
-    return user_cache_path("llama-fitter", appauthor=False) / "headers"
+    """Where they are kept."""
+    return cache.folder(cache.HEADERS)
 
 
 def newest(model: Sequence[Address]) -> Entry | None:
@@ -97,7 +94,10 @@ def newest(model: Sequence[Address]) -> Entry | None:
         return None
     entry = _read(found[-1].parent) if found else None
     names = [address.name for address in model]
-    return entry if entry and [each.name for each in entry.files] == names and entry.is_whole() else None
+    if not entry or [each.name for each in entry.files] != names or not entry.is_whole():
+        return None
+    cache.use(entry.folder.parent)
+    return entry
 
 
 def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
@@ -116,7 +116,9 @@ def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
             f"the header of {model[0].shown} cannot be kept in {show(folder())}: {error.strerror}; set XDG_CACHE_HOME "
             "to a directory that can be written"
         ) from None
+    cache.use(place.parent)
     _tidy(place)
+    cache.look_after()
     return entry
 
 
@@ -155,7 +157,7 @@ def _write(entry: Entry, headers: Sequence[Header], words: str) -> None:
 def _tidy(place: Path) -> None:
     """Remove what the address had before, and what a process that was killed has left."""
     with suppress(OSError):
-        long_ago = time.time() - _KEPT_SECONDS
+        long_ago = time.time() - cache.STAYS_SECONDS
         for other in place.parent.iterdir():
             with suppress(OSError):
                 if other != place and other.stat().st_mtime < long_ago:

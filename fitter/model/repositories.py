@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fitter.errors import ModelError
 from fitter.model.addresses import HubFolder, hub_folder
 from fitter.model.ranges import Patience
-from fitter.model.source import show, split_name, split_path
+from fitter.model.source import show, split_name
 
 _SUFFIX = ".gguf"
 _SIDE = {
@@ -103,7 +103,14 @@ def listing(path: str | os.PathLike[str], seconds: float) -> Listing:
         made = listed(place.url, found, place)
         where = place.url
     else:
+        from fitter.model.location import called
+
         directory = Path(text).expanduser()
+        if not directory.is_dir():
+            raise ModelError(
+                f"{called(text)} is no repository and no directory: give one of them (hf://org/repo), or plan the "
+                "model itself"
+            )
         made = listed(text, sorted(_found(directory)), None)
         where = show(directory)
     if not made.models and not made.beside:
@@ -116,34 +123,34 @@ def listing(path: str | os.PathLike[str], seconds: float) -> Listing:
 
 def listed(called: str, files: Iterable[tuple[str, int]], hub: HubFolder | None) -> Listing:
     """The models among ``files``, each a name with its bytes, in the order of their names."""
-    files = tuple(files)
     sizes = dict(files)
-    models: list[Listed] = []
     beside: list[SideFile] = []
-    for name, size in files:
+    models: dict[tuple[str, int], list[str]] = {}
+    for name, size in sizes.items():
         if not _is_gguf(name):
             continue
-        last = name.rpartition("/")[2]
+        folder, slash, last = name.rpartition("/")
         kind = next((kind for word, kind in _SIDE.items() if word in last), None)
         split = split_name(Path(name))
         if kind is not None:
             beside.append(SideFile(name, kind, size))
         elif split is None:
-            models.append(Listed(_path(called, name, hub), name, (name,), size))
+            models[name, 1] = [name]
         else:
             prefix, _, count = split
-            folder = name[: -len(last)]
-            parts = tuple(folder + split_path(prefix, each, count) for each in range(1, count + 1))
-            there = tuple(part for part in parts if part in sizes)
-            if name == there[0]:
-                models.append(_split_model(_path(called, name, hub), parts, there, sizes))
-    return Listing(called, tuple(models), tuple(beside), hub, tuple(sizes))
+            models.setdefault((f"{folder}{slash}{prefix}", count), []).append(name)
+    found = tuple(
+        Listed(
+            _path(called, there[0], hub), there[0], tuple(there), sum(map(sizes.__getitem__, there)), _lack(there, n)
+        )
+        for (_, n), there in models.items()
+    )
+    return Listing(called, found, tuple(beside), hub, tuple(sizes))
 
 
-def _split_model(path: str, parts: tuple[str, ...], there: tuple[str, ...], sizes: dict[str, int]) -> Listed:
-    missing = len(parts) - len(there)
-    problem = f"{missing} of its {len(parts)} files are missing" if missing else None
-    return Listed(path, there[0], there, sum(sizes[part] for part in there), problem)
+def _lack(there: Sequence[str], count: int) -> str | None:
+    missing = count - len(there)
+    return f"{missing} of its {count} files are missing" if missing else None
 
 
 def _path(called: str, name: str, hub: HubFolder | None) -> str:

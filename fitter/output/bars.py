@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fitter.output.drawing import EDGE, NARROW, SMALL, WIDE, Part, fitting, hatch, legend, svg, text
@@ -20,10 +20,12 @@ PARTS = {
 }
 """What a bar is made of, from left to right: the name of its colour, and what the legend calls it."""
 
+_TAKEN = ("model", "context", "compute", "shared", "later")
 _BAR = 22
+_BOLD = 9.0
+"""The width of a letter of a name."""
 _FAR = 3
 """How many times the largest device the host is from which on it has a scale of its own."""
-_APART = "the host has a scale of its own"
 
 
 def places(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -31,9 +33,22 @@ def places(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [*plan["devices"], {"name": "host", "description": "", **plan["host"]}]
 
 
+def shown(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What has a bar: the ``places``, and the memory that some of them share, with what they have there together."""
+    found = places(plan)
+    return [*found, *(_pool(pool, found) for pool in plan.get("pools", ()))]
+
+
+def _pool(pool: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    members = [use for use in found if use["name"] in pool["members"]]
+    sums = {name: sum(use.get(name, 0) for use in members) for name in _TAKEN}
+    # the same pages of the file are counted once
+    return {**pool, **sums, "model": sums["model"] - pool["mapped_twice"], "description": "what they share"}
+
+
 def parts_of(use: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """What a bar is made of, in bytes. Without a limit there is nothing left and no margin."""
-    for name in ("model", "context", "compute", "shared", "later"):
+    for name in _TAKEN:
         yield name, use.get(name, 0)
     if use["total"] is not None and use["free"] is not None:
         left = max(use["left"], 0)
@@ -45,21 +60,25 @@ def parts_of(use: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 def bars(plan: Mapping[str, Any], width: int = WIDE) -> tuple[Part, ...]:
     """The bars and their legend. A device without a limit ends with what is used; what lacks goes beyond its memory."""
-    shown = places(plan)
-    left = 96 if width > NARROW else EDGE
+    rows_of = shown(plan)
+    n_devices = len(plan["devices"])
+    left = 104 if width > NARROW else EDGE
     lacking = {problem["device"]: problem["missing"] for problem in plan.get("problems", ())}
-    longest = [max(use["total"] or 0, use["used"]) for use in shown]
-    devices = max(longest[:-1], default=0)
+    longest = [max(use["total"] or 0, use["used"]) for use in rows_of]
+    devices = max(longest[:n_devices], default=0)
+    others = max(longest[n_devices:])
     # a host with far more memory would leave nothing to see of the devices
-    is_apart = bool(devices) and longest[-1] > _FAR * devices
-    common = devices if is_apart else max(longest)
+    is_apart = bool(devices) and others > _FAR * devices
+    scales = [devices if is_apart else max(devices, others)] * n_devices
+    scales += [others if is_apart else max(devices, others)] * (len(rows_of) - n_devices)
     rows = [
-        _row(use, left, width, (width - left - EDGE) / (of if is_apart and use is shown[-1] else common or 1), lacking)
-        for use, of in zip(shown, longest, strict=True)
+        _row(use, left, width, (width - left - EDGE) / (scale or 1), lacking)
+        for use, scale in zip(rows_of, scales, strict=True)
     ]
     if is_apart:
-        rows.append(Part((f'<text class="small" x="{left}" y="0">{_APART}</text>',), 16))
-    found = {part for use in shown for part, size in parts_of(use) if size}
+        words = "the host has a scale of its own" + (", as what it shares" if plan.get("pools") else "")
+        rows.append(Part((f'<text class="small" x="{left}" y="0">{words}</text>',), 16))
+    found = {part for use in rows_of for part, size in parts_of(use) if size}
     entries = [(_shape(part), words) for part, words in PARTS.items() if part in found]
     if lacking:
         entries.append(('class="over"', "no more than this may be used"))
@@ -74,7 +93,7 @@ def bars_svg(plan: Mapping[str, Any], title: str = "", *, width: int = WIDE, is_
 
 def said(plan: Mapping[str, Any]) -> str:
     """The bars in words."""
-    return "; ".join(f"{use['name']}: {_used(use)}" for use in places(plan))
+    return "; ".join(f"{use['name']}: {_used(use)}" for use in shown(plan))
 
 
 def _used(use: Mapping[str, Any]) -> str:
@@ -92,10 +111,10 @@ def _row(use: Mapping[str, Any], left: float, width: int, scale: float, lacking:
     lacks = f"lacks {human(missing)}" if missing else ""
     beside = room - (SMALL + 1) * (len(lacks) + 2)
     if width > NARROW:
-        bar, words = 12, [use["description"], _used(use)]
-        lines = [
-            f'<text class="name" x="{left - 12}" y="{bar + 16}" text-anchor="end">{fitting(use["name"], 80)}</text>'
-        ]
+        name = fitting(use["name"], left - EDGE, _BOLD)
+        # a name that has no room there is said whole above the bar
+        bar, words = 12, ["" if name == text(use["name"]) else use["name"], use["description"], _used(use)]
+        lines = [f'<text class="name" x="{left - 12}" y="{bar + 16}" text-anchor="end">{name}</text>']
         lines.append(f'<text class="small" x="{left}" y="6">{fitting(" · ".join(filter(None, words)), beside)}</text>')
     else:
         bar, words = 24 if use["description"] or missing else 8, [use["name"], _used(use)]

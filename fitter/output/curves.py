@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fitter.output.units import human, speed
 from fitter.planning.context_points import ContextPoint
@@ -70,26 +71,8 @@ def _bytes(size: float) -> str:
 
 
 def _chart(title: str, lines: dict[str, list[tuple[int, float]]], chosen: int, said: Callable[[float], str]) -> Chart:
-    from pygal import XY
-    from pygal.style import Style
-
-    most = max(value for line in lines.values() for _, value in line) or 1.0
-    step = _step(most)
-    ticks = [step * i for i in range(math.ceil(most / step) + 1)]
-    chart = XY(
-        # the page says the colours
-        style=Style(colors=("gray",) * len(lines), font_family="inherit", label_font_size=12),
-        width=_WIDTH,
-        height=_HEIGHT,
-        margin=6,
-        show_legend=False,
-        js=(),
-        dots_size=_SMALL_DOT,
-        range=(0, ticks[-1]),
-        y_labels=[{"label": said(tick), "value": tick} for tick in ticks],
-        disable_xml_declaration=True,
-    )
-    chart.uuid = "context"
+    most = max(value for line in lines.values() for _, value in line)
+    chart = new_chart(labelled_ticks(most, said))
     contexts = sorted({n_ctx for line in lines.values() for n_ctx, _ in line})
     chart.x_labels = [{"label": tokens(n_ctx), "value": math.log2(n_ctx)} for n_ctx in _labelled(contexts, chosen)]
     for name, line in lines.items():
@@ -104,7 +87,36 @@ def _chart(title: str, lines: dict[str, list[tuple[int, float]]], chosen: int, s
         f"{name}: " + ", ".join(f"{said(value)} at {n_ctx:,} tokens" for n_ctx, value in line)
         for name, line in lines.items()
     )
-    return Chart(title, tuple(lines), _drawn(chart, f"{title}, by context. {words}"))
+    return Chart(title, tuple(lines), drawn(chart, f"{title}, by context. {words}"))
+
+
+def labelled_ticks(most: float, said: Callable[[float], str]) -> list[dict[str, Any]]:
+    """The marks of an axis from 0 to ``most`` or a little more, as pygal takes them."""
+    step = _step(most or 1.0)
+    return [{"label": said(step * i), "value": step * i} for i in range(math.ceil((most or 1.0) / step) + 1)]
+
+
+def new_chart(marks: Sequence[Mapping[str, Any]]) -> Any:
+    """A chart of pygal's without lines yet, whose vertical axis has ``marks``; the page says its colours."""
+    from pygal import XY
+    from pygal.style import Style
+
+    chart = XY(
+        style=Style(colors=("gray",) * 2, font_family="inherit", label_font_size=12),
+        width=_WIDTH,
+        height=_HEIGHT,
+        margin=6,
+        # half of the last word below the axis
+        margin_right=28,
+        show_legend=False,
+        js=(),
+        dots_size=_SMALL_DOT,
+        range=(0, marks[-1]["value"]),
+        y_labels=list(marks),
+        disable_xml_declaration=True,
+    )
+    chart.uuid = "context"
+    return chart
 
 
 def _step(most: float) -> float:
@@ -125,18 +137,20 @@ def _labelled(contexts: Sequence[int], chosen: int) -> list[int]:
     return sorted(shown)
 
 
-def _drawn(chart: object, label: str) -> str:
-    """The chart without the style and the script that pygal gives it."""
+def drawn(chart: Any, label: str) -> str:
+    """The chart without the style and the script that pygal gives it. A dot with a label shows it when pointed at."""
     from xml.etree import ElementTree
 
-    root = chart.render_tree()  # type: ignore[attr-defined]
+    root = chart.render_tree()
     for parent in list(root.iter()):
         for child in list(parent):
             name = child.tag.rpartition("}")[2] if isinstance(child.tag, str) else ""
-            if name in ("", "defs", "desc", "title"):
+            if name == "desc" and child.get("class") == "label":
+                child.tag, child.attrib = "title", {}
+            elif name in ("", "defs", "desc", "title"):
                 parent.remove(child)
     root.set("role", "img")
     root.set("aria-label", label)
     root.attrib.pop("id", None)
-    drawn: str = ElementTree.tostring(root, encoding="unicode")
-    return drawn.replace("ns0:", "").replace(":ns0=", "=")
+    text: str = ElementTree.tostring(root, encoding="unicode")
+    return text.replace("ns0:", "").replace(":ns0=", "=")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 _BEST = "bold green"
 
 _ASKED: dict[str, Callable[[ExploredCell], str]] = {
-    "model": lambda cell: Path(cell.model).name,
+    "model": lambda cell: cell.model,
     "type": lambda cell: cell.file_type or "-",
     "machine": lambda cell: cell.machine,
     "-c": lambda cell: "-" if cell.asked_context is None else str(cell.asked_context),
@@ -93,7 +95,7 @@ def csv_text(found: Exploration) -> str:
     rows = [_flat(cell) for cell in found.cells]
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _field(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: _field(name, value) for name, value in row.items()} for row in rows)
     return out.getvalue()
 
 
@@ -103,11 +105,15 @@ def _flat(cell: ExploredCell) -> dict[str, Any]:
     return {**row, "arguments": None if words is None else command_line(words, quoted=True)}
 
 
-def _field(value: Any) -> Any:
+def _field(name: str, value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
+    if not isinstance(value, str) or name == "arguments":
+        # those are for a shell, and of our own
+        return value
+    text = printable(value)
     # a spreadsheet takes what begins so for a formula
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "@")) else value
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text
 
 
 def _parquet(found: Exploration) -> bytes:
@@ -167,7 +173,9 @@ def write(found: Exploration, path: Path) -> None:
 
 def exploration_table(found: Exploration, *, verbose: bool = False) -> RenderableType:
     """A row for each cell that fits, what does not below, and the answer; ``verbose``: a row for every cell."""
-    cells = found.cells
+    # every model by the name of its file, as far as these differ
+    named = file_names(cell.model for cell in found.cells)
+    cells = tuple(replace(cell, model=named[cell.model]) for cell in found.cells)
     varied = [name for name, of in _ASKED.items() if len({of(cell) for cell in cells}) > 1]
     said = [
         f"{name} {_ASKED[name](cells[0])}" if name.startswith("-") else _ASKED[name](cells[0])
@@ -188,7 +196,7 @@ def exploration_table(found: Exploration, *, verbose: bool = False) -> Renderabl
         table.add_row(*_row(cell, varied, has_cost))
     parts: list[RenderableType] = [Text(printable(", ".join(said)), style="bold", overflow="fold")] if said else []
     parts += [table] if shown else []
-    parts += [Text(line, overflow="fold") for line in _below(found, len(cells) - len(shown), varied)]
+    parts += [Text(line, overflow="fold") for line in _below(found, cells, len(cells) - len(shown), varied)]
     return Group(*parts)
 
 
@@ -210,8 +218,14 @@ def _row(cell: ExploredCell, varied: list[str], has_cost: bool) -> tuple[str | T
     return (*(Text(each, style=style) for each in (*about, *figures)), ", ".join(notes))
 
 
-def _below(found: Exploration, hidden: int, varied: list[str]) -> Iterator[str]:
-    cells = found.cells
+def file_names(models: Iterable[str]) -> dict[str, str]:
+    """What each model is called in a table: by the name of its file, or all of its path where others have that too."""
+    names = {model: Path(model).name or model for model in dict.fromkeys(models)}
+    count = Counter(names.values())
+    return {model: name if count[name] == 1 else model for model, name in names.items()}
+
+
+def _below(found: Exploration, cells: Sequence[ExploredCell], hidden: int, varied: list[str]) -> Iterator[str]:
     fitting = sum(bool(cell.fits) for cell in cells)
     kept = f", {found.kept} of them planned before" if found.kept else ""
     yield f"{len(cells)} cell{'s' if len(cells) > 1 else ''}{kept}: {fitting} fit" + (
@@ -243,7 +257,7 @@ def _name(cell: ExploredCell, varied: list[str]) -> str:
 
 
 def _answer_lines(found: Exploration, answer: ExploredAnswer) -> Iterator[str]:
-    name = printable(Path(answer.model).name)
+    name = printable(file_names(each.model for each in found.cells)[answer.model])
     cell = answer.cell
     if cell is None:
         yield f"{name}: no machine does {printable(found.asked or '')}" + _refused(answer.refused)
@@ -274,4 +288,4 @@ def _refused(count: int) -> str:
     return f" ({count} did by their header, and not when the model itself was measured)" if count else ""
 
 
-__all__ = ["cell_to_dict", "check_output", "csv_text", "exploration_table", "to_dict", "write"]
+__all__ = ["cell_to_dict", "check_output", "csv_text", "exploration_table", "file_names", "to_dict", "write"]

@@ -129,7 +129,7 @@ def _label(name: str, places: Sequence[str], x: float, y: float) -> Iterator[str
     if name == HOST_NAME:
         wide = SMALL * len(name) + 8
         yield f'<rect class="taken" x="{x - wide / 2:.1f}" y="{y - 11:.1f}" width="{wide:.1f}" height="14"/>'
-        yield f'<text class="on" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{text(name)}</text>'
+        yield f'<text class="on host" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{text(name)}</text>'
     else:
         kind = colour(name, places)
         yield f'<text class="on {kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{fitting(name, 200)}</text>'

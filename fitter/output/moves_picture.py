@@ -34,7 +34,9 @@ def _figure(value: float | None, unit: str | None) -> str:
         return human(int(value))
     if unit in ("tokens", "layers"):
         return f"{int(value):,}"
-    return f"{speed(value) if value > 0 else value:} t/s" if unit else ("yes" if value else "no")
+    if not unit:
+        return "yes" if value else "no"
+    return f"{'-' if value < 0 else ''}{speed(abs(value)) if value else 0} t/s"
 
 
 def moves_svg(moves: Sequence[Mapping[str, Any]], width: int) -> str:

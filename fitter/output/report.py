@@ -6,33 +6,27 @@ text, and write nothing. Names in a model's file are untrusted: everything is es
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from fitter.errors import LibraryError, PlanError
+from fitter.errors import PlanError
 from fitter.output import bars, drawing, layer_picture
-from fitter.output.drawing import NARROW, WIDE
+from fitter.output.arguments import command_line
+from fitter.output.drawing import WIDE
 from fitter.output.explanation import default_speeds, explain_lines, far_lines
-from fitter.output.formats import FORMATS
-from fitter.output.json import dumps, to_dict
+from fitter.output.formats import FORMATS, UNQUOTED, words
+from fitter.output.json import to_dict
+from fitter.output.pages import fragment, page, pictures
 from fitter.output.pools import pool_lines
 from fitter.output.table import later_text, parameter_lines, shared_text
-from fitter.output.units import MIB, dummy_loads, duration, human, speed
+from fitter.output.units import MIB, dummy_loads, human, speed
 from fitter.planning.context_points import ContextPoint
-from fitter.planning.layer_map import LayerMap
+from fitter.planning.layer_map import HOST_NAME, LayerMap
 from fitter.planning.plan import Plan, resolved
 from fitter.text import printable
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-    from markupsafe import Markup
-
-_TEMPLATES = Path(__file__).with_name("templates")
 _COLUMNS = (
     ("total", "total"),
     ("free", "free"),
@@ -47,11 +41,6 @@ _COLUMNS = (
 )
 _RARE = ("shared", "later")
 """Columns that are left out where they have nothing."""
-
-
-def check_installed() -> None:
-    """Raise ``LibraryError`` where a package is missing for a page, before anything is planned for it."""
-    _environment()
 
 
 def plan_page(
@@ -70,7 +59,7 @@ def plan_page(
         "contexts": [point.to_dict() for point in contexts],
         "notes": list(notes),
     }
-    return _page(
+    return page(
         "plan.html",
         title=plan.model.name,
         documents=[("plan", document), ("drawn", drawn)],
@@ -90,34 +79,19 @@ NAMELESS = ("args", "shell", "ik_llama")
 
 
 def plan_panel(plan: Plan, found: LayerMap | None, name: str, of: str) -> str:
-    """What a page of several plans shows of one of them: HTML without style and script, for which ``style`` is.
+    """What a page of several plans shows of one of them: HTML without style and script, which ``pages.style`` is for.
 
     ``name`` is what its ids begin with, and no other's on the page; ``of`` names the plan where its tables are named.
     Raises as ``plan_page``.
     """
-    return (
-        _environment()
-        .get_template("panel.html")
-        .render(
-            title=plan.model.name,
-            heading="h2",
-            name=name,
-            of=f", {of}",
-            **_drawn(plan, to_dict(plan), found, formats=NAMELESS),
-        )
+    return fragment(
+        "panel.html",
+        title=plan.model.name,
+        heading="h2",
+        name=name,
+        of=f", {of}",
+        **_drawn(plan, to_dict(plan), found, formats=NAMELESS),
     )
-
-
-def style() -> str:
-    """The style of pages and panels, and of the pictures in them."""
-    from fitter.output import curves
-
-    return (_TEMPLATES / "report.css").read_text(encoding="utf-8") + drawing.STYLE + drawing.DARK + curves.STYLE
-
-
-def copy_script() -> str:
-    """The script for the buttons that copy: a page of panels needs it, and an element ``said`` for what it says."""
-    return (_TEMPLATES / "copy.js").read_text(encoding="utf-8")
 
 
 def _drawn(
@@ -132,13 +106,13 @@ def _drawn(
         "document": document,
         "facts": _facts(plan),
         "uses": _uses(document),
-        "memory_pictures": _pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
+        "memory_pictures": pictures(lambda width: bars.bars_svg(document, width=width, is_alone=False)),
         "layers": None if found is None else _layers(found),
         "map_pictures": ()
         if found is None
-        else _pictures(lambda width: layer_picture.layer_svg(found, width=width, is_alone=False)),
+        else pictures(lambda width: layer_picture.layer_svg(found, width=width, is_alone=False)),
         "formats": _formats(plan, formats) if plan.fits else [],
-        "remarks": _remarks(plan, notes),
+        "remarks": _remarks(plan, found, notes),
     }
 
 
@@ -172,11 +146,11 @@ def check_page(document: Mapping[str, Any], causes: Mapping[str, Sequence[str]],
             **case,
             "causes": causes.get(case["name"], ()),
             "moves": [moves_picture.row_of(move) for move in case["moves"]],
-            "pictures": _pictures(partial(moves_picture.moves_svg, case["moves"])),
+            "pictures": pictures(partial(moves_picture.moves_svg, case["moves"])),
         }
         for case in document["cases"]
     ]
-    return _page(
+    return page(
         "check.html",
         title="fitter check",
         documents=[("check", document)],
@@ -184,79 +158,6 @@ def check_page(document: Mapping[str, Any], causes: Mapping[str, Sequence[str]],
         summary=summary,
         cases=cases,
     )
-
-
-def verification_page(document: Mapping[str, Any], verdict: str) -> str:
-    """The page of a verification, given as its JSON document, and its verdict in words."""
-    return _page(
-        "verification.html",
-        title=document["model"]["name"],
-        documents=[("verification", document)],
-        verdict=verdict,
-        document=document,
-        kinds=("model", "context", "compute"),
-    )
-
-
-def _page(template: str, *, documents: Sequence[tuple[str, Mapping[str, Any]]], **values: Any) -> str:
-    from markupsafe import Markup
-
-    environment = _environment()
-    script = copy_script()
-    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template(template).render(
-        documents=[(name, Markup(_in_script(document))) for name, document in documents],
-        script=Markup(script),
-        style=Markup(style()),
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{allowed}'; "
-        "base-uri 'none'; form-action 'none'",
-        **values,
-    )
-
-
-@cache
-def _environment() -> Environment:
-    try:
-        import pygal  # noqa: F401
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise LibraryError(
-            f"a report needs the package {error.name}, which is missing: pip install 'llama-fitter[report]'"
-        ) from None
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-    )
-    environment.filters |= {"human": human, "duration": duration, "speed": speed, "lines": _lines}
-    return environment
-
-
-def _shown(value: Any) -> Any:
-    """What a template puts out: text on one line, without anything invisible."""
-    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
-def _lines(text: str) -> Markup:
-    """Text of several lines, each of them made safe to show."""
-    from markupsafe import Markup, escape
-
-    return Markup("\n").join(escape(printable(line)) for line in text.split("\n"))
-
-
-def _in_script(document: Mapping[str, Any]) -> str:
-    """JSON that cannot end the script that it stands in: as ``--json`` prints it, but for ``<``."""
-    return dumps(dict(document)).replace("<", r"\u003c")
-
-
-def _pictures(drawn: Callable[[int], str]) -> list[tuple[str, Markup]]:
-    """A picture for a page and one for a telephone, of which a style sheet shows one."""
-    from markupsafe import Markup
-
-    return [("wide", Markup(drawn(WIDE))), ("narrow", Markup(drawn(NARROW)))]
 
 
 @dataclass(frozen=True)
@@ -342,13 +243,16 @@ def _why(plan: Plan) -> dict[str, Any] | None:
 _SPENT = ("prompt", "generation")
 
 
+_UNQUOTED = "It has no quotes, as for $(...): a shell would change it where it is pasted."
+
+
 def _formats(plan: Plan, names: Iterable[str]) -> list[dict[str, str]]:
     """The plan for each program: the text to copy, or why there is none."""
     found = []
     for name in names:
         if name == "json":
             continue
-        entry = {"name": name, "meaning": FORMATS[name], "text": "", "problem": ""}
+        entry = {"name": name, "meaning": FORMATS[name], "text": "", "problem": "", "note": ""}
         try:
             entry["text"] = plan.format(name)
         except PlanError as error:
@@ -356,11 +260,13 @@ def _formats(plan: Plan, names: Iterable[str]) -> list[dict[str, str]]:
         if any(printable(line) != line for line in entry["text"].split("\n")):
             # what is shown would not be what is needed
             entry |= {"text": "", "problem": f"it has invisible characters: use fitter fit --format {name}"}
+        elif name in UNQUOTED and entry["text"] and entry["text"] != command_line(words(plan, name), quoted=True):
+            entry["note"] = _UNQUOTED + (" Take shell for that." if name == "args" else "")
         found.append(entry)
     return found
 
 
-def _remarks(plan: Plan, notes: Sequence[str]) -> list[str]:
+def _remarks(plan: Plan, found: LayerMap | None, notes: Sequence[str]) -> list[str]:
     loads = dummy_loads(plan.search.dummy_loads)
     by = f" of llama.cpp {plan.llama_cpp.version}" if plan.llama_cpp else ""
     remarks = [*parameter_lines(plan), *map(shared_text, plan.shared), *pool_lines(plan)]
@@ -369,6 +275,11 @@ def _remarks(plan: Plan, notes: Sequence[str]) -> list[str]:
     remarks += [left.message for left in plan.left_out]
     remarks += [f"given up, as --allow permits: {', '.join(plan.levers)}"] if plan.levers else []
     remarks += [*plan.notes, *notes]
+    packed = 0 if found is None else plan.host.model + plan.host.context - found.on(HOST_NAME)
+    if packed >= MIB:
+        remarks.append(
+            f"the host takes {human(packed)} more than the map shows: llama.cpp packs tensors for its processor"
+        )
     if plan.search.is_cut_short:
         remarks.append("the time limit ended the search: there may be a better plan")
     if plan.virtual:

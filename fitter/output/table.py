@@ -259,7 +259,7 @@ def verification_table(verification: Verification) -> RenderableType:
             style = "bold red" if found in exceeding else ""
             if predicted or real:
                 more = Text(f"{found.more:+,}" if found else "", style=style)
-                said = _said(row, kind)
+                said = taken_text(row, kind)
                 sizes.add_row(f"{row.real.buffer_type} {kind}", f"{predicted:,}", said, more)
     memory = _table("MiB", "free before", "after", "counted", "unaccounted", spare=("after", "free before"))
     for use in verification.memory:
@@ -278,7 +278,7 @@ def verification_table(verification: Verification) -> RenderableType:
     return Group(*parts, Text(), verdict(verification))
 
 
-def _said(row: VerifiedRow, kind: Kind) -> str:
+def taken_text(row: VerifiedRow, kind: Kind) -> str:
     """What was taken of a kind; a llama-server rounds it, does not say it, or maps a part of the file."""
     real, rounding = getattr(row.real, kind), 0 if row.rounding is None else getattr(row.rounding, kind)
     if kind not in row.unsaid:
@@ -286,11 +286,12 @@ def _said(row: VerifiedRow, kind: Kind) -> str:
     return f"{real:,} of the file" if real else "not said"
 
 
-_LATER = {
+LATER = {
     "checkpoint": "a context checkpoint",
     "prompt": "a prompt in the prompt cache",
     "prompt cache": "the prompt cache",
 }
+"""What a llama-server takes after the load, by its kind."""
 
 
 def _program(use: ServerUse) -> str:
@@ -305,7 +306,7 @@ def _served(use: ServerUse) -> Iterator[RenderableType]:
     later = _table("then", "bytes: predicted", "real", "at most", spare=("at most",))
     for each in use.later:
         tokens = "" if each.tokens is None else f" of {each.tokens:,} tokens"
-        name = f"{_LATER[each.kind]}{tokens}" + (f" ({each.count} prompts)" if each.kind == "prompt cache" else "")
+        name = f"{LATER[each.kind]}{tokens}" + (f" ({each.count} prompts)" if each.kind == "prompt cache" else "")
         real = "none said" if each.real is None else f"{each.real:,} ± {each.rounding:,}"
         most = "no limit" if each.most is None else f"{each.most:,}"
         style = "bold red" if each.more else ""
@@ -332,7 +333,7 @@ def verdict(verification: Verification) -> Text:
     """What was found, in a line: whether it takes what was predicted."""
     exceeding, differences = verification.exceeding, verification.differences
     if verification.exceeding_later:
-        words = (f"{_LATER[use.kind]} {use.more:+,} bytes" for use in verification.exceeding_later)
+        words = (f"{LATER[use.kind]} {use.more:+,} bytes" for use in verification.exceeding_later)
         return Text.assemble(("more than predicted", "bold red"), ": ", ", ".join(words), overflow="fold")
     if verification.server is not None and not verification.server.is_within:
         return Text("more than planned: the memory of its process", style="bold red")

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from fitter.output.bars import PARTS, parts_of, places
+from fitter.output.bars import PARTS, parts_of, shown
 from fitter.output.narrow import short_name
 from fitter.output.units import human
 from fitter.planning.layer_map import HOST_NAME, LayerMap
@@ -52,10 +52,9 @@ class PlanPicture:
 
 
 def _bars(plan: Mapping[str, Any], width: int) -> Iterator[Text]:
-    shown = places(plan)
     lacking = {problem["device"]: problem["missing"] for problem in plan["problems"]}
     used: set[str] = set()
-    for use in shown:
+    for use in shown(plan):
         total = "" if use["total"] is None else f" of {human(use['total'])}"
         words = [use["name"], short_name(use["description"]), f"{human(use['used'])}{total}"]
         line = Text(printable(" ".join(filter(None, words))), overflow="ellipsis", no_wrap=True)

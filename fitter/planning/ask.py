@@ -17,6 +17,7 @@ from fitter.machine.gpu import virtual_devices
 from fitter.parameters import DEFAULTS, SPECULATION, Fitting, LoadKeywords, Measuring, ServerKeywords, taken_by
 from fitter.planning.constraints import (
     check_choices,
+    check_paging,
     check_pins,
     check_profile,
     check_split_mode,
@@ -215,10 +216,13 @@ class Ask:
         check_split_mode(self.load.split_mode)
         sharing = self.sharing
         drafts = "--mtp" if sharing.mtp else "-md" if sharing.model_draft is not None else None
-        check_split_tensors(self.load, "--mmproj" if drafts is None and sharing.mmproj else drafts)
+        if self.load.split_mode != "auto":
+            # a fit with it is one with each of those that it stands for
+            check_split_tensors(self.load, "--mmproj" if drafts is None and sharing.mmproj else drafts)
         check_choices(self.objective, self.strategy)
         check_pins(self.load.n_gpu_layers, self.load.tensor_split)
         levers(self.allow)
+        check_paging(self.load, self.allow)
         self.sharing.check()
         PROGRAMS[self.program].check(self.given)
         self.check_machine()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import add
+from typing import NamedTuple
 
 from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.cost import (
@@ -152,6 +153,28 @@ class _Head:
         return min(on_host, apart + free)
 
 
+class _Slowest(NamedTuple):
+    """What of a layer's weights takes longest: unpacking, or else reading; on the host also looking up."""
+
+    unpacking: bool
+    looking_up: bool
+
+
+class _Sort(NamedTuple):
+    """Weights that cost the same per byte."""
+
+    params_per_byte: float
+    looked_up_per_byte: float
+    experts: bool
+    slowest: _Slowest
+
+
+def _sort_of(tensor: WeightFacts, slowest: Sequence[_Slowest]) -> _Sort:
+    """``slowest``: not of experts, and of experts."""
+    n_params, n_looked_up = tensor.n_params / tensor.bytes, tensor.n_looked_up / tensor.bytes
+    return _Sort(n_params, n_looked_up, tensor.experts, slowest[tensor.experts])
+
+
 class _Places:
     """Where things may be: a place for each kind of device, since what is on one could be on another, and the host."""
 
@@ -169,7 +192,10 @@ class _Places:
         # whichever device is the first computes a prompt with what the host has; where none is used, the host does
         firsts = [at.on((at.devices[d],)) for d in self._devices if not at.devices[d].is_remote] if at.streams else []
         self._hosts = [*firsts, at.on(())]
-        self._prices: dict[tuple[float, bool, bool], tuple[float, ...]] = {}
+        self._prices: dict[_Sort, tuple[float, ...]] = {}
+        on_host = at.on(())
+        self._of_byte = tensor_seconds(Weights(HOST, 1, 0), on_host).generation
+        self._of_lookup = tensor_seconds(Weights(HOST, 0, 0, n_looked_up=1), on_host).generation
 
     def room(self, budgets: Sequence[int], host_budget: int | None) -> list[int | None]:
         """Bytes that every place may hold; ``None`` is no limit."""
@@ -182,20 +208,28 @@ class _Places:
         """The place that a device's index, or ``HOST``, is."""
         return self._place_of[target]
 
-    def weights(self, params_per_byte: float, experts: bool, unpacking: bool) -> tuple[float, ...]:
-        """Seconds of a byte of weights on every place, generation taking what unpacking or else what reading does."""
-        key = params_per_byte, experts, unpacking
-        if key not in self._prices:
+    def slowest(self, read: float, unpacked: float, n_looked_up: float) -> _Slowest:
+        """What takes longest of a layer with so many bytes, bytes where they are unpacked, and weights looked up."""
+        most = max(read, unpacked)
+        return _Slowest(unpacked > read, n_looked_up * self._of_lookup > most * self._of_byte)
+
+    def weights(self, sort: _Sort) -> tuple[float, ...]:
+        """Seconds of a byte of such weights on every place, generation taking what its slowest part does."""
+        if sort not in self._prices:
+            experts, slowest = sort.experts, sort.slowest
 
             def seconds(place: int, at: Setting) -> float:
                 of_byte = tensor_seconds(Weights(place, 1, 0, experts), at)
-                of_param = tensor_seconds(Weights(place, 0, 1, experts), at) * params_per_byte
-                generation = of_param.generation if unpacking else of_byte.generation
+                of_param = tensor_seconds(Weights(place, 0, 1, experts), at) * sort.params_per_byte
+                generation = of_param.generation if slowest.unpacking else of_byte.generation
+                if place == HOST and slowest.looking_up:
+                    looked_up = tensor_seconds(Weights(HOST, 0, 0, experts, sort.looked_up_per_byte), at)
+                    generation = looked_up.generation
                 return at.request(Seconds(of_byte.prompt + of_param.prompt, generation))
 
             on_host = min(seconds(HOST, at) for at in self._hosts)
-            self._prices[key] = (*(seconds(d, self._at) for d in self._devices), on_host)
-        return self._prices[key]
+            self._prices[sort] = (*(seconds(d, self._at) for d in self._devices), on_host)
+        return self._prices[sort]
 
     def layer(self, attention: Attention | None, cache_on_host: bool) -> tuple[float, ...]:
         """Seconds of a layer on every place without its weights, but with its cache."""
@@ -257,51 +291,51 @@ class _Items:
 
 def _items(places: _Places, pieces: Pieces, units: Sequence[Unit]) -> _Items:
     items = _Items()
-    weights: dict[tuple[float, bool, bool], int] = {}
-    homes: dict[tuple[Attention | None, int, bool], tuple[float, ...]] = {}
-    heads: dict[tuple[Attention, int, bool, tuple[tuple[float, int], ...]], int] = {}
+    weights: dict[_Sort, int] = {}
+    homes: dict[tuple[Attention | None, int, _Slowest], tuple[float, ...]] = {}
+    heads: dict[tuple[Attention, int, tuple[tuple[_Sort, int], ...]], int] = {}
     for layer, attention, state, unit in zip(pieces.facts.layers, pieces.attention, pieces.states, units, strict=False):
         # a recurrent state is read as weights are, and written
         state_bytes = round(2 * state)
-        free, fixed, unpacking = _sorted(layer.tensors, pieces.pinned, places, state_bytes)
+        free, fixed, slowest = _sorted(layer.tensors, pieces.pinned, places, state_bytes)
         items.add_fixed(fixed)
         projections = free[: layer.n_attention]
         is_free = len(free) - len(projections) == len(layer.tensors) - layer.n_attention
         if attention and projections and is_free and not (state_bytes or pieces.cache_on_host):
-            of_head: dict[float, int] = {}
+            of_head: dict[_Sort, int] = {}
             for tensor in projections:
-                params = tensor.n_params / tensor.bytes
-                of_head[params] = of_head.get(params, 0) + tensor.bytes
-            key_of_head = attention, unit.cache, unpacking[False], tuple(of_head.items())
+                sort = _sort_of(tensor, slowest)
+                of_head[sort] = of_head.get(sort, 0) + tensor.bytes
+            key_of_head = attention, unit.cache, tuple(of_head.items())
             heads[key_of_head] = heads.get(key_of_head, 0) + 1
             free = free[layer.n_attention :]
         else:
-            home = attention, state_bytes, unpacking[False]
+            home = attention, state_bytes, slowest[False]
             if home not in homes:
-                of_state = places.weights(0, False, unpacking[False])
+                of_state = places.weights(_Sort(0, 0, False, slowest[False]))
                 if pieces.cache_on_host:
                     of_state = (of_state[-1],) * len(of_state)
                 of_layer = places.layer(attention, pieces.cache_on_host)
                 homes[home] = tuple(a + state_bytes * b for a, b in zip(of_layer, of_state, strict=True))
             items.add(homes[home], 0 if pieces.cache_on_host else unit.cache)
         for tensor in free:
-            key = tensor.n_params / tensor.bytes, tensor.experts, unpacking[tensor.experts]
-            weights[key] = weights.get(key, 0) + tensor.bytes
-    for (attention, cache, is_unpacked, sizes), count in heads.items():
+            sort = _sort_of(tensor, slowest)
+            weights[sort] = weights.get(sort, 0) + tensor.bytes
+    for (attention, cache, sizes), count in heads.items():
         head = _Head(
             places.layer(attention, False),
             places.copied(attention),
             cache,
-            tuple((places.weights(params, False, is_unpacked), size) for params, size in sizes),
+            tuple((places.weights(sort), size) for sort, size in sizes),
         )
         items.heads[head] = items.heads.get(head, 0) + count
-    for key, size in weights.items():
-        items.add_bytes(places.weights(*key), size)
-    free, fixed, unpacking = _sorted(pieces.facts.output, pieces.pinned, places, 0)
+    for sort, size in weights.items():
+        items.add_bytes(places.weights(sort), size)
+    free, fixed, slowest = _sorted(pieces.facts.output, pieces.pinned, places, 0)
     items.add_fixed(fixed)
     seconds = places.layer(None, False)
     for tensor in free:
-        of_byte = places.weights(tensor.n_params / tensor.bytes, tensor.experts, unpacking[tensor.experts])
+        of_byte = places.weights(_sort_of(tensor, slowest))
         seconds = tuple(a + tensor.bytes * b for a, b in zip(seconds, of_byte, strict=True))
     items.add(seconds, sum(tensor.bytes for tensor in free))
     return items
@@ -309,17 +343,22 @@ def _items(places: _Places, pieces: Pieces, units: Sequence[Unit]) -> _Items:
 
 def _sorted(
     tensors: Sequence[WeightFacts], pinned: Mapping[str, int], places: _Places, state_bytes: int
-) -> tuple[list[WeightFacts], float, tuple[bool, bool]]:
-    """Tensors that have a choice, what the others cost, and whether unpacking counts, not of experts and of experts.
+) -> tuple[list[WeightFacts], float, tuple[_Slowest, _Slowest]]:
+    """Tensors that have a choice, what the others cost, and what takes longest, not of experts and of experts.
 
-    ``price`` takes the slower of reading and unpacking, of all that a layer has in one place. What is slower in the
-    layer as a whole is taken for all of it here, which is the same where that is in one place, and never more.
+    ``price`` takes the slowest of reading, unpacking and looking up, of all that a layer has in one place. What is
+    slowest in the layer as a whole is taken for all of it here, which is the same where that is in one place, and
+    never more.
     """
-    read, unpacked = [float(state_bytes), 0.0], [0.0, 0.0]
+    read, unpacked, looked_up = [float(state_bytes), 0.0], [0.0, 0.0], [0.0, 0.0]
     for tensor in tensors:
         read[tensor.experts] += tensor.bytes
         unpacked[tensor.experts] += tensor.n_params * places.min_bits / 8
-    unpacking = (unpacked[0] > read[0], unpacked[1] > read[1])
+        looked_up[tensor.experts] += tensor.n_looked_up
+    slowest = (
+        places.slowest(read[0], unpacked[0], looked_up[0]),
+        places.slowest(read[1], unpacked[1], looked_up[1]),
+    )
     free, fixed = [], 0.0
     for tensor in tensors:
         if not tensor.bytes:
@@ -327,9 +366,9 @@ def _sorted(
         if tensor.name not in pinned:
             free.append(tensor)
             continue
-        of_byte = places.weights(tensor.n_params / tensor.bytes, tensor.experts, unpacking[tensor.experts])
+        of_byte = places.weights(_sort_of(tensor, slowest))
         fixed += tensor.bytes * of_byte[places.place_of(pinned[tensor.name])]
-    return free, fixed, unpacking
+    return free, fixed, slowest
 
 
 # --- spreading bytes over places

@@ -50,7 +50,9 @@ class HostCosts:
     ``sync``: seconds per thread, and per group of a layer's tensors that is computed there: threads wait for one
     another after every operation, the longer the more there are. ``bandwidth``: share of the host's bandwidth that
     reading weights reaches. Per thread, FLOP per second: ``attention`` with flash attention, ``plain_attention``
-    without, ``compute`` of a prompt's matrix products. ``threads``: where it is not known how many there are.
+    without, ``compute`` of a prompt's matrix products. ``lookup``: weights per second of the types that it
+    looks up in tables (``work.LOOKED_UP``), which takes longer than reading them. ``threads``: where it is not known
+    how many there are.
     """
 
     sync: float
@@ -58,6 +60,7 @@ class HostCosts:
     attention: float
     plain_attention: float
     compute: float
+    lookup: float
     threads: int
 
 
@@ -108,13 +111,15 @@ class Attention:
 class Weights:
     """Weights of one layer that are in one place: a device's index, or ``HOST``.
 
-    ``bytes`` as stored, ``n_params`` in number; ``experts``: routed experts, of which a token reads only those used.
+    ``bytes`` as stored, ``n_params`` in number, of which ``n_looked_up`` have a type that a processor looks up in
+    tables; ``experts``: routed experts, of which a token reads only those used.
     """
 
     place: int
     bytes: float
     n_params: float
     experts: bool = False
+    n_looked_up: float = 0
 
 
 @dataclass(frozen=True)
@@ -318,7 +323,8 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
         prompt = prompt_bytes / at.stream + flops / (family.compute * device.compute)
     else:
         prompt = prompt_bytes / bandwidth + flops / (costs.host.compute * at.threads)
-    return Seconds(prompt, generation_bytes / bandwidth)
+    looked_up = weights.n_looked_up * (at.expert_share if weights.experts else 1) / (costs.host.lookup * at.threads)
+    return Seconds(prompt, max(generation_bytes / bandwidth, looked_up))
 
 
 def layer_seconds(layer: Layer, at: Setting) -> Seconds:

@@ -6,6 +6,7 @@ Memory is in bytes.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,17 +84,40 @@ class ExploredCell:
         return {name: getattr(self, name) for name in FOUND}
 
     def having(self, figures: Mapping[str, Any]) -> ExploredCell:
-        """The same with what was found. Raises ``TypeError`` and ``ValueError`` for anything else."""
-        if set(figures) != set(FOUND):
+        """The same with what was found, as ``figures`` says it. Raises ``ValueError`` for anything else."""
+        if set(figures) != set(FOUND) or not all(_IS[name](value) for name, value in figures.items()):
             raise ValueError("these are not the figures of a cell")
         arguments = figures["arguments"]
         return replace(self, **{**figures, "arguments": None if arguments is None else tuple(arguments)})
 
 
-FOUND = (
-    *("fits", "n_ctx", "bytes", "used", "host_weights", "prompt_tokens_per_second", "tokens_per_second"),
-    *("arguments", "problem"),
-)
+def _is_count(value: object) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+
+
+def _is_rate(value: object) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value is None or (is_number and 0 <= value <= sys.float_info.max)  # type: ignore[operator]
+
+
+def _is_text(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _are_texts(value: object) -> bool:
+    return value is None or (isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value))
+
+
+_IS: dict[str, Callable[[object], bool]] = {
+    "fits": lambda value: value is None or isinstance(value, bool),
+    **dict.fromkeys(("n_ctx", "bytes", "used", "host_weights"), _is_count),
+    **dict.fromkeys(("prompt_tokens_per_second", "tokens_per_second"), _is_rate),
+    "arguments": _are_texts,
+    "problem": _is_text,
+}
+"""Whether a value may be what is found of a cell, by its attribute."""
+
+FOUND = tuple(_IS)
 """The attributes of a cell that are found."""
 
 
@@ -170,14 +194,21 @@ class Exploration:
             raise RuntimeError("nothing is there that writes it: import fitter.exploring first")
         return _writer(self)
 
+    def _repr_html_(self) -> str:
+        """The grid as a table that sorts, which a notebook shows."""
+        if _drawer is None:
+            raise RuntimeError("nothing is there that draws it: import fitter.exploring first")
+        return _drawer(self.to_dict())
+
 
 _writer: Callable[[Exploration], dict[str, Any]] | None = None
+_drawer: Callable[[Mapping[str, Any]], str] | None = None
 
 
-def register(to_dict: Callable[[Exploration], dict[str, Any]]) -> None:
-    """Have ``to_dict`` write every ``Exploration``: what does is above this room."""
-    global _writer
-    _writer = to_dict
+def register(to_dict: Callable[[Exploration], dict[str, Any]], to_html: Callable[[Mapping[str, Any]], str]) -> None:
+    """Have ``to_dict`` write every ``Exploration``, and ``to_html`` draw what that wrote: both are above this room."""
+    global _writer, _drawer
+    _writer, _drawer = to_dict, to_html
 
 
 def marked(cells: Sequence[ExploredCell], cost: str) -> tuple[ExploredCell, ...]:

@@ -289,11 +289,16 @@ class _Fit:
             return self._timed(loads.record)(params)
 
         searched, excess = context_limit.limited(request, sizes)
-        if request.params.split_mode == "tensor":
-            return split_candidate(searched, measure, loads.record, on_candidate)
-        trial = search(searched, measure, record, on_candidate, choices.append)
+        is_split = request.params.split_mode == "tensor"
+        if is_split:
+            split = split_candidate(searched, measure, record, on_candidate)
+            trial = split.trial
+        else:
+            trial = search(searched, measure, record, on_candidate, choices.append)
         if excess is not None:
             return Candidate(request, replace(trial, missing=((excess.device, excess.missing),)), excess=excess)
+        if is_split:
+            return split
         if not trial.fits or request.facts is None:
             return Candidate(request, trial)
         on_candidate(trial.params)

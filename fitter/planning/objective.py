@@ -62,7 +62,12 @@ def beats(request: Request, one: tuple[int, float], other: tuple[int, float]) ->
     With more context, unless that costs too much time: see ``loss``. It is an order: what is better than something
     better is better.
     """
-    if request.objective != "context" and one[0] != other[0] and min(one[1], other[1]) > 0:
+    return better_for(request.objective, one, other)
+
+
+def better_for(objective: str, one: tuple[int, float], other: tuple[int, float]) -> bool:
+    """The same by an objective of ``OBJECTIVES``."""
+    if objective != "context" and one[0] != other[0] and min(one[1], other[1]) > 0:
         return loss(*one) < loss(*other)
     return (one[0], -one[1]) > (other[0], -other[1])
 

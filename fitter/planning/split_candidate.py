@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+from fitter.errors import LlamaCppError
 from fitter.llama.types import Breakdown, Params
 from fitter.planning.levers import Candidate
 from fitter.planning.objective import objective_seconds
+from fitter.planning.placement import Placement
 from fitter.planning.pricing import Price
 from fitter.planning.request import Measure, Record, Request
 from fitter.planning.split_price import price_split
@@ -22,10 +24,14 @@ def split_candidate(
     prices: dict[Params, Price | None] = {}
     recorded = cache(record)
 
-    def seconds(params: Params, breakdown: Breakdown) -> float | None:
-        layout = recorded(replace(request.params, n_ctx=request.n_ctx_min))
-        found = prices[params] = price_split(request, params, breakdown, layout)
+    def seconds(params: Params, breakdown: Breakdown, placement: Placement) -> float | None:
+        try:
+            layout = recorded(replace(request.params, n_ctx=request.n_ctx_min))
+        except LlamaCppError:
+            # the plan holds without a price
+            return None
+        found = prices[params] = price_split(request, params, breakdown, layout, placement)
         return None if found is None else objective_seconds(request, found.estimate)
 
-    trial = search_split(request, measure, seconds, on_candidate)
-    return Candidate(request, trial, prices[trial.params])
+    trial = search_split(request, measure, recorded, seconds, on_candidate)
+    return Candidate(request, trial, prices.get(trial.params))

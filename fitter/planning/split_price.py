@@ -25,7 +25,7 @@ from fitter.planning.request import Request
 from fitter.planning.work import ModelFacts, work_of
 
 SUMS_OF_A_LAYER = 2
-"""After attention, and after the feed-forward part."""
+"""After attention, and after the feed-forward part; only one of both where the host has computed the other part."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,12 @@ class SumCosts:
 
 
 def price_split(
-    request: Request, params: Params, breakdown: Breakdown, layout: Layout, costs: SumCosts | None = None
+    request: Request, params: Params, breakdown: Breakdown, layout: Layout, placement: Placement
 ) -> Price | None:
     """The price of ``params`` on the devices that they name; ``None`` where ``request`` has no facts for it.
 
-    llama.cpp measured ``breakdown`` for them, and ``layout`` with the same parameters at any context.
+    llama.cpp measured ``breakdown`` for them, and ``layout`` with the same parameters at any context. ``placement`` is
+    what they say, with all layers on devices on the first one.
     """
     if request.facts is None or request.host_speed is None or not params.devices:
         return None
@@ -61,7 +62,8 @@ def price_split(
         tuple(free[name] for name in params.devices),
         request.host_speed,
     )
-    return price_split_params(request.facts, layout, params, breakdown, speeds, request.workload, costs)
+    pieces = pieces_at(request.facts, layout, params, breakdown, request.pinned)
+    return _priced(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown)
 
 
 def priced_as_placed(
@@ -77,35 +79,25 @@ def priced_as_placed(
     """``price_params``, whichever way ``params`` split the model over devices."""
     if params.split_mode != "tensor":
         return price_params(facts, layout, params, breakdown, speeds, targets, workload, live_tokens)
+    n_units = facts.n_layer + 1
+    used = params.n_gpu_layers if 0 <= params.n_gpu_layers <= n_units else n_units
+    pieces = pieces_at(facts, layout, params, breakdown, dict.fromkeys(targets, HOST))
+    work = work_of(pieces, Placement(n_units - used, (used,)), breakdown.n_splits)
+    whole = _priced(work, speeds, workload, breakdown)
     if live_tokens is None:
-        return price_split_params(facts, layout, params, breakdown, speeds, workload)
-    whole = price_split_params(facts, layout, params, breakdown, speeds, workload)
-    at_depth = price_split_params(facts, layout, params, breakdown, speeds, Workload(0, 0, live_tokens))
+        return whole
+    at_depth = _priced(work, speeds, Workload(0, 0, live_tokens), breakdown)
     return replace(whole, live_tokens=live_tokens, estimate=joined(whole.estimate, at_depth.estimate, workload))
 
 
-def price_split_params(
-    facts: ModelFacts,
-    layout: Layout,
-    params: Params,
-    breakdown: Breakdown,
-    speeds: Speeds,
-    workload: Workload,
-    costs: SumCosts | None = None,
-) -> Price:
-    """The price of ``params`` on devices with these ``speeds``, in the order of ``params``."""
-    pinned = {name: HOST for name in facts.names if _is_on_host(name, params)}
-    pieces = pieces_at(facts, layout, params, breakdown, pinned)
-    n_units = facts.n_layer + 1
-    used = params.n_gpu_layers if 0 <= params.n_gpu_layers <= n_units else n_units
-    work = work_of(pieces, Placement(n_units - used, (used,)), None)
+def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown) -> Price:
     rows = [breakdown.on(name) for name in speeds.names]
     shares = tuple(
         Share(_part(row.model, rows_model), _part(row.context, rows_context))
         for rows_model, rows_context in [(sum(r.model for r in rows), sum(r.context for r in rows))]
         for row in rows
     )
-    estimate = split_estimate(work, speeds.devices, shares, speeds.host, workload, costs)
+    estimate = split_estimate(work, speeds.devices, shares, speeds.host, workload)
     named = tuple(replace(part, name=_named(part.name, speeds.names)) for part in estimate.parts)
     is_on_host = any(
         place == HOST for layer in work.layers for place in (layer.home, *(w.place for w in layer.weights))
@@ -132,8 +124,12 @@ def split_estimate(
     costs: Costs | None = None,
 ) -> Estimate:
     """Seconds of ``workload`` where ``work``, all of whose layers on devices are said to be on the first one, is split
-    over ``devices`` by ``shares``."""
-    sums = sums or default_sums()
+    over ``devices`` by ``shares``.
+
+    The host computes with its weights in prompts, too: what llama.cpp makes of several devices has no ``offload_op``
+    (``ggml-backend-meta.cpp``), whatever ``work`` says.
+    """
+    sums, work = sums or default_sums(), replace(work, op_offload=False)
     alone = [_parts(price(work, [device], host, workload, costs)) for device in devices]
     parts: dict[str, Part] = {}
     for name in ("weights", "attention", "layers"):
@@ -160,7 +156,11 @@ def _parts(estimate: Estimate) -> dict[str, Part]:
 
 def _sums(work: Work, devices: Sequence[DeviceSpeed], workload: Workload, costs: SumCosts) -> Part:
     """What the sums over all devices take of a token."""
-    count = SUMS_OF_A_LAYER * sum(layer.home != HOST for layer in work.layers[:-1])
+    count = sum(
+        SUMS_OF_A_LAYER - any(weights.place == HOST for weights in layer.weights)
+        for layer in work.layers[:-1]
+        if layer.home != HOST
+    )
     steps = max(1, math.ceil(math.log2(len(devices))))
     batch = max(1, min(work.n_ubatch, workload.prompt or work.n_ubatch))
     wait = costs.wait + (steps - 1) * costs.wait_more
@@ -177,10 +177,6 @@ def _link(device: DeviceSpeed, costs: SumCosts, has_nvlink: bool) -> float:
 
 def _part(size: int, total: int) -> float:
     return size / total if total else 0.0
-
-
-def _is_on_host(name: str, params: Params) -> bool:
-    return any(re.search(override.pattern, name) for override in params.tensor_buft_overrides)
 
 
 def _named(part: str, names: Sequence[str]) -> str:

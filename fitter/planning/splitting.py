@@ -2,7 +2,9 @@
 
 What a device takes is a part that it has whatever its share (compute buffers, what each one has a copy of) and its
 share of the rest, in steps of llama.cpp's own. So shares are corrected by what a dummy load measures, until every
-margin is kept; the context is the largest that leaves such shares.
+margin is kept; the context is the largest that leaves such shares. Where there are none, the experts of as few layers
+as that takes go to the host, of a model without experts feed-forward weights or whole layers, whichever is faster.
+Always those of a layer together: with a part of them elsewhere, llama.cpp cannot split what is computed in between.
 """
 
 from __future__ import annotations
@@ -10,14 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.planning.constraints import check_split_devices
-from fitter.planning.given import usable_devices
+from fitter.planning.given import units_on_devices, usable_devices
+from fitter.planning.memory import HOST, Unit, units_of
 from fitter.planning.objective import is_better, rank
-from fitter.planning.placement import Placement, merged
-from fitter.planning.request import DeviceLimit, Measure, Request
+from fitter.planning.placement import Placement, merged, pattern_for
+from fitter.planning.request import DeviceLimit, Measure, Record, Request
 from fitter.planning.trial import Trial, missing_of
 
 PARTS = 10000
@@ -27,31 +32,36 @@ _CORRECTIONS = 5
 """How often shares are corrected for one context, at most."""
 _CONTEXTS = 10
 """How many contexts are tried between the smallest and the largest one, at most."""
-_EXPERTS = "ffn_(up|down|gate|gate_up)_(ch|)exps"
 
-Seconds = Callable[[Params, Breakdown], float | None]
-"""The objective of what was measured, ``None`` where nothing is priced."""
+Seconds = Callable[[Params, Breakdown, Placement], float | None]
+"""The objective of what was measured, ``None`` where nothing is priced. All layers on devices are on the first one."""
 
 
 @dataclass(frozen=True)
 class _Way:
     """What is on which devices, with ``shares``, or equal ones where that is ``None``.
 
-    The experts of the first layers, or the first layers as a whole, may be on the host.
+    The first layers may be on the host, and of those after them the experts, or the feed-forward weights, of the first
+    ``parted`` that have such.
     """
 
     devices: tuple[DeviceLimit, ...]
     shares: tuple[float, ...] | None = None
-    experts_on_host: int = 0
+    parted: int = 0
     layers_on_host: int = 0
 
 
 def search_split(
-    request: Request, measure: Measure, seconds: Seconds, on_candidate: Callable[[Params], None] = lambda params: None
+    request: Request,
+    measure: Measure,
+    record: Record,
+    seconds: Seconds,
+    on_candidate: Callable[[Params], None] = lambda params: None,
 ) -> Trial:
     """The best trial with split mode ``tensor`` that fits, or where none does the one that lacks least.
 
-    Raises ``UsageError`` where there is only one device for it, and whatever ``measure`` raises.
+    ``record`` is asked only where something has to leave the devices. Raises ``UsageError`` where there is only one
+    device for it, and whatever ``measure`` raises.
     """
     devices = usable_devices(request)
     check_split_devices("tensor", [device.name for device in request.devices])
@@ -61,7 +71,7 @@ def search_split(
             f"split mode 'tensor' needs two devices or more with room beyond their margin, and {there} any: use "
             "--split-mode layer, or a smaller --fit-target"
         )
-    search = _Search(request, measure, seconds)
+    search = _Search(request, measure, record, seconds)
     best = search.best_on(devices)
     is_given = bool(request.fixed & {"devices", "tensor_split"} or request.pinned)
     by_room = sorted(devices, key=lambda device: device.target, reverse=True)
@@ -86,9 +96,10 @@ def search_split(
 class _Search:
     """One search; what was measured is remembered. ``best``: what a time limit ends with, on the devices tried last."""
 
-    def __init__(self, request: Request, measure: Measure, seconds: Seconds) -> None:
+    def __init__(self, request: Request, measure: Measure, record: Record, seconds: Seconds) -> None:
         self._request = request
         self._measure = measure
+        self._record = record
         self._seconds = seconds
         self._trials: dict[Params, Trial] = {}
         self.best: Trial | None = None
@@ -106,15 +117,17 @@ class _Search:
                 raise
             # a model that llama.cpp can only compute with in equal parts
             way, trial = self._balanced(_Way(devices), least)
-        if not trial.fits:
-            return self._spilled(way, trial, least)
-        if is_set or request.n_ctx_max <= least:
-            return trial
-        self.best = trial
+        self.best = trial if trial.fits else None
         try:
+            if not trial.fits:
+                return self._spilled(way, trial, least)
+            if is_set or request.n_ctx_max <= least:
+                return trial
             return self._with_more_context(way, trial)
         except TimeLimitError:
-            return self.best or trial
+            if self.best is None:
+                raise
+            return self.best
 
     def _first_shares(self, devices: tuple[DeviceLimit, ...]) -> tuple[float, ...] | None:
         """As fast as each device is: then all of them end at the same time."""
@@ -197,43 +210,87 @@ class _Search:
 
     def _spilled(self, way: _Way, trial: Trial, n_ctx: int) -> Trial:
         """The trial with as little on the host as lets the rest fit; the one that lacks least where none does."""
+        count = len(self._units)
+        is_free = "n_gpu_layers" not in self._request.fixed
+
+        def parted(number: int) -> _Way:
+            return replace(way, parted=number)
+
+        def without_layers(number: int) -> _Way:
+            return replace(way, layers_on_host=number)
+
+        def both(number: int) -> _Way:
+            return replace(way, parted=count, layers_on_host=number)
+
+        best, is_enough = self._least_on_host(trial, n_ctx, parted, [unit.movable for unit in self._units])
+        layers = [unit.weights + unit.cache for unit in self._every_unit[:-1]]
+        if is_free and not self._request.is_expert_model:
+            # what is read as a whole is read as fast wherever it is: a layer's caches and its hops decide
+            whole, _ = self._least_on_host(trial, n_ctx, without_layers, layers)
+            best = whole if is_better(self._request, whole, best) else best
+        elif is_free and not is_enough:
+            left, _ = self._least_on_host(best, n_ctx, both, [unit.need for unit in self._every_unit[:-1]])
+            best = left if is_better(self._request, left, best) else best
+        return best
+
+    @cached_property
+    def _every_unit(self) -> tuple[Unit, ...]:
         request = self._request
-        best = trial
-        if request.is_expert_model:
-            best = self._least_on_host(way, best, n_ctx, lambda way, count: replace(way, experts_on_host=count))
-            if best.fits:
-                return best
-            way = replace(way, experts_on_host=request.n_layer)
-        if "n_gpu_layers" in request.fixed:
-            return best
-        return self._least_on_host(way, best, n_ctx, lambda way, count: replace(way, layers_on_host=count))
+        layout = self._record(replace(request.params, n_ctx=request.n_ctx_min))
+        return units_of(layout, request.n_layer, request.is_movable, request.pinned)
 
-    def _least_on_host(self, way: _Way, best: Trial, n_ctx: int, on_host: Callable[[_Way, int], _Way]) -> Trial:
-        """``best``, or the trial that fits with the smallest number of layers for ``on_host``."""
+    @cached_property
+    def _units(self) -> tuple[Unit, ...]:
+        """The layers on devices with weights that can be elsewhere."""
+        first = self._request.n_layer + 1 - units_on_devices(self._request)
+        return tuple(unit for unit in self._every_unit if unit.items and unit.index >= first)
 
-        def tried(count: int) -> Trial:
-            nonlocal best
-            found = self._balanced(on_host(way, count), n_ctx)[1]
-            best = found if rank(found) > rank(best) or (found.fits and not best.fits) else best
-            return found
+    def _least_on_host(
+        self, start: Trial, n_ctx: int, on_host: Callable[[int], _Way], sizes: Sequence[int]
+    ) -> tuple[Trial, bool]:
+        """The trial with the smallest number for ``on_host`` with which all devices keep their margin, and whether one
+        does; of trials with which none does, ``start`` among them, the one that lacks least.
 
-        low, high = 0, self._request.n_layer
-        if not tried(high).fits:
-            return best
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if tried(middle).fits else (middle, high)
-        return tried(high)
+        ``sizes``: what each of them frees, which is where the search begins. What the host lacks then, it lacks with
+        every larger number as well.
+        """
+        best, enough = start, start
+
+        def is_enough(number: int) -> bool:
+            nonlocal best, enough
+            try:
+                found = self._balanced(on_host(number), n_ctx)[1]
+            except LlamaCppError:
+                # nobody asked for this
+                return False
+            if found.fits and (self.best is None or is_better(self._request, found, self.best)):
+                self.best = found
+            best = found if rank(found) > rank(best) else best
+            if lacks_of(found):
+                return False
+            enough = found
+            return True
+
+        def lacks_of(trial: Trial) -> int:
+            names = {device.name for device in trial.devices}
+            lacks = [lack for name, lack in trial.missing if name in names]
+            return max(lacks) * len(names) if lacks and "tensor_split" in self._request.fixed else sum(lacks)
+
+        lacking = lacks_of(start)
+        guess = next((i for i, size in enumerate(accumulate(sizes), 1) if size >= lacking), len(sizes))
+        if smallest(len(sizes), is_enough, guess) is None:
+            return best, False
+        return enough, True
 
     def _trial(self, way: _Way, n_ctx: int) -> Trial:
         params = self._params(way, n_ctx)
         if params not in self._trials:
             breakdown = self._measure(params)
             missing = missing_of(self._request, breakdown, way.devices)
-            seconds = self._seconds(params, breakdown)
-            used = params.n_gpu_layers if params.n_gpu_layers >= 0 else self._request.n_layer + 1
-            counts = (used, *(0 for _ in way.devices[1:]))
-            placement = Placement(max(0, self._request.n_layer + 1 - used), counts)
+            n_units, used = self._request.n_layer + 1, units_on_devices(self._request) - way.layers_on_host
+            moved = tuple((item, HOST) for unit in self._parted(way) for item in unit.items)
+            placement = Placement(n_units - used, (used, *(0 for _ in way.devices[1:])), moved)
+            seconds = self._seconds(params, breakdown, placement)
             self._trials[params] = Trial(placement, way.devices, params, breakdown, missing, seconds, seconds)
         return self._trials[params]
 
@@ -244,11 +301,34 @@ class _Search:
             params = replace(params, tensor_split=way.shares)
         if "n_gpu_layers" not in request.fixed:
             params = replace(params, n_gpu_layers=request.n_layer + 1 - way.layers_on_host)
-        if not way.experts_on_host:
+        parted = self._parted(way)
+        if not parted:
             return params
-        layers = "|".join(map(str, range(way.experts_on_host)))
-        own = TensorBuftOverride(f"^blk.({layers}).{_EXPERTS}", "CPU")
+        own = TensorBuftOverride(pattern_for([item for unit in parted for item in unit.items]), "CPU")
         return replace(params, tensor_buft_overrides=merged((*request.params.tensor_buft_overrides, own)))
+
+    def _parted(self, way: _Way) -> tuple[Unit, ...]:
+        if not way.parted:
+            return ()
+        return tuple(unit for unit in self._units[: way.parted] if unit.index >= way.layers_on_host)
+
+
+def smallest(most: int, is_enough: Callable[[int], bool], guess: int) -> int | None:
+    """The smallest number from 1 to ``most`` that is enough, if larger ones are where it is; ``None`` where none is.
+
+    What is next to ``guess`` is asked about first, then what is further and further away.
+    """
+    low, high, step, at = 0, most + 1, 1, guess
+    while high - low > 1:
+        at = min(max(at, low + 1), high - 1)
+        if is_enough(at):
+            high = at
+        else:
+            low = at
+        is_between = low and high <= most
+        at = (low + high) // 2 if is_between else low + step if low else high - step
+        step *= 2
+    return high if high <= most else None
 
 
 def _normal(values: Sequence[float]) -> list[float]:

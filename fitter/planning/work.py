@@ -22,6 +22,9 @@ from fitter.planning.placement import Placement, counts_for_split
 
 _FLOATS = ("f32", "f16", "bf16")
 
+LOOKED_UP = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
+"""Types whose weights are entries of a codebook: a processor looks up every few of them, one after another."""
+
 # bytes that an element of a KV cache takes (ggml's block size over its length)
 _CACHE_BYTES = {
     "f32": 4,
@@ -37,12 +40,21 @@ _CACHE_BYTES = {
 
 
 class WeightFacts(NamedTuple):
-    """A tensor that is computed with for every token; ``experts``: routed experts, of which a token uses a part."""
+    """A tensor that is computed with for every token.
+
+    ``experts``: routed experts, of which a token uses a part. ``looked_up``: whether its type is of ``LOOKED_UP``.
+    """
 
     name: str
     bytes: int
     n_params: int
     experts: bool
+    looked_up: bool = False
+
+    @property
+    def n_looked_up(self) -> int:
+        """Weights of it that a processor looks up."""
+        return self.n_params if self.looked_up else 0
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,9 @@ def facts_of(model: Model) -> ModelFacts:
     output: list[WeightFacts] = []
     lookup: list[WeightFacts] = []
     for tensor in model.tensors:
-        facts = WeightFacts(tensor.name, tensor.bytes, math.prod(tensor.shape), is_expert(tensor.name))
+        n_params = math.prod(tensor.shape)
+        looked_up = tensor.type.upper() in LOOKED_UP
+        facts = WeightFacts(tensor.name, tensor.bytes, n_params, is_expert(tensor.name), looked_up)
         layer = layer_of(tensor.name)
         if layer is not None:
             if layer < len(layers):
@@ -203,17 +217,20 @@ class Pieces:
     def _make(self, index: int, home: int, apart: Mapping[str, int]) -> Layer:
         facts = self.facts
         is_output = index == len(facts.layers)
-        sums: dict[tuple[int, bool], tuple[int, int]] = {}
+        sums: dict[tuple[int, bool], tuple[int, int, int]] = {}
         for tensor in facts.output if is_output else facts.layers[index].tensors:
             place = self.pinned.get(tensor.name, apart.get(tensor.name, home)), tensor.experts
-            size, n_params = sums.get(place, (0, 0))
-            sums[place] = size + tensor.bytes, n_params + tensor.n_params
+            size, n_params, n_looked_up = sums.get(place, (0, 0, 0))
+            sums[place] = size + tensor.bytes, n_params + tensor.n_params, n_looked_up + tensor.n_looked_up
         cache = HOST if self.cache_on_host and home != HOST else None
         if not is_output and self.states[index]:
             place = home if cache is None else cache, False
-            size, n_params = sums.get(place, (0, 0))
-            sums[place] = size + round(2 * self.states[index]), n_params
-        weights = tuple(Weights(place, *sizes, experts) for (place, experts), sizes in sums.items())
+            size, *counts = sums.get(place, (0, 0, 0))
+            sums[place] = size + round(2 * self.states[index]), counts[0], counts[1]
+        weights = tuple(
+            Weights(place, size, n_params, experts, n_looked_up)
+            for (place, experts), (size, n_params, n_looked_up) in sums.items()
+        )
         attention = None if is_output else self.attention[index]
         attends = None
         if attention and home == HOST:

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from fitter.machine import catalogue
 from fitter.model.shapes import listing
 from fitter.model.shapes.addresses import DEFAULT_TYPE
+from fitter.output import pages as output_pages
 from fitter.output import report
 from fitter.output.curves import tokens
 from fitter.output.units import MIB, human
@@ -118,8 +119,8 @@ def static() -> dict[str, tuple[str, str]]:
     own = {name: (_TEMPLATES / name).read_text(encoding="utf-8") for name in ("app.css", "app.js")}
     script = "text/javascript; charset=utf-8"
     return {
-        "/style.css": ("text/css; charset=utf-8", report.style() + own["app.css"]),
-        "/copy.js": (script, report.copy_script()),
+        "/style.css": ("text/css; charset=utf-8", output_pages.style() + own["app.css"]),
+        "/copy.js": (script, output_pages.resource("copy.js")),
         "/app.js": (script, own["app.js"]),
     }
 

@@ -15,7 +15,7 @@ import uvicorn
 from fitter.errors import UsageError
 from fitter.llama import builds
 from fitter.model import reach
-from fitter.output import report
+from fitter.output import pages
 from fitter.parameters import AnyPath
 from fitter.planner import Planner
 from fitter.web.app import Settings, application
@@ -44,7 +44,7 @@ def serve(
     ``llama_cpp``: the build that plans, as ``fitter.fit`` takes it. Raises ``UsageError`` where that, ``root`` or
     ``host`` cannot be used, and ``LibraryError`` where a package or a llama.cpp is missing.
     """
-    report.check_installed()
+    pages.check_installed()
     builds.find(builds.named(None if llama_cpp is None else os.fsdecode(llama_cpp)))
     settings = Settings(None if root is None else Root.of(root), host)
     pool = Pool(workers, make=partial(Planner, llama_cpp=llama_cpp))

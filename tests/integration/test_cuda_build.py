@@ -51,7 +51,7 @@ def venv(tmp_path: Path) -> Path:
 
 
 def make(venv: Path, *variables: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = ["make", "-C", str(ROOT), "llama-cpp-python", f"VENV={venv}", "JOBS=2", *variables]
+    command = ["make", "-C", str(ROOT), "llama-cpp-python", f"VENV={venv}", "JOBS=2", "BROKEN_AMX=", *variables]
     # Not what the make that runs the tests was told.
     outer = ("MAKEFLAGS", "MAKELEVEL", "CUDA", "CUDA_ARCHITECTURES", "CMAKE_ARGS")
     environment = {name: value for name, value in os.environ.items() if name not in outer}
@@ -89,6 +89,12 @@ def test_without_cuda_there_is_no_toolkit(venv: Path) -> None:
     make(venv, "CUDA=/usr/local/cuda")
     assert not (venv.parent / "toolkit").exists()
     assert shlex.split((venv.parent / "cmake_args").read_text()) == ["-DGGML_RPC=ON"]
+
+
+def test_a_compiler_that_is_wrong_about_this_processor_builds_for_others(venv: Path) -> None:
+    make(venv, "BROKEN_AMX=yes", "CMAKE_ARGS=-DGGML_AVX=OFF")
+    given = shlex.split((venv.parent / "cmake_args").read_text())
+    assert given == ["-DGGML_RPC=ON", "-DGGML_NATIVE=OFF", "-DGGML_AVX=OFF"]
 
 
 def test_nothing_is_built_where_there_is_no_toolkit(venv: Path) -> None:

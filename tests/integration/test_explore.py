@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -21,11 +22,11 @@ import pytest
 from gguf import GGUFWriter
 
 import fitter
-from fitter import exploring_cells
+from fitter import exploring, exploring_cells
 from fitter.cli import main
 from fitter.errors import LibraryError, UsageError
 from fitter.exploring import explore
-from fitter.exploring_cells import figures_of
+from fitter.exploring_cells import Task, figures_of
 from fitter.planning.explored import Exploration, ExploredCell
 from tools.shapes import write
 
@@ -137,11 +138,20 @@ class _Interrupted(BaseException):
     pass
 
 
-def test_what_was_interrupted_goes_on_without_a_cell_twice(model: Path, explored: Exploration, tmp_path: Path) -> None:
+def test_what_was_interrupted_goes_on_without_a_cell_twice(
+    model: Path, explored: Exploration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = tmp_path / "cells.jsonl"
+    planned: list[Task] = []
+
+    def run(task: Task) -> tuple[dict[str, Any], bool]:
+        planned.append(task)
+        return exploring_cells.run(task)
+
+    monkeypatch.setattr(exploring, "exploring_cells", SimpleNamespace(run=run, close=exploring_cells.close))
 
     def interrupt(cell: ExploredCell, done: int, total: int) -> None:
-        if done == 5:
+        if done >= 5:
             raise _Interrupted
 
     before = set(psutil.Process().children())
@@ -149,11 +159,13 @@ def test_what_was_interrupted_goes_on_without_a_cell_twice(model: Path, explored
         explore(model, resume=state, on_cell=interrupt, **GRID)
     assert set(psutil.Process().children()) <= before
     lines = state.read_text().splitlines()
-    assert len(lines) == 1 + 5
+    # those that were being planned then are kept, too
+    assert 5 <= len(lines) - 1 == len(planned) < CELLS
     # as if it had been ended while it wrote
     state.write_text("\n".join(lines) + '\n{"key": "abc', encoding="utf-8")
     whole = explore(model, resume=state, **GRID)
-    assert of(whole) == of(explored) and whole.kept == 5
+    assert of(whole) == of(explored) and whole.kept == len(lines) - 1
+    assert len(planned) == CELLS
     kept = [json.loads(line)["key"] for line in state.read_text().splitlines()[1:]]
     assert len(kept) == len(set(kept)) == CELLS
     again = explore(model, resume=state, **GRID)

@@ -283,3 +283,43 @@ def test_the_map_of_a_plan_is_that_of_its_report(planner: fitter.Planner) -> Non
         loads = planner.dummy_loads
         assert (planner.layer_map(plan), planner.dummy_loads) == (found, loads)
     assert planner.layer_map(planner.fit(gpus=["2x 12GiB"], split_mode="tensor", flash_attn="on")) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_a_fork_has_a_planner_of_its_own_and_leaves_that_of_its_parent(planner: fitter.Planner, model: Path) -> None:
+    first = planner.fit(n_ctx=8192)
+    workers = {process.pid for process in psutil.Process().children()}
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = int(timeless(planner.fit(n_ctx=8192)) != timeless(first))
+            planner.close()
+        finally:
+            os._exit(status)
+    # both ask at the same time
+    plan = planner.fit(n_ctx=12288)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert timeless(plan) == timeless(fitter.fit(model, gpus=["12GiB"], n_ctx=12288))
+    assert {process.pid for process in psutil.Process().children()} == workers
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    {
+        "a worker": ({"worker": 1}, "a planner has its own worker: leave it out of a question"),
+        "a timeout": (
+            {"timeout": 5},
+            "a planner has its own timeout: leave it out of a question, and give it to fitter.Planner",
+        ),
+        "a log": (
+            {"on_log": print},
+            "a planner has its own on_log: leave it out of a question, and give it to fitter.Planner",
+        ),
+    }.values(),
+)
+def test_what_holds_for_every_question_is_not_of_one(planner: fitter.Planner, given: dict[str, Any], said: str) -> None:
+    for ask in (planner.fit, planner.measure, planner.estimate):
+        with pytest.raises(UsageError) as caught:
+            ask(**given)
+        assert str(caught.value) == said

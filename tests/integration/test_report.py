@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import http.server
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +15,19 @@ import pytest
 
 import fitter
 from fitter.errors import PlanError
+from fitter.model.shapes.catalogue import published
 from fitter.output.formats import FORMATS
 from fitter.output.json import dumps
 from fitter.output.report import plan_page
 from fitter.planning.plan import Plan
 from fitter.text import printable
+from tests.integration.pages import MARKUP, PHONE, WIDE, opened, serving
 from tests.integration.test_hostile_text import ATTACKS
 from tools import shapes
-from tools.browser import chromium, find
 from tools.tiny import TINY_DENSE, write_tiny
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
-
-WIDE, PHONE = 1200, 390
-MARKUP = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&amp;{{ 7*7 }}<!--"
+    from playwright.sync_api import Browser
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense, one device": ("llama-3.1-8b", {"gpus": "rtx-3090"}),
@@ -55,42 +50,6 @@ class Report:
     url: str
 
 
-@dataclass
-class Served:
-    """What was asked of the server, and what the page complained about."""
-
-    asked: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-
-
-class Pages(http.server.BaseHTTPRequestHandler):
-    pages: Mapping[str, bytes] = {}
-    asked: list[str]
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        self.send_response(200 if self.path in self.pages else 404)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(self.pages.get(self.path, b""))
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
-@contextmanager
-def serving(pages: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """The pages at a port of this machine: the address, and every path that is asked for."""
-    asked: list[str] = []
-    handler = type(
-        "Handler", (Pages,), {"pages": {path: page.encode() for path, page in pages.items()}, "asked": asked}
-    )
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-
-
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Plan, str]]:
     folder = tmp_path_factory.mktemp("models")
@@ -109,31 +68,6 @@ def site(plans: Mapping[str, tuple[Plan, str]]) -> Iterator[tuple[Mapping[str, R
     paths = {name: f"/{number}.html" for number, name in enumerate(plans)}
     with serving({paths[name]: page for name, (_, page) in plans.items()}) as (address, asked):
         yield {name: Report(plan, page, address + paths[name]) for name, (plan, page) in plans.items()}, asked
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    try:
-        find()
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    with chromium() as started:
-        yield started
-
-
-@contextmanager
-def opened(browser: Browser, url: str, width: int = WIDE, scheme: Any = "light", **settings: Any) -> Iterator[Page]:
-    """The page, which may not complain."""
-    said: list[str] = []
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **settings)
-    page = context.new_page()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
-    page.goto(url)
-    yield page
-    assert said == []
-    context.close()
 
 
 @pytest.mark.parametrize("name", [*PLANS, "hostile"])
@@ -214,6 +148,41 @@ def test_arguments_are_copied(name: str, site: Any, browser: Browser) -> None:
         page.locator('button[data-from="plan"]').click()
         page.wait_for_function("document.getElementById('said').textContent === 'Copied'")
         assert json.loads(page.evaluate("navigator.clipboard.readText()")) == report.plan.to_dict()
+
+
+NO_CLIPBOARD = """
+  Object.defineProperty(navigator, "clipboard", { value: undefined });
+  const copies = document.execCommand.bind(document);
+  document.execCommand = (word) => window.canCopy && copies(word);
+"""
+
+
+def test_without_a_clipboard_the_text_is_selected(site: Any, browser: Browser) -> None:
+    report = site[0]["dense, one device"]
+    with opened(browser, report.url) as page:
+        page.evaluate(NO_CLIPBOARD)
+        said = page.locator("#said")
+        for can_copy, name, words in (
+            (True, "text-args", "Copied"),
+            (False, "text-args", "Selected: copy it"),
+            (False, "plan", "Not copied"),
+        ):
+            page.evaluate("can => { window.canCopy = can; getSelection().empty() }", can_copy)
+            page.locator(f'button[data-from="{name}"]').click()
+            page.wait_for_function("words => document.getElementById('said').textContent === words", arg=words)
+            assert page.locator(f'button[data-from="{name}"]').inner_text() == words == said.inner_text()
+            selected = report.plan.format("args") if words.startswith("Selected") else ""
+            assert page.evaluate("getSelection().toString()") == selected
+
+
+def test_a_line_that_a_shell_would_change_says_so(site: Any, browser: Browser) -> None:
+    note = "It has no quotes, as for $(...): a shell would change it where it is pasted."
+    for name, notes in (
+        ("dense, one device", []),
+        ("MoE, two devices and the host", [f"{note} Take shell for that.", note]),
+    ):
+        with opened(browser, site[0][name].url) as page:
+            assert page.locator(".format pre + .quiet").all_inner_texts() == notes, name
 
 
 def test_a_plan_that_does_not_fit_has_nothing_to_copy_but_itself(site: Any, browser: Browser) -> None:
@@ -321,17 +290,71 @@ def test_a_plan_from_a_file_is_the_same(tiny: Path, tmp_path: Path) -> None:
     assert "the plan is from a file" in page_file.read_text()
 
 
+def test_a_config_is_a_model_and_no_plan(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(published("qwen3-0.6b").config))
+    page_file = tmp_path / "report.html"
+    done = command("report", "--config", config, "--gpu", "rtx-3090", "--no-contexts", "-o", page_file)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Where each layer is" in page_file.read_text()
+
+
+def test_a_report_of_another_model_has_nothing_of_it(tiny: Path, tmp_path: Path) -> None:
+    plan = fitter.fit(tiny, gpus="rtx-3090", n_ctx=512)
+    other = write_tiny(tmp_path / "other.gguf")
+    page = fitter.report(plan, other)
+    drawn = json.loads(page.split('id="drawn">')[1].split("</script>")[0])
+    assert drawn == {
+        "map": None,
+        "contexts": [],
+        "notes": [
+            f"where each layer is cannot be shown: the plan is for another model than {other}: its architecture is "
+            "qwen3, not qwen3moe"
+        ],
+    }
+
+
 WRONG = {
     "nothing to write": (["report", "MODEL"], 2, "there is nothing to write: give -o report.html, or --svg plan.svg"),
     "no such folder": (
         ["report", "MODEL", "--gpu", "rtx-3090", "--no-contexts", "-o", "/nowhere/report.html"],
         5,
-        "/nowhere/report.html cannot be written: /nowhere is no directory that is there",
+        "-o /nowhere/report.html cannot be written: there is no directory /nowhere",
     ),
     "a directory": (
         ["report", "MODEL", "--svg", "/"],
         5,
-        "/ cannot be written: it is a directory: name a file in it",
+        "--svg / cannot be written: it is a directory: name a file in it",
+    ),
+    "the model": (
+        ["report", "MODEL", "-o", "MODEL"],
+        2,
+        "-o MODEL would replace what is read: name another file",
+    ),
+    "the plan": (
+        ["report", "EMPTY", "--svg", "EMPTY"],
+        2,
+        "--svg EMPTY would replace what is read: name another file",
+    ),
+    "another model": (
+        ["fit", "nothing.gguf", "--report", "MODEL"],
+        2,
+        "--report MODEL is a GGUF file, which a report would replace: name another file",
+    ),
+    "one file for two": (
+        ["report", "MODEL", "-o", "plan.svg", "--svg", "plan.svg"],
+        2,
+        "-o and --svg both name plan.svg: give each a file of its own",
+    ),
+    "stdout, where the answer goes": (
+        ["verify", "nothing.gguf", "--report", "-"],
+        2,
+        "--report -: stdout has what the command prints otherwise: name a file",
+    ),
+    "a place for a check": (
+        ["check", "--file", "nothing.toml", "--report", "/nowhere/check.html"],
+        5,
+        "--report /nowhere/check.html cannot be written: there is no directory /nowhere",
     ),
     "no plan": (
         ["report", "EMPTY", "-o", "report.html"],
@@ -357,10 +380,24 @@ def test_what_is_wrong(name: str, tiny: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (status, "", f"fitter: error: {expected}\n")
 
 
-def test_a_missing_package_is_said_before_anything_is_planned(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", "MODEL", "-o", "FILE"],
+        ["report", "MODEL", "-o", "-"],
+        ["fit", "MODEL", "--report", "FILE"],
+        ["check", "--file", "MODEL", "--report", "FILE"],
+        ["verify", "MODEL", "--report", "FILE"],
+        ["explore", "MODEL", "--gpu", "rtx-3090", "--report", "FILE"],
+    ],
+    ids=" ".join,
+)
+def test_a_missing_package_is_said_before_anything_is_planned(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "jinja2.py").write_text("raise ImportError('not here', name='jinja2')\n")
+    # neither is there: what is said first is the package
+    names = {"MODEL": str(tmp_path / "nothing.gguf"), "FILE": str(tmp_path / "report.html")}
     done = subprocess.run(
-        [sys.executable, "-m", "fitter", "report", str(tiny), "-o", str(tmp_path / "report.html")],
+        [sys.executable, "-m", "fitter", *(names.get(word, word) for word in words)],
         env={"PYTHONPATH": str(tmp_path), "PATH": ""},
         capture_output=True,
         text=True,
@@ -369,6 +406,7 @@ def test_a_missing_package_is_said_before_anything_is_planned(tiny: Path, tmp_pa
     )
     needs = "a report needs the package jinja2, which is missing: pip install 'llama-fitter[report]'"
     assert (done.returncode, done.stderr) == (3, f"fitter: error: {needs}\n")
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_check_and_a_verification_have_pages(tiny: Path, tmp_path: Path, browser: Browser) -> None:
@@ -388,7 +426,8 @@ def test_a_check_and_a_verification_have_pages(tiny: Path, tmp_path: Path, brows
         names = page.locator("tbody th").all_inner_texts()
         assert names == [move["what"] for move in document["cases"][0]["moves"]]
     page_file = tmp_path / "verify.html"
-    done = command("verify", tiny, "-c", "512", "-dev", "none", "--json", "--report", page_file)
+    moe = write_tiny(tmp_path / "moe.gguf")
+    done = command("verify", moe, "-c", "512", "-dev", "none", "--json", "--report", page_file)
     assert done.returncode == 0, done.stderr
     with opened(browser, page_file.as_uri(), PHONE) as page:
         assert json.loads(page.locator("script#verification").text_content() or "") == json.loads(done.stdout)

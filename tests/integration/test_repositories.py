@@ -428,6 +428,34 @@ ANSWERS: dict[str, tuple[int, bytes, dict[str, str], str]] = {
         {},
         "hf://org/tiny: the hub's answer is no list of files: check HF_ENDPOINT, or try again later",
     ),
+    **{
+        f"{name!r}": (
+            200,
+            json.dumps([{"type": "file", "path": name, "size": 1}]).encode(),
+            {},
+            f"hf://org/tiny: the hub lists '{said}', which no repository has: check HF_ENDPOINT",
+        )
+        for name, said in {
+            "../repo/m-Q4_K_M.gguf": "../repo/m-Q4_K_M.gguf",
+            "/etc/m.gguf": "/etc/m.gguf",
+            "a/./m.gguf": "a/./m.gguf",
+            "a\0.gguf": "a\\x00.gguf",
+            "a\ud800.gguf": "a\\ud800.gguf",
+            "m" * 1020 + ".gguf": "m" * 59 + "…",
+        }.items()
+    },
+    "too many files": (
+        200,
+        json.dumps([{"type": "file", "path": f"{number}", "size": 1} for number in range(100_001)]).encode(),
+        {},
+        "hf://org/tiny has too many files: name a folder of it, or a file",
+    ),
+    "too long a page": (
+        200,
+        b"[" + b" " * (8 << 20) + b"]",
+        {},
+        "hf://org/tiny has too many files: name a folder of it, or a file",
+    ),
     "pages of another host": (
         200,
         b"[]",
@@ -469,6 +497,85 @@ def test_an_answer_that_is_no_list(
     with pytest.raises(ModelError) as caught:
         fitter.repository("hf://org/tiny", gpus="24GiB")
     assert str(caught.value) == said
+
+
+def test_a_repository_of_more_models_than_are_planned(hub: Hub) -> None:
+    names = [f"m{number}-Q{4 + (number > 0)}_0.gguf" for number in range(1001)]
+
+    def answer(request: Request) -> bool:
+        request.say(200, json.dumps([{"type": "file", "path": name, "size": 1} for name in names]).encode(), {})
+        return True
+
+    ask, hub.server.answer = hub.answer, answer
+    with pytest.raises(UsageError) as caught:
+        fitter.repository("hf://org/tiny", gpus="24GiB")
+    assert str(caught.value) == (
+        "hf://org/tiny has 1001 models, and no more than 1000 are planned at once: name a folder of it, or file types "
+        "(--type)"
+    )
+    hub.server.answer = lambda request: answer(request) if "/tree/" in request.path else ask(request)
+    # one of them alone is asked for, and is not there
+    with pytest.raises(ModelError, match=r"^hf://org/tiny/m0-Q4_0\.gguf: the server has no such file"):
+        fitter.repository("hf://org/tiny", gpus="24GiB", types="Q4_0")
+
+
+def test_a_list_that_lies_about_the_bytes(hub: Hub, folder: Path) -> None:
+    listed = [{"type": "file", "path": "tiny-F16.gguf", "size": 1 << 62}]
+
+    def answer(request: Request) -> bool:
+        request.say(200, json.dumps(listed).encode(), {})
+        return True
+
+    ask = hub.answer
+    hub.server.answer = lambda request: answer(request) if "/tree/" in request.path else ask(request)
+    (found,) = fitter.repository("hf://org/tiny", gpus="24GiB", n_ctx=512).found
+    assert found.bytes == (folder / "org" / "tiny" / "tiny-F16.gguf").stat().st_size
+
+
+NO_URL = "HF_ENDPOINT is no URL: set it to one such as https://huggingface.co, or unset it"
+NO_TOKEN = "HF_TOKEN, or what 'hf auth login' has kept, is no token: set it again, or unset it"
+SETTINGS = {
+    "no URL": ("HF_ENDPOINT", "hub.example.com", NO_URL),
+    "no host": ("HF_ENDPOINT", "https://user:s3cr3t@[bad", NO_URL),
+    "no port": ("HF_ENDPOINT", "https://user:s3cr3t@127.0.0.1:99999", NO_URL),
+    "nobody there": (
+        "HF_ENDPOINT",
+        "http://user:s3cr3t@127.0.0.1:9",
+        "{}: 127.0.0.1 cannot be reached (Connection refused): check the address, and the network",
+    ),
+    "no token": ("HF_TOKEN", "s3cr3t€", NO_TOKEN),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "said"), SETTINGS.values(), ids=SETTINGS)
+def test_settings_that_make_no_sense(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    from fitter.model.ranges import Patience
+
+    monkeypatch.setattr(Patience, "sleep", lambda self, seconds: None)
+    monkeypatch.setenv(name, value)
+    for call, url in ((fitter.repository, "hf://org/tiny"), (fitter.fit, "hf://org/tiny/tiny-F16.gguf")):
+        with pytest.raises(ModelError) as caught:
+            call(url, gpus="24GiB")
+        assert str(caught.value) == said.format(url)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    {
+        "shape://qwen3-0.6b": "shape://qwen3-0.6b",
+        "/none": "/none",
+        f"https://user:{SECRET}@host/m.gguf?token={SECRET}": "https://host/m.gguf",
+        "hf://org/..": "hf://org/..",
+    }.items(),
+)
+def test_what_is_neither_a_repository_nor_a_directory(path: str, said: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        fitter.repository(path, gpus="24GiB")
+    assert str(caught.value) == (
+        f"{said} is no repository and no directory: give one of them (hf://org/repo), or plan the model itself"
+    )
 
 
 def test_a_hub_that_does_not_answer(hub: Hub) -> None:

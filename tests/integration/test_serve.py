@@ -26,7 +26,6 @@ from fitter.output import report
 from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS
 from fitter.web.questions import ASKED
 from tools import ranges
-from tools.browser import chromium, find
 from tools.hub import hub_of
 from tools.serving_speed import Served, ask, load, serving
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
@@ -85,16 +84,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     ):
         yield Site(served, root, files)
         assert served.stop() == (0, [])
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    try:
-        find()
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    with chromium() as started:
-        yield started
 
 
 @contextmanager

@@ -6,6 +6,11 @@ import gzip
 import io
 import json
 import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -13,11 +18,14 @@ from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import fitter
 from fitter.cli import main
-from fitter.errors import LlamaCppError, ModelError, UsageError
+from fitter.errors import FitterError, LlamaCppError, ModelError, UsageError
 from fitter.llama.client import Worker
+from fitter.model import cache as cache_folder
 from fitter.model.shapes import catalogue, files
 from fitter.model.shapes.addresses import wanted
 from fitter.model.shapes.gguf import write
@@ -88,6 +96,40 @@ def test_llama_cpp_finds_every_tensor_and_leaves_none(
     # what is not on a device is the embedding, and some of what is small
     sizes = sum(row.model for row in found.rows)
     assert sizes >= 0.98 * sum(each.bytes for each in header.tensors)
+
+
+def changed(data: st.DataObject) -> tuple[str, dict[str, Any]]:
+    """A shape, some of whose hyperparameters are otherwise, as those of another model of its class may be."""
+    name = data.draw(st.sampled_from(catalogue.names()))
+    config = dict(catalogue.published(name).config)
+    for key in data.draw(st.lists(st.sampled_from(sorted({*config} - {"architectures"})), min_size=1, max_size=2)):
+        value = config.pop(key, None)
+        if isinstance(value, bool):
+            config[key] = not value
+        elif isinstance(value, (int, float)):
+            config[key] = data.draw(st.sampled_from([0, 1, 7, 64, value // 2, value + 1, value * 2]))
+        elif isinstance(value, list):
+            config[key] = data.draw(st.sampled_from([value[:-1], value[::-1], value + value[:1]]))
+    return name, config
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_changed_shape_is_loaded_whole_or_refused(
+    data: st.DataObject, worker: Worker, log: list[str], tmp_path: Path
+) -> None:
+    name, config = changed(data)
+    log.clear()
+    try:
+        header = header_of(config, name)
+        load_mtp = bool(header.number("nextn_predict_layers"))
+        path = written(header, tmp_path / "x.gguf")
+        found = fitter.measure(path, gpus=DEVICES, n_ctx=512, worker=worker, load_mtp=load_mtp)
+    except FitterError as error:
+        assert error.exit_code == 3 and "\n" not in str(error)
+    else:
+        assert [line for line in log if "unused" in line] == []
+        assert sum(row.model for row in found.rows) >= 0.97 * sum(each.bytes for each in header.tensors)
 
 
 # --- shapes of which the header is known from elsewhere
@@ -294,6 +336,62 @@ def test_a_file_type_is_kept_and_made_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert path.name == "smollm2-135m-Q5_K_M.gguf"
 
 
+# --- what is kept of them
+
+WRITES = """
+import sys
+from fitter.model.shapes import files
+from fitter.model.shapes.addresses import wanted
+sys.stdin.readline()
+for name in sys.argv[1:]:
+    print(files.model_files(wanted(name))[0].stat().st_size)
+"""
+
+
+def test_several_processes_write_the_same_shapes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = [sys.executable, "-c", WRITES, *(f"shape://{name}:BF16" for name in catalogue.names()[:12])]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [subprocess.Popen(words, text=True, **pipes) for _ in range(2)]
+    said = [each.communicate("\n") for each in both]
+    assert said[0] == said[1] and said[0][1] == "" and len(said[0][0].split()) == 12
+    kept = [path.name for path in cache_folder.folder(cache_folder.SHAPES).rglob("*") if path.is_file()]
+    assert len(kept) == 12 and all(name.endswith(".gguf") for name in kept)
+
+
+def test_a_shape_that_was_used_is_the_last_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for _ in range(2):
+        (path,) = files.model_files(_asked("smollm2-135m:BF16"))
+        assert time.time() - path.parent.stat().st_mtime < 60
+        os.utime(path.parent, (0, 0))
+    assert (cache_folder.folder(cache_folder.SHAPES).with_name(".looked-after")).exists()
+
+
+def test_a_shape_that_cannot_be_kept_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    """The disk takes no file of that size, and then is none at all."""
+    said = {
+        tmp_path / "full": "File too large",
+        tmp_path / "file": "Not a directory",
+    }
+    (tmp_path / "file").write_text("")
+    for place, reason in said.items():
+        done = subprocess.run(
+            [sys.executable, "-m", "fitter", "fit", "--shape", "smollm2-135m", "--gpu", "8GiB"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "XDG_CACHE_HOME": str(place)},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (
+            3,
+            "",
+            f"fitter: error: the header of smollm2-135m-BF16.gguf cannot be kept in {place}/llama-fitter/shapes: "
+            f"{reason}; set XDG_CACHE_HOME to a directory that can be written\n",
+        )
+    assert [path for path in (tmp_path / "full").rglob("*") if path.is_file()] == []
+
+
 # --- commands and calls
 
 
@@ -362,7 +460,10 @@ def test_shapes_are_listed() -> None:
     assert run("shapes", "qwen3-8b")[1].startswith("Qwen3 8B (qwen3)\n8.19B parameters in 36 layers, for up to 40960 ")
 
 
-def test_a_case_names_a_shape_or_a_config_beside_it(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a case of a shape and one of a ``config.json`` beside it, and their lock."""
+    tmp_path = tmp_path_factory.mktemp("locked")
     config = dict(catalogue.published("smollm2-135m").config)
     (tmp_path / "config.json").write_text(json.dumps(config))
     models = {"shape": "shape://smollm2-135m", "config": "config://config.json"}
@@ -371,9 +472,42 @@ def test_a_case_names_a_shape_or_a_config_beside_it(tmp_path: Path) -> None:
     )
     words = ("--file", str(tmp_path / "fitter.toml"))
     assert run("lock", *words)[0] == 0
-    assert run("check", *words)[0] == 0
     lock = (tmp_path / "fitter.lock").read_text()
-    assert 'file = "smollm2-135m-Q4_K_M.gguf"' in lock and f'file = "{tmp_path.name}-Q4_K_M.gguf"' in lock
+    assert 'file = "smollm2-135m-Q4_K_M.gguf"' in lock and 'file = "model-Q4_K_M.gguf"' in lock
+    assert str(tmp_path) not in lock
+    return tmp_path
+
+
+def test_a_lock_of_shapes_is_compared_wherever_it_is(locked: Path, tmp_path: Path) -> None:
+    here = tmp_path / "elsewhere"
+    shutil.copytree(locked, here)
+    words = ("check", "--file", str(here / "fitter.toml"))
+    assert run(*words) == (0, "2 cases: 2 unchanged\n", "")
+    config = json.loads((here / "config.json").read_text())
+    (here / "config.json").write_text(json.dumps({**config, "vocab_size": 2 * config["vocab_size"]}))
+    code, stdout, _ = run(*words)
+    assert code == 4 and "config failed" in stdout and "2 cases: 1 failed, 1 unchanged" in stdout
+    (here / "config.json").write_text(json.dumps({**config, "vocab_size": "many"}))
+    code, stdout, stderr = run(*words)
+    assert (code, stdout) == (3, "2 cases: 1 could not be measured, 1 unchanged\n")
+    assert stderr == (
+        f"fitter: error: config: {here}/config.json has vocab_size 'many': give a whole number from 1 to 2097152\n"
+    )
+
+
+def test_a_shape_that_a_later_version_no_longer_has_is_said(locked: Path, tmp_path: Path) -> None:
+    here = tmp_path / "later"
+    shutil.copytree(locked, here)
+    cases = (here / "fitter.toml").read_text()
+    (here / "fitter.toml").write_text(cases.replace("smollm2-135m", "smollm2-136m"))
+    said = (
+        "fitter: error: shape: there is no shape 'smollm2-136m': did you mean smollm2-360m or smollm2-135m or "
+        "smollm2-1.7b? 'fitter shapes' lists them\n"
+    )
+    for command in ("check", "lock"):
+        code, _, stderr = run(command, "--file", str(here / "fitter.toml"))
+        assert code == 2 and stderr.startswith(said)
+    assert (here / "fitter.lock").read_text() == (locked / "fitter.lock").read_text()
 
 
 def test_a_config_is_fetched(tmp_path: Path, worker: Worker) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import fitter
 from fitter.errors import FitterError, LlamaCppError
 from fitter.llama.client import Worker
-from fitter.llama.types import Breakdown, Params
-from tools import rpc_servers
+from fitter.llama.types import Breakdown, Params, TensorBuftOverride
+from fitter.model.header import open_model
+from tools import rpc_servers, shapes
 from tools.splits import loads
 from tools.tiny import TinyModel, write_tiny
 
@@ -72,6 +77,50 @@ def test_servers_take_what_is_said(tiny_split_model: Path, n_servers: int) -> No
         worker.unload()
     assert _rows(said) == _rows(taken.breakdown)
     assert sum(name.endswith("_AllReduce") for name in _rows(said)) == n_servers
+
+
+SHORT = {
+    "experts": ("qwen3-30b-a3b", ["2x 9GiB"], {"host_memory": "5GiB"}),
+    "experts on unlike cards": ("gpt-oss-20b", ["6GiB", "3GiB", "4GiB"], {"n_ctx": 8192}),
+    "no experts": ("qwen3-32b", ["2x 9GiB"], {"n_gpu_layers": 99}),
+    "layers of the user": ("qwen3-30b-a3b", ["4x 3GiB"], {"n_gpu_layers": 40}),
+}
+
+
+@pytest.mark.parametrize(("shape", "gpus", "keywords"), SHORT.values(), ids=SHORT)
+def test_as_few_layers_as_possible_have_something_on_the_host(
+    models: Path, shape: str, gpus: list[str], keywords: dict[str, Any]
+) -> None:
+    path = shapes.write(shape, models, vocab=False)
+    with Worker() as worker:
+        plan = fitter.fit(path, gpus=gpus, worker=worker, split_mode="tensor", program="any", **keywords)
+        assert plan.fits and plan.estimate is not None
+        (override,) = plan.params.tensor_buft_overrides
+        said = worker.measure(path, plan.params)
+        assert said.rows == plan.breakdown.rows
+        assert all(device.free - said.on(device.name).used >= device.margin for device in plan.devices)
+        layers = re.findall(r"blk\.(\d+)\.ffn_up", " ".join(caught(worker, path, plan.params)))
+        # with the least of them on the cards again, equal shares do not fit whichever way they are corrected
+        less = without_layer(worker, path, plan.params, int(layers[-1]))
+        used = worker.measure(path, less)
+    assert sum(used.on(d.name).used for d in plan.devices) > sum(d.free - d.margin for d in plan.devices) or any(
+        used.on(device.name).used > device.free - device.margin for device in plan.devices
+    )
+    assert override.buffer_type == "CPU"
+
+
+def caught(worker: Worker, path: Path, params: Params) -> list[str]:
+    """The tensors that the overrides of ``params`` catch."""
+    names = [tensor.name for tensor in open_model(str(path), worker.header).tensors]
+    found = worker.match([each.pattern for each in params.tensor_buft_overrides], names)
+    return [name for name, index in zip(names, found, strict=True) if index >= 0]
+
+
+def without_layer(worker: Worker, path: Path, params: Params, layer: int) -> Params:
+    """``params`` with everything of a layer on the devices again."""
+    kept = [name for name in caught(worker, path, params) if not name.startswith(f"blk.{layer}.")]
+    pattern = "^(" + "|".join(map(re.escape, kept)) + ")$"
+    return replace(params, tensor_buft_overrides=(TensorBuftOverride(pattern, "CPU"),) if kept else ())
 
 
 def test_what_cannot_be_split_is_known_before_the_load(models: Path) -> None:

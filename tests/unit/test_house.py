@@ -26,6 +26,7 @@ ROOMS = (
     "fitter.comparing",
     "fitter.repositories",
     "fitter.exploring",
+    "fitter.exploring_grid",
     "fitter.exploring_state",
     "fitter.exploring_cells",
     "fitter.executors",
@@ -56,6 +57,7 @@ ROOMS = (
     "fitter.streams",
     "fitter.errors",
     "fitter.text",
+    "fitter.version",
 )
 """From the top down. ``fitter`` itself is the front door: what ``import fitter`` offers, and it only points down."""
 

@@ -18,6 +18,16 @@ PLACES: dict[str, tuple[str, HubFolder | None]] = {
     "a folder": ("hf://org/repo/a/b%20c", HubFolder("org/repo", "a/b c")),
     "a dataset": ("hf://datasets/org/repo", HubFolder("org/repo", kind="dataset")),
     "a type, as llama.cpp says it": ("hf://org/repo:Q4_K_M", HubFolder("org/repo", file_type="Q4_K_M")),
+    "a type of a revision": ("hf://org/repo@v1:q4_0", HubFolder("org/repo", "", "v1", file_type="q4_0")),
+    "a type of a pull request": (
+        "hf://org/repo@refs/pr/1:Q4_0",
+        HubFolder("org/repo", "", "refs/pr/1", file_type="Q4_0"),
+    ),
+    "a type of a folder": ("HF://Org/Repo/a/b:Q4_0", HubFolder("Org/Repo", "a/b", file_type="Q4_0")),
+    "a folder above": ("hf://org/repo/../other", None),
+    "the same, quoted": ("hf://org/repo/%2e%2e/other", None),
+    "a repository above": ("hf://org/..", None),
+    "no name of a repository": ("hf://org/re%2Fpo", None),
     "its page": ("https://huggingface.co/org/repo", HUB),
     "its short page": ("https://hf.co/org/repo/", HUB),
     "its tree": ("https://huggingface.co/org/repo/tree/main?x=1", HUB),
@@ -150,6 +160,26 @@ WORDS: dict[str, tuple[Listing, str, list[str] | None]] = {
 def test_what_has_llama_cpp_download_it(found: Listing, name: str, words: list[str] | None) -> None:
     (chosen,) = (each for each in found.models if each.name == name)
     assert hf_words(found, chosen) == words
+
+
+def test_many_parts_are_counted_once() -> None:
+    """Not each of them for each of them."""
+    count = 40_000
+    (found,) = made(*(f"m-{number:05d}-of-{count}.gguf" for number in range(1, count))).models
+    assert (len(found.files), found.bytes, found.problem) == (
+        count - 1,
+        10 * (count - 1),
+        f"1 of its {count} files are missing",
+    )
+
+
+def test_names_that_a_command_would_take_for_something_else() -> None:
+    assert hub_download([HUB.file("--help.gguf"), HUB.file("a.gguf")]) == [
+        *("hf", "download", "org/repo", "--include=--help.gguf", "--include", "a.gguf", "--local-dir", ".")
+    ]
+    assert hub_download([HUB.file("[a]-00001-of-00002.gguf")]) == [
+        *("hf", "download", "org/repo", "--include", "[[]a]-*-of-00002.gguf", "--local-dir", ".")
+    ]
 
 
 def test_what_downloads_several_files() -> None:

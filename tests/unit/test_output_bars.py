@@ -124,3 +124,45 @@ def test_invisible_characters_are_shown() -> None:
     drawn = bars_svg({"devices": [{**CARD, "name": "a\u202eb\x1b[0m\x00"}], "host": HOST})
     assert not {"\u202e", "\x1b", "\x00"} & set(drawn)
     assert r"a\u202eb\x1b" in drawn
+
+
+POOL = {
+    "name": "CUDA0+host",
+    "members": ["CUDA0", "host"],
+    "total": 64 * GIB,
+    "free": 60 * GIB,
+    "margin": GIB,
+    "used": 27 * GIB,
+    "left": 33 * GIB,
+    "mapped_twice": 3 * GIB,
+}
+
+
+def test_what_devices_share_has_a_bar_of_its_own() -> None:
+    plan = {"devices": [CARD], "host": HOST, "pools": [POOL]}
+    root = ElementTree.fromstring(bars_svg(plan))
+    rects = [rect for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
+    words = [rect.find(f"{SVG}title") for rect in rects]
+    # what both map is counted once
+    assert [word.text for word in words if word is not None][-6:] == [
+        *("weights: 21.0 GiB", "KV cache: 4.0 GiB", "compute buffers: 2.0 GiB"),
+        *("margin, stays free: 1.0 GiB", "left: 32.0 GiB", "not free: 4.0 GiB"),
+    ]
+    assert root.attrib["aria-label"].endswith("CUDA0+host: 27.0 GiB of 64.0 GiB used")
+
+
+def test_a_pool_that_is_too_full_says_so() -> None:
+    problems = [{"device": "CUDA0+host", "missing": 2 * GIB, "message": ""}]
+    full = {**POOL, "free": 26 * GIB, "left": -GIB}
+    drawn = bars_svg({"devices": [CARD], "host": HOST, "pools": [full], "problems": problems})
+    assert drawn.count("lacks 2.0 GiB") == 1 and drawn.count('class="limit"') == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "above"),
+    [("12345678", "12345678", "a card"), ("CUDA0+host", "CUDA0+ho…", "CUDA0+host · a card")],
+)
+def test_a_long_name_is_whole_above_its_bar(name: str, beside: str, above: str) -> None:
+    root = ElementTree.fromstring(bars_svg({"devices": [{**CARD, "name": name}], "host": HOST}))
+    texts = [text.text for text in root.iter(f"{SVG}text")][:2]
+    assert texts == [beside, f"{above} · 18.0 GiB of 24.0 GiB used"]

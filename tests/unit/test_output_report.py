@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from fitter.output.json import dumps
 from fitter.output.report import check_page, plan_fragment, plan_page, plan_picture
 from fitter.planning.context_points import ContextPoint, contexts_to_try, point_of
 from fitter.planning.explain import Bound, Choice
+from fitter.planning.layer_map import HOST_NAME, LayerMap, MapCell
 from fitter.planning.plan import Problem
 from fitter.planning.summary import PoolUse, Setting
 from tests.unit.plans import GIB, MIB, make_plan, make_price
@@ -85,7 +88,18 @@ def test_invisible_characters_are_not_there_to_copy() -> None:
     assert 'id="text-args"' in page
 
 
-def test_the_picture_in_a_notebook() -> None:
+@pytest.mark.parametrize(("less", "said"), [(MIB, True), (MIB - 1, False), (0, False)])
+def test_what_the_processor_packs_is_said(less: int, said: bool) -> None:
+    plan = make_plan()
+    cell = MapCell("experts", 0, ((HOST_NAME, plan.host.model + plan.host.context - less),))
+    page = plan_page(plan, LayerMap(1, (*plan.breakdown.devices, HOST_NAME), (cell,)))
+    assert ("the host takes 1.0 MiB more than the map shows" in page) is said
+
+
+def test_the_picture_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    # of the packages for pages it needs none
+    for package in ("jinja2", "markupsafe", "pygal"):
+        monkeypatch.setitem(sys.modules, package, None)
     fragment = make_plan()._repr_html_()
     assert fragment == plan_fragment(make_plan())
     assert "<script" not in fragment
@@ -155,9 +169,40 @@ def test_the_point_of_a_plan() -> None:
 
 
 def test_a_check_without_a_change() -> None:
-    case = {"name": "a", "status": "same", "error": None, "failures": [], "moves": []}
+    case = {"name": "a", "status": "same", "error": None, "failures": [], "moves": [], "fitted": []}
     page = check_page({"schema": 1, "passed": True, "cases": [case]}, {}, "1 case: 1 unchanged")
     assert "Nothing changed." in page and "Passed" in page
+
+
+def move(unit: str | None, before: float | None, after: float) -> dict[str, Any]:
+    figures = {"before": before, "after": after, "unit": unit}
+    return {"what": "it", **figures, "detail": "", "failure": False, "budget": False}
+
+
+@pytest.mark.parametrize(
+    ("unit", "before", "after", "words"),
+    [
+        ("bytes", 1024, 2048 * 1024, ["1.0 KiB", "2.0 MiB", "+2.0 MiB", "+204700.0 %"]),
+        ("bytes", 2048, 1024, ["2.0 KiB", "1.0 KiB", "-1.0 KiB", "-50.0 %"]),
+        ("bytes", None, 1024, ["-", "1.0 KiB", "", ""]),
+        ("bytes", 0, 1024, ["0 B", "1.0 KiB", "+1.0 KiB", ""]),
+        ("tokens", 4096, 8192, ["4,096", "8,192", "+4,096", "+100.0 %"]),
+        ("tokens/s", 2150000.0, 1946000.0, ["2,150,000 t/s", "1,950,000 t/s", "-204,000 t/s", "-9.5 %"]),
+        ("tokens/s", 10.0, 20.0, ["10 t/s", "20 t/s", "+10 t/s", "+100.0 %"]),
+        (None, 1, 0, ["yes", "no", "", ""]),
+    ],
+)
+def test_what_changed_in_a_case(unit: str | None, before: float | None, after: float, words: list[str]) -> None:
+    fitted = [{"kind": "choice", "what": "<n_ctx>", "before": "512", "after": "1024"}]
+    case = {"name": "a", "status": "changed", "error": None, "failures": [], "fitted": fitted}
+    page = check_page({"schema": 1, "passed": True, "cases": [{**case, "moves": [move(unit, before, after)]}]}, {}, "")
+    (row,) = re.findall(r'<tr><th scope="row">it</th>(.*?)</tr>', page)
+    assert [re.sub("<.*?>", "", cell) for cell in re.findall(r"<td.*?</td>", row)][:3] == [
+        words[0],
+        words[1],
+        words[2] + words[3],
+    ]
+    assert "<li>&lt;n_ctx&gt; 512 → 1024</li>" in page
 
 
 def test_the_host_alone() -> None:

@@ -12,6 +12,7 @@ from fitter.output.json import to_dict
 from fitter.output.terminal_picture import PlanPicture
 from fitter.planning.layer_map import LayerMap, MapCell
 from fitter.planning.plan import Plan, Problem
+from fitter.planning.summary import PoolUse
 from tests.unit.plans import GIB, MIB, make_plan, shared_use
 
 LAYERS = LayerMap(
@@ -90,3 +91,12 @@ def test_nothing_in_several_places_needs_no_sign() -> None:
 
 def test_without_a_map() -> None:
     assert not any("layer" in line for line in shown(make_plan(), 80, None))
+
+
+def test_what_devices_share_has_a_bar_of_its_own() -> None:
+    pool = PoolUse("CUDA0+host", 64 * GIB, 60 * GIB, GIB, 50 * GIB, ("CUDA0", "host"))
+    plan = make_plan(problems=(Problem("CUDA0+host", 700 * MIB, "they lack 700 MiB"),))
+    lines = shown(replace(plan, pools=(pool,)), 60, None)
+    at = lines.index("CUDA0+host what they share 50.0 GiB of 64.0 GiB")
+    assert lines[at + 1] == "lacks 700.0 MiB"
+    assert lines[at + 2].startswith("|w") and len(lines[at + 2]) == 60

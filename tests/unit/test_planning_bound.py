@@ -34,18 +34,19 @@ def model(
     state: int = 0,
     pinned: Mapping[str, int] | None = None,
     n_attention: int = 0,
+    looked_up: bool = False,
     **more: object,
 ) -> tuple[Pieces, tuple[Unit, ...]]:
     """A model by its layers' tensors (bytes, bits per parameter, whether experts), each layer with a cache.
 
-    The first ``n_attention`` of them that are no experts project its attention.
+    The first ``n_attention`` of them that are no experts project its attention. ``looked_up``: those of few bits are.
     """
     facts = ModelFacts(
         n_layer=len(layers),
         layers=tuple(
             LayerFacts(
                 tuple(
-                    WeightFacts(f"blk.{i}.{j}.weight", size, round(8 * size / bits), experts)
+                    WeightFacts(f"blk.{i}.{j}.weight", size, round(8 * size / bits), experts, looked_up and bits < 3)
                     for j, (size, bits, experts) in enumerate(tensors)
                 ),
                 n_attention=len(list(itertools.takewhile(lambda tensor: not tensor[2], tensors[:n_attention]))),
@@ -163,6 +164,7 @@ def cases(draw: st.DrawFn) -> tuple[Pieces, tuple[Unit, ...], list[int], int | N
         op_offload=draw(st.booleans()),
         cache_on_host=draw(st.booleans()),
         n_attention=draw(st.integers(0, 2)),
+        looked_up=draw(st.booleans()),
     )
     total = sum(size for tensors in layers for size, _, _ in tensors) + 300 * MIB + sum(unit.cache for unit in units)
     share = st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0])
@@ -257,8 +259,13 @@ def test_it_is_the_price_where_all_is_on_one_device(
         assert bound == pytest.approx(expected, rel=1e-9)
 
 
-def test_it_is_the_price_on_the_host_alone() -> None:
-    pieces, units = model([LAYER] * 20)
+@pytest.mark.parametrize(
+    ("layer", "looked_up"),
+    [(LAYER, False), (LOW_BITS, False), ([(100 * MIB, 2.06, False), (600 * MIB, 2.06, True)], True)],
+    ids=["dense", "low bits", "looked up"],
+)
+def test_it_is_the_price_on_the_host_alone(layer: list[tuple[int, float, bool]], looked_up: bool) -> None:
+    pieces, units = model([layer] * 20, looked_up=looked_up)
     work = pieces.work(tuple(pieces.layer(index, HOST) for index in range(21)), None)
     expected = price(work, [], DESKTOP, Workload()).seconds
     assert lower_bound(pieces, units, [], None, [], DESKTOP, Workload()) == pytest.approx(expected, rel=1e-9)
@@ -304,7 +311,7 @@ def plain(bandwidth: float, pcie: float) -> DeviceSpeed:
     return DeviceSpeed(bandwidth, 1e30, pcie, "cuda", "8.9", "test", True)
 
 
-NO_WAITS = Costs({"cuda": Family(0, 1, 1, 1, 1, 1)}, HostCosts(0, 1, 5, 5, 1e30, 1), 0, 0, 1, 1, 8, 0)
+NO_WAITS = Costs({"cuda": Family(0, 1, 1, 1, 1, 1)}, HostCosts(0, 1, 5, 5, 1e30, 1e30, 1), 0, 0, 1, 1, 8, 0)
 TEN, TWO, FIVE = plain(10, 4), plain(2, 8), HostSpeed(5, "test", 1)
 TEN_APART, TWO_APART = plain(10, 0.1), plain(2, 0.1)
 ONE, FEW = [(100, 8e9, False)], [(100, 4, False)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import statistics
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,8 +16,10 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning import cost
 from fitter.planning.cost import MIN_OFFLOAD_BATCH, Attention, Estimate, Layer, Weights, Work, Workload, price
 from fitter.planning.memory import HOST
+from fitter.planning.work import LOOKED_UP
 from tools import speed_rows
 
+ROOT = Path(__file__).parents[2]
 GB = 1e9
 FAST = DeviceSpeed(1000 * GB, 160e12, 31.5 * GB, "cuda", "8.9", "test", True)
 SLOW = DeviceSpeed(300 * GB, 40e12, 15.8 * GB, "cuda", "8.9", "test", True)
@@ -245,6 +249,38 @@ def test_a_weight_of_few_bits_takes_as_long_as_one_of_more() -> None:
     assert tiny == least < more
 
 
+def test_a_processor_takes_longer_to_look_weights_up_than_to_read_them() -> None:
+    """16 threads of the machine that was measured, and whatever else is looked up: never quicker than reading."""
+    at = cost.setting(work(layer(HOST)), (FAST,), HostSpeed(135.1e9, "test", 16), Workload())
+    read = cost.tensor_seconds(Weights(HOST, 2e9, 8e9), at)
+    looked_up = cost.tensor_seconds(Weights(HOST, 2e9, 8e9, n_looked_up=8e9), at)
+    assert looked_up.generation == 8e9 / (16 * cost.default().host.lookup) > 2 * read.generation
+    assert cost.tensor_seconds(Weights(HOST, 2e9, 8e9, n_looked_up=1e6), at) == read
+    assert looked_up.prompt == read.prompt
+    on_card = cost.tensor_seconds(Weights(0, 2e9, 8e9, n_looked_up=8e9), at)
+    assert on_card == cost.tensor_seconds(Weights(0, 2e9, 8e9), at)
+
+
+def test_what_is_looked_up_is_what_was_measured() -> None:
+    with (ROOT / "tests" / "data" / "speeds" / "h100_file_types.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["where"] == "host"]
+    n_params = next(int(row["bytes"]) / 2 for row in rows if row["type"] == "BF16")
+    rates = [
+        n_params * float(row["tokens_per_second"]) / int(row["threads"]) for row in rows if row["type"] in LOOKED_UP
+    ]
+    assert len(rates) == 3 * len(LOOKED_UP)
+    assert cost.default().host.lookup == pytest.approx(statistics.median(rates), rel=1e-3)
+
+
+def test_of_experts_those_that_are_used_are_looked_up() -> None:
+    sparse = work(layer(HOST), n_expert=128, n_expert_used=8)
+    at = cost.setting(sparse, (FAST,), DESKTOP, Workload())
+    all_of_it, used = (
+        cost.tensor_seconds(Weights(HOST, 1, 8e9, experts, 8e9), at).generation for experts in (False, True)
+    )
+    assert used == pytest.approx(all_of_it / 16)
+
+
 # ---- splits
 
 
@@ -332,7 +368,7 @@ def test_family(kind: str, capability: str, name: str, family: str) -> None:
 
 def test_a_family_says_what_differs() -> None:
     cuda = cost.Family(1e-5, 0.7, 0.6, 0.5, 0.4, 0.3)
-    host = cost.HostCosts(1e-6, 0.8, 1e9, 2e9, 3e9, 6)
+    host = cost.HostCosts(1e-6, 0.8, 1e9, 2e9, 3e9, 4e9, 6)
     graph = {"split": 1e-4, "hop": 1e-5, "pcie": 0.9, "pageable": 0.2, "min_bits": 3.0, "bare_splits": 5}
     families = {"cuda": asdict(cuda), "other": {"layer": 2e-5, "cache": 0.1}}
     found = cost.costs_of({"family": families, "host": asdict(host), "graph": graph})
@@ -373,7 +409,7 @@ PLAIN = cost.Costs(
         "cuda": cost.Family(layer=0.5, bandwidth=0.5, cache=0.25, quantized_cache=0.125, compute=0.5, attention=0.2),
         "remote": cost.Family(layer=0.7, bandwidth=1, cache=1, quantized_cache=1, compute=1, attention=1),
     },
-    cost.HostCosts(sync=0.01, bandwidth=0.5, attention=10, plain_attention=20, compute=4, threads=3),
+    cost.HostCosts(sync=0.01, bandwidth=0.5, attention=10, plain_attention=20, compute=4, lookup=2, threads=3),
     split=10.0,
     hop=0.25,
     pcie=0.5,

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from fitter.errors import UsageError
-from fitter.exploring import split_machine
+from fitter.exploring_grid import split_machine
 from fitter.machine.gpu import cards_of
-from fitter.output.exploration import csv_text
+from fitter.output.exploration import csv_text, exploration_table
 from fitter.planning.explored import (
     Exploration,
+    ExploredAnswer,
     ExploredCell,
     Requirement,
     cheapest_first,
     marked,
     parse_requirement,
 )
+from fitter.text import printable
 
 
 def cell(machine: str, n_ctx: int | None, rate: float | None, memory: int, **more: Any) -> ExploredCell:
@@ -154,6 +159,28 @@ def test_what_the_cards_of_a_machine_are_called(spec: str, cards: tuple[str, ...
     assert cards_of(spec) == cards
 
 
-def test_a_name_that_is_a_formula_is_not_one_in_csv() -> None:
-    text = csv_text(Exploration((replace(GRID["small"], model="=1+1.gguf"),), "memory"))
-    assert text.splitlines()[1].startswith("'=1+1.gguf,")
+FORMULAS = ("=1+1", "+1", "-1+1", "@SUM(1)", "\t=1", "\r=1", "\n=1")
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_name_that_is_a_formula_is_not_one_in_csv(name: str) -> None:
+    each = replace(GRID["small"], model=name, machine="a-b", arguments=("-c", "4096"), problem=name)
+    (row,) = csv.DictReader(io.StringIO(csv_text(Exploration((each,), "memory")), newline=""))
+    said = f"'{printable(name)}"
+    assert (row["model"], row["problem"]) == (said, said)
+    assert (row["machine"], row["arguments"]) == ("a-b", "-c 4096")
+
+
+def table(cells: list[ExploredCell], *answers: ExploredAnswer) -> str:
+    console = Console(width=200, file=io.StringIO(), force_terminal=False)
+    console.print(exploration_table(Exploration(tuple(cells), "memory", answers, "fits")))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_models_whose_files_have_one_name_are_told_apart() -> None:
+    cells = [replace(GRID["small"], model=name) for name in ("a/model.gguf", "b/model.gguf", "c/other.gguf")]
+    text = table(cells, ExploredAnswer("b/model.gguf", cells[1]))
+    assert [line.split()[0] for line in text.splitlines()[2:5]] == ["a/model.gguf", "b/model.gguf", "other.gguf"]
+    assert "runs b/model.gguf: context 8192" in text
+    assert "other.gguf" in table(cells[2:]) and "c/other.gguf" not in table(cells[2:])

@@ -8,6 +8,7 @@ import pytest
 
 from fitter.machine.speed import DeviceSpeed, default_host
 from fitter.planning.cost import Estimate, Layer, Part, Weights, Work, Workload
+from fitter.planning.memory import HOST
 from fitter.planning.split_price import Share, SumCosts, default_sums, pipelined, split_estimate
 from tools.splits.speeds import fitted_on, in_order, judged_by, pairs
 
@@ -53,6 +54,30 @@ def test_sums_go_over_nvlink_where_every_card_has_it() -> None:
     free = estimate([CARD] * 2, [0.5, 0.5]).prompt_seconds
     assert one == slow
     assert slow.prompt_seconds - free == pytest.approx(10 * (fast.prompt_seconds - free))
+
+
+PARTED = Layer(0, (Weights(0, 1e8, 2e8), Weights(HOST, 4e8, 8e8)))
+
+
+def test_the_host_computes_with_its_weights_in_prompts_too() -> None:
+    """Of the devices that split every tensor, none takes an operation over."""
+    work, share = replace(WORK, layers=(PARTED,) * 32), [Share(0.5, 0.5)] * 2
+    found, alone = (
+        split_estimate(replace(work, op_offload=offload), [CARD] * 2, share, default_host(), REQUEST, FREE)
+        for offload in (True, False)
+    )
+    assert found == alone
+    parts = {part.name: part for part in found.parts}
+    assert parts["host: weights"].prompt > 10 * parts["device 0: weights"].prompt
+
+
+def test_what_the_host_has_computed_is_not_summed_up() -> None:
+    work, share = replace(WORK, layers=(PARTED, *WORK.layers[1:])), [Share(0.5, 0.5)] * 2
+    waiting, free = (
+        split_estimate(work, [CARD] * 2, share, default_host(), REQUEST, sums)
+        for sums in (replace(FREE, wait=1e-4), FREE)
+    )
+    assert waiting.generation_seconds - free.generation_seconds == pytest.approx(63e-4)
 
 
 def test_a_prompt_of_one_micro_batch_is_not_pipelined() -> None:

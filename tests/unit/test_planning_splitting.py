@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from fitter.choosing import either
 from fitter.errors import LlamaCppError, TimeLimitError, UsageError
-from fitter.llama.types import Breakdown, Params, Row
+from fitter.llama.types import Breakdown, Layout, Params, Row, TensorBuftOverride
 from fitter.machine.speed import DeviceSpeed
-from fitter.parameters import SplitMode
-from fitter.planning.cost import Estimate, Workload
-from fitter.planning.plan import Plan, Problem
-from fitter.planning.pricing import Price
-from fitter.planning.splitting import search_split
+from fitter.planning.memory import HOST
+from fitter.planning.placement import Placement
+from fitter.planning.splitting import Seconds, search_split, smallest
 from fitter.planning.trial import Trial
-from tests.unit.plans import make_plan
-from tests.unit.synthetic import MIB, SyntheticModel, limits, request
+from tests.unit.synthetic import MIB, SyntheticLlama, SyntheticModel, limits, request
 
 N_LAYER = 32
-WEIGHTS, EXPERTS, PER_TOKEN, FIXED = 20_000 * MIB, 8_000 * MIB, MIB // 8, 300 * MIB
+PER_TOKEN, FIXED = MIB // 8, 300 * MIB
 STEPS = 64
 """Parts into which llama.cpp can split every tensor."""
 
-MODEL = SyntheticModel(n_layer=N_LAYER)
-MOE = SyntheticModel(n_layer=N_LAYER, ffn=(30 * MIB, 30 * MIB, 40 * MIB), experts=(80 * MIB, 80 * MIB, 90 * MIB))
+CACHE = PER_TOKEN // N_LAYER
+MODEL = SyntheticModel(
+    n_layer=N_LAYER,
+    attention=300 * MIB,
+    ffn=(100 * MIB, 100 * MIB, 120 * MIB),
+    output=160 * MIB,
+    cache=CACHE,
+)
+MOE = replace(MODEL, attention=370 * MIB, experts=(80 * MIB, 80 * MIB, 90 * MIB), dense_lead=2)
+WEIGHTS = sum(size for _, size in MODEL.tensors())
 TENSOR = Params(split_mode="tensor")
 
 
 class Split:
     """What each device takes of a load: its whole steps, and what it needs whatever its share."""
 
-    def __init__(self, refused: tuple[float, ...] | None = None) -> None:
+    def __init__(self, refused: tuple[float, ...] | None = None, model: SyntheticModel = MODEL) -> None:
         self.asked: list[Params] = []
         self.refused = refused
+        self.model = model
 
     def measure(self, params: Params) -> Breakdown:
         self.asked.append(params)
@@ -42,28 +49,44 @@ class Split:
         if params.tensor_split is not None and params.tensor_split == self.refused:
             raise LlamaCppError("cannot be split so")
         shares = params.tensor_split or (1.0,) * len(names)
-        n_gpu_layers = params.n_gpu_layers if params.n_gpu_layers >= 0 else N_LAYER + 1
-        weights = WEIGHTS * n_gpu_layers // (N_LAYER + 1)
-        for override in params.tensor_buft_overrides:
-            weights -= EXPERTS * (override.pattern.count("|") - 4) // N_LAYER
+        first = 0 if params.n_gpu_layers < 0 else N_LAYER + 1 - params.n_gpu_layers
+        of_layer: dict[int, int] = {}
+        for name, size in self.model.tensors():
+            layer = int(name.split(".")[1]) if name.startswith("blk.") else N_LAYER
+            if layer >= first and not any(re.search(each.pattern, name) for each in params.tensor_buft_overrides):
+                of_layer[layer] = of_layer.get(layer, 0) + size
+        weights = sum(of_layer.values())
+        on_host = sum(size for _, size in self.model.tensors()) - weights
+        caches = self.model.cache * params.n_ctx * max(0, N_LAYER - first)
         rows, before = [], 0
         for d, name in enumerate(names):
             end = int(STEPS * sum(shares[: d + 1]) / sum(shares)) if d + 1 < len(names) else STEPS
             part = end - before
             before = end
-            cache = PER_TOKEN * params.n_ctx
-            rows.append(Row(name, name, False, weights * part // STEPS, cache * part // STEPS, FIXED))
+            rows.append(Row(name, name, False, weights * part // STEPS, caches * part // STEPS, FIXED))
+        rows.append(Row("CPU", None, True, on_host, 0, 0))
         return Breakdown(tuple(rows), tuple(names), params.n_ctx)
 
+    def record(self, params: Params) -> Layout:
+        return SyntheticLlama(self.model, ()).record(params)
 
-def run(*mib: int, llama: Split | None = None, bandwidths: tuple[float, ...] = (), **kwargs: object) -> Trial:
+
+def run(
+    *mib: int,
+    llama: Split | None = None,
+    bandwidths: tuple[float, ...] = (),
+    model: SyntheticModel = MODEL,
+    seconds: Seconds = lambda params, measured, placement: None,
+    **kwargs: Any,
+) -> Trial:
     devices = limits(*mib, margin=1024)
-    asked = request(kwargs.pop("model", MODEL), devices, **{"params": TENSOR, **kwargs})  # type: ignore[arg-type]
+    asked = request(model, devices, **{"params": TENSOR, **kwargs})
     speeds = {
         device.name: DeviceSpeed(bandwidth, 1e14, 3e10, "cuda", "8.6", "", True)
         for device, bandwidth in zip(devices, bandwidths or (1e12,) * len(devices), strict=True)
     }
-    return search_split(replace(asked, speeds=speeds), (llama or Split()).measure, lambda params, measured: None)
+    llama = llama or Split(model=model)
+    return search_split(replace(asked, speeds=speeds), llama.measure, llama.record, seconds)
 
 
 def left(trial: Trial) -> list[int]:
@@ -109,19 +132,126 @@ def test_shares_of_the_user_that_do_not_fit_are_said_to() -> None:
     assert not trial.fits and [name for name, _ in trial.missing] == ["CUDA0"]
 
 
-def test_layers_leave_where_nothing_else_fits() -> None:
-    trial = run(8_000, 8_000)
-    assert trial.fits and trial.params.n_ctx == 4096
-    more = replace(trial.params, n_gpu_layers=trial.params.n_gpu_layers + 1)
-    used = Split().measure(more)
-    assert any(used.on(device.name).used > device.target for device in trial.devices), "one more would not have fitted"
+def on_host(trial: Trial) -> list[int]:
+    """The layers of which something is on the host, where nothing is of a layer but all that may be."""
+    assert all(target == HOST for _, target in trial.placement.moved)
+    return sorted({item.layer for item, _ in trial.placement.moved})
 
 
-def test_experts_leave_before_layers() -> None:
-    trial = run(9_500, 9_500, model=MOE)
-    assert trial.fits and trial.params.n_gpu_layers == N_LAYER + 1
+SHORT = {
+    "a little": (11_600, 11_600),
+    "much": (8_000, 8_000),
+    "all experts": (7_950, 7_950),
+    "two unlike": (14_000, 7_000),
+    "four": (4_700, 4_700, 4_700, 4_700),
+}
+
+
+@pytest.mark.parametrize("mib", SHORT.values(), ids=SHORT)
+def test_experts_of_as_few_layers_as_possible_leave(mib: tuple[int, ...]) -> None:
+    trial = run(*mib, model=MOE)
+    assert trial.fits and min(left(trial)) >= 0
+    assert trial.params.n_gpu_layers == N_LAYER + 1 and trial.params.n_ctx == 4096
     (override,) = trial.params.tensor_buft_overrides
-    assert override.pattern.startswith("^blk.(0|1|") and override.buffer_type == "CPU"
+    assert override.buffer_type == "CPU"
+    layers = on_host(trial)
+    assert layers == list(range(MOE.dense_lead, MOE.dense_lead + len(layers))), "the first that have experts"
+    caught = {name for name, _ in MOE.tensors() if re.search(override.pattern, name)}
+    assert caught == {f"blk.{layer}.ffn_{kind}_exps.weight" for layer in layers for kind in ("gate", "up", "down")}
+    freed = sum(MOE.experts)
+    step = (WEIGHTS + PER_TOKEN * 4096) // STEPS
+    assert sum(left(trial)) < freed + 2 * step * len(mib), "a layer less would not have fitted"
+
+
+def test_layers_leave_where_all_experts_have() -> None:
+    trial = run(4_500, 4_500, model=MOE)
+    assert trial.fits and trial.params.n_gpu_layers < N_LAYER + 1
+    first = N_LAYER + 1 - trial.params.n_gpu_layers
+    assert on_host(trial) == list(range(max(first, MOE.dense_lead), N_LAYER)), "of those on devices, all experts are"
+
+
+def test_what_the_host_has_room_for_is_found() -> None:
+    """All experts would be too much for the host, those that have to leave the devices are not."""
+    trial = run(11_000, 11_000, model=MOE, host_mib=3_000)
+    assert trial.fits and on_host(trial)
+    short = run(11_000, 11_000, model=MOE, host_mib=500)
+    assert [name for name, _ in short.missing] == ["host"]
+
+
+def test_layers_of_the_user_stay_on_devices() -> None:
+    params = replace(TENSOR, n_gpu_layers=30)
+    trial = run(9_000, 9_000, model=MOE, params=params, fixed=("n_gpu_layers",))
+    assert trial.fits and trial.params.n_gpu_layers == 30
+    assert on_host(trial)[0] == N_LAYER + 1 - 30, "what the host has anyway need not leave"
+
+
+def test_overrides_of_the_user_come_first_and_are_not_repeated() -> None:
+    own = TensorBuftOverride(r"blk\.2\.ffn_.*_exps", "CPU")
+    asked = request(MOE, limits(10_000, 10_000, margin=1024), params=replace(TENSOR, tensor_buft_overrides=(own,)))
+    asked = replace(asked, pinned={f"blk.2.ffn_{kind}_exps.weight": HOST for kind in ("gate", "up", "down")})
+    llama = Split(model=MOE)
+    trial = search_split(asked, llama.measure, llama.record, lambda params, measured, placement: None)
+    assert trial.fits and on_host(trial)[0] == 3
+    (override,) = trial.params.tensor_buft_overrides
+    assert override.pattern.startswith(own.pattern + "|^blk.")
+
+
+@pytest.mark.parametrize(("moved", "whole", "expected"), [(1.0, 2.0, "ffn"), (2.0, 1.0, "layers")])
+def test_a_model_without_experts_has_what_is_faster_on_the_host(moved: float, whole: float, expected: str) -> None:
+    def seconds(params: Params, measured: Breakdown, placement: Placement) -> float:
+        return moved if placement.moved else whole if placement.first else 3.0
+
+    trial = run(9_000, 9_000, seconds=seconds)
+    assert trial.fits
+    assert bool(on_host(trial)) == (expected == "ffn")
+    assert (trial.params.n_gpu_layers < N_LAYER + 1) == (expected == "layers")
+    if expected == "layers":
+        more = Split().measure(replace(trial.params, n_gpu_layers=trial.params.n_gpu_layers + 1))
+        assert any(more.on(device.name).used > device.target for device in trial.devices), "one more would not fit"
+
+
+def test_an_override_that_llama_cpp_cannot_split_with_is_left() -> None:
+    class NoOverrides(Split):
+        def measure(self, params: Params) -> Breakdown:
+            if params.tensor_buft_overrides:
+                raise LlamaCppError("cannot be split so")
+            return super().measure(params)
+
+    for model in (MODEL, MOE):
+        trial = run(9_000, 9_000, llama=NoOverrides(model=model), model=model)
+        assert trial.fits and not trial.params.tensor_buft_overrides, "whole layers are on the host"
+
+
+def test_a_time_limit_leaves_what_was_found_on_the_host() -> None:
+    class Slow(Split):
+        def measure(self, params: Params) -> Breakdown:
+            found = super().measure(params)
+            if self.is_over:
+                raise TimeLimitError("over")
+            self.is_over = bool(params.tensor_buft_overrides) and not any(
+                found.on(name).used > 8_976 * MIB for name in params.devices or ()
+            )
+            return found
+
+        is_over = False
+
+    trial = run(10_000, 10_000, llama=Slow(model=MOE), model=MOE)
+    assert trial.fits and on_host(trial)
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 80])
+def test_the_smallest_number_is_found_wherever_the_search_begins(most: int) -> None:
+    for least in range(1, most + 2):
+        for guess in range(1, most + 1):
+            asked: list[int] = []
+
+            def is_enough(number: int, asked: list[int] = asked, least: int = least) -> bool:
+                asked.append(number)
+                return number >= least
+
+            assert smallest(most, is_enough, guess) == (least if least <= most else None)
+            assert len(asked) == len(set(asked)) <= 2 * most.bit_length() + 1
+            assert all(1 <= number <= most for number in asked)
 
 
 def test_a_device_without_room_takes_no_part() -> None:
@@ -172,38 +302,3 @@ def test_one_device_is_too_few(mib: tuple[int, ...], says: str) -> None:
     with pytest.raises(UsageError) as raised:
         run(*mib)
     assert str(raised.value) == says
-
-
-CHOICES = {
-    "tensor is clearly faster": (("tensor", 10.0, 4096, True), ("layer", 12.0, 4096, True), "tensor"),
-    "tensor is hardly faster": (("tensor", 10.0, 4096, True), ("layer", 10.1, 4096, True), "layer"),
-    "tensor has far less context": (("tensor", 10.0, 4096, True), ("layer", 12.0, 16384, True), "layer"),
-    "only tensor fits": (("tensor", 10.0, 4096, True), ("layer", 1.0, 4096, False), "tensor"),
-    "only layer fits": (("tensor", 1.0, 4096, False), ("layer", 10.0, 4096, True), "layer"),
-}
-
-
-@pytest.mark.parametrize(("tensor", "layer", "expected"), CHOICES.values(), ids=CHOICES)
-def test_which_split_mode_is_chosen(
-    tensor: tuple[SplitMode, float, int, bool], layer: tuple[SplitMode, float, int, bool], expected: str
-) -> None:
-    plans = {mode: _plan(mode, seconds, n_ctx, fits) for mode, seconds, n_ctx, fits in (tensor, layer)}
-    chosen = either(lambda model, split_mode, **_: plans[split_mode], "model.gguf", {"split_mode": "auto"})
-    assert chosen.params.split_mode == expected
-    assert bool(chosen.choices) == (tensor[3] and layer[3]), "what was compared is said"
-
-
-def test_a_mode_that_llama_cpp_refuses_is_not_chosen() -> None:
-    def fit(model: str, split_mode: str, **_: object) -> Plan:
-        if split_mode == "tensor":
-            raise LlamaCppError("this llama.cpp cannot split")
-        return _plan("layer", 10.0, 4096, True)
-
-    assert either(fit, "model.gguf", {"split_mode": "auto"}).params.split_mode == "layer"
-
-
-def _plan(mode: SplitMode, seconds: float, n_ctx: int, fits: bool) -> Plan:
-    estimate = Estimate(0.0, seconds / 512, seconds)
-    price = Price(estimate, Workload(0, 512), 0.0, (), Breakdown((), (), n_ctx))
-    problems = () if fits else (Problem("CUDA0", 1, "lacks"),)
-    return make_plan(Params(n_ctx=n_ctx, split_mode=mode), problems=problems, estimate=price)

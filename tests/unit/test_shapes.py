@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import struct
 import sys
@@ -19,7 +20,7 @@ import fitter
 from fitter.errors import ModelError, UsageError
 from fitter.model import location
 from fitter.model.shapes import catalogue, files
-from fitter.model.shapes.addresses import Wanted, as_converted, beside, note, wanted
+from fitter.model.shapes.addresses import Wanted, as_converted, beside, named, note, wanted
 from fitter.model.shapes.gguf import Tensor, data_bytes, header_of, write
 from fitter.model.shapes.mapping import KNOWN
 from fitter.model.shapes.mapping import header_of as mapped
@@ -48,6 +49,7 @@ WANTED = [
     ("shape://llama-3.1-8b", Wanted("shape", "llama-3.1-8b", "")),
     ("shape://llama-3.1-8b:q6_k", Wanted("shape", "llama-3.1-8b", "Q6_K")),
     ("shape:/llama-3.1-8b:Q6_K", Wanted("shape", "llama-3.1-8b", "Q6_K")),
+    ("SHAPE://Llama-3.1-8B ", Wanted("shape", "llama-3.1-8b", "")),
     ("shape://x:nonsense", Wanted("shape", "x", "NONSENSE")),
     ("config://a/config.json", Wanted("config", "a/config.json", "")),
     ("config:///a/config.json:BF16", Wanted("config", "/a/config.json", "BF16")),
@@ -87,9 +89,29 @@ def test_secrets_of_an_address_are_not_shown() -> None:
 
 
 def test_a_config_is_relative_to_the_file_that_names_it(tmp_path: Path) -> None:
-    assert beside("config://a.json:Q8_0", tmp_path) == f"config://{tmp_path}/a.json:Q8_0"
+    assert beside("config://b/a.json:Q8_0", tmp_path) == f"config://{tmp_path}/b/a.json:Q8_0"
+    # what the directory is called is not the model's name: a lock of it would change with every checkout
+    names = {"config://config.json": "model.gguf", "config://a.json": "a.gguf", "config://b/config.json": "b.gguf"}
+    assert {each: location.name_of(beside(each, tmp_path)) for each in names} == names
     same = ("config:///a.json", "config://hf://org/repo", "shape://qwen3-8b", "hf://org/repo/model.gguf")
     assert [beside(each, tmp_path) for each in same] == list(same)
+
+
+def test_an_option_takes_an_address_too() -> None:
+    words = [
+        ("shape", "x:Q8_0"),
+        ("shape", "shape://x:Q8_0"),
+        ("config", "config://c.json"),
+        ("config", "hf://org/repo"),
+    ]
+    assert [named(scheme, text) for scheme, text in words] == [
+        "shape://x:Q8_0",
+        "shape://x:Q8_0",
+        "config://c.json",
+        "config://hf://org/repo",
+    ]
+    # a path that begins so
+    assert named("config", "shape://x") == "config://shape://x"
 
 
 def test_what_is_quantized_is_the_model_as_it_is_converted() -> None:
@@ -267,8 +289,8 @@ REFUSED = {
     ),
     "a text": (LLAMA | {"hidden_size": "64"}, "has hidden_size '64': give a whole number from 1 to 2147483647"),
     "negative": (LLAMA | {"hidden_size": -64}, "has hidden_size -64: give a whole number from 1 to 2147483647"),
-    "true": (LLAMA | {"vocab_size": True}, "has vocab_size True: give a whole number from 1 to 2147483647"),
-    "not whole": (LLAMA | {"vocab_size": 1.5}, "has vocab_size 1.5: give a whole number from 1 to 2147483647"),
+    "true": (LLAMA | {"vocab_size": True}, "has vocab_size True: give a whole number from 1 to 2097152"),
+    "not whole": (LLAMA | {"vocab_size": 1.5}, "has vocab_size 1.5: give a whole number from 1 to 2097152"),
     "infinite": (LLAMA | {"rms_norm_eps": float("inf")}, "has rms_norm_eps inf: give a number"),
     "huge": (
         LLAMA | {"hidden_size": 2**31 - 4, "head_dim": 64},
@@ -309,6 +331,55 @@ REFUSED = {
         LLAMA | {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 8, "layer_types": ["full_attention", "new"]},
         "has a layer of type 'new', which fitter cannot tell the tensors of: give a GGUF file of the model instead",
     ),
+    "words": (LLAMA | {"vocab_size": 2**21 + 1}, "has vocab_size 2097153: give a whole number from 1 to 2097152"),
+    "positions": (
+        LLAMA | {"max_position_embeddings": 2**24 + 1},
+        "has max_position_embeddings 16777217: give a whole number from 1 to 16777216",
+    ),
+    "a thousand million layers that follow": (
+        dict(catalogue.published("deepseek-v3.2").config) | {"num_nextn_predict_layers": 10**9},
+        "has num_nextn_predict_layers 1000000000: give a whole number from 0 to 451",
+    ),
+    "the same of others": (
+        dict(catalogue.published("qwen3.5-27b").config) | {"mtp_num_hidden_layers": 449},
+        "has mtp_num_hidden_layers 449: give a whole number from 0 to 448",
+    ),
+    "a number among numbers": (
+        dict(catalogue.published("lfm2-1.2b").config) | {"full_attn_idxs": [10**400]},
+        f"has full_attn_idxs [1{'0' * 57}…: give a list of numbers",
+    ),
+    "a number for a list": (
+        dict(catalogue.published("minimax-m2.5").config) | {"attn_type_list": -1},
+        "has attn_type_list -1: give a list of numbers",
+    ),
+    "a list for a number": (
+        dict(catalogue.published("phi-4-mini").config) | {"rope_scaling": {"original_max_position_embeddings": [1]}},
+        "has original_max_position_embeddings [1]: give a whole number from 1 to 2147483647",
+    ),
+    "sections of rope": (
+        dict(catalogue.published("qwen3-vl-2b").config) | {"rope_scaling": {"mrope_section": [8, -1]}},
+        "has mrope_section -1: give a whole number from 0 to 2147483647",
+    ),
+    "no letter": (
+        dict(catalogue.published("exaone-4.0-32b").config) | {"layer_types": None, "sliding_window_pattern": ""},
+        f"has a sliding_window without layer_types, {UNKNOWN}",
+    ),
+    "no rank": (
+        dict(catalogue.published("glm-5").config) | {"q_lora_rank": 0},
+        "has q_lora_rank 0: give a whole number from 1 to 2147483647",
+    ),
+    "nothing in a tensor": (
+        dict(catalogue.published("exaone-4.0-32b").config) | {"head_dim": 1},
+        "makes a tensor rope_freqs.weight of 0 weights: give the dimensions of a real model",
+    ),
+    "less than nothing": (
+        dict(catalogue.published("lfm2-1.2b").config) | {"block_ffn_dim_multiplier": -1},
+        "makes a tensor blk.0.ffn_gate.weight of 2048 x -8192 weights: give the dimensions of a real model",
+    ),
+    "objects in objects": (
+        json.dumps(LLAMA)[:-1] + f', "rope_scaling": {"[" * 101}{"]" * 101}}}',
+        "has objects in more than 100 others: give the config.json of a model",
+    ),
     "text_config": (
         {**LLAMA, "text_config": 3},
         "has a text_config that is no object: give the config.json of a model",
@@ -326,9 +397,23 @@ def test_what_is_wrong_or_not_known_is_one_line(case: str, tmp_path: Path) -> No
     assert str(error.value) == f"{path} {message}"
 
 
-def test_files_that_are_none() -> None:
-    with pytest.raises(ModelError, match=r"^/none/config\.json: no such file; check the path of the config\.json$"):
-        files.header(Wanted("config", "/none/config.json", ""))
+def test_files_that_are_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "not-text.json").write_bytes(b'{"architectures": ["\xff"]}')
+    for name, message in {
+        "/none/config.json": "/none/config.json: no such file; check the path of the config.json",
+        str(tmp_path): f"{tmp_path}/config.json: no such file; check the path of the config.json",
+        "~nobody-here/config.json": "~nobody-here/config.json: no such user; check the path of the config.json",
+        f"{tmp_path}/fifo": f"{tmp_path}/fifo is not a regular file: give the config.json of a model",
+        "/dev/zero": "/dev/zero is not a regular file: give the config.json of a model",
+        f"{tmp_path}/not-text.json": f"{tmp_path}/not-text.json is not JSON: give the config.json of a model",
+        f"{tmp_path}/not-text.json/x": f"{tmp_path}/not-text.json/x cannot be read: Not a directory",
+    }.items():
+        with pytest.raises(ModelError) as error:
+            files.header(Wanted("config", name, ""))
+        assert str(error.value) == message
+    with pytest.raises(UsageError, match=r"^no config\.json is named: give its path or its address"):
+        files.header(Wanted("config", "", ""))
 
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
@@ -340,15 +425,29 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
 
 
 ODD: list[Any] = [None, -1, 0, 1, 3, 2**31 - 1, 2**63, 10**400, 1e308, 0.5, "", "auto", "x" * 1000, True, False]
-ODD += [[], [1], ["a"], {}, {"rope_type": "yarn"}, {"factor": []}, [[]]]
+ODD += [
+    [],
+    [1],
+    ["a"],
+    [-1],
+    [1e300],
+    [10**400],
+    {},
+    {"rope_type": "yarn"},
+    {"factor": []},
+    {"mrope_section": [-1]},
+    [[]],
+]
+MORE = ["text_config", "num_hidden_layers", "hidden_size", "rope_scaling", "layer_types", "num_nextn_predict_layers"]
+MORE += ["mtp_num_hidden_layers", "attn_type_list", "sliding_window_pattern", "q_lora_rank", "quantization_config"]
 EXAMPLES = [dict(catalogue.published(name).config) for name in catalogue.names()]
 
 
-@settings(max_examples=200, deadline=1000)
+@settings(max_examples=500, deadline=1000)
 @given(config=st.sampled_from(EXAMPLES), data=st.data())
 def test_a_damaged_config_is_refused_or_makes_a_header(config: dict[str, Any], data: st.DataObject) -> None:
     damaged = dict(config)
-    names = st.sampled_from([*config, "text_config", "num_hidden_layers", "hidden_size", "rope_scaling", "layer_types"])
+    names = st.sampled_from([*config, *MORE])
     for name in data.draw(st.lists(names, min_size=1, max_size=3)):
         if data.draw(st.booleans()):
             damaged.pop(name, None)
@@ -362,6 +461,7 @@ def test_a_damaged_config_is_refused_or_makes_a_header(config: dict[str, Any], d
     else:
         assert len(header) < 1 << 21
         assert struct.unpack_from("<Q", header, 8) == (len(made.tensors),)
+        assert min(min(tensor.shape) for tensor in made.tensors) > 0
 
 
 def test_every_class_is_in_the_catalogue_or_has_defaults() -> None:

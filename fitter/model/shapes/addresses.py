@@ -73,6 +73,7 @@ def wanted(path: str | os.PathLike[str]) -> Wanted | None:
     if match is None:
         return None
     scheme, rest = match["scheme"].lower(), match["rest"]
+    rest = rest.strip().lower() if scheme == SHAPE else rest
     typed = _TYPED.fullmatch(rest)
     if typed is None and scheme == SHAPE and ":" in rest:
         name, _, file_type = rest.partition(":")
@@ -80,6 +81,12 @@ def wanted(path: str | os.PathLike[str]) -> Wanted | None:
     if typed is None:
         return Wanted(scheme, rest, "")
     return Wanted(scheme, typed["what"], CONVERTED if typed["type"].lower() == CONVERTED else typed["type"].upper())
+
+
+def named(scheme: str, text: str) -> str:
+    """The address of the shape or the ``config.json`` that an option names, which may be an address itself."""
+    found = wanted(text)
+    return text if found is not None and found.scheme == scheme else f"{scheme}://{text}"
 
 
 def as_converted(path: str) -> str:
@@ -107,4 +114,7 @@ def beside(path: str, directory: str | os.PathLike[str]) -> str:
     found = wanted(path)
     if found is None or found.scheme != CONFIG or "://" in found.name:
         return path
-    return Wanted(CONFIG, os.path.join(directory, os.path.expanduser(found.name)), found.file_type).address
+    name = os.path.expanduser(found.name)
+    # one without a directory is not named by that which it happens to be in: it would be called otherwise elsewhere
+    here = "" if os.path.dirname(name) else os.curdir
+    return Wanted(CONFIG, os.path.join(directory, here, name), found.file_type).address

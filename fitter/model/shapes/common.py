@@ -26,6 +26,11 @@ def layers(c: Config) -> int:
     return c.count("num_hidden_layers", "n_layer", "n_layers", "num_layers", most=MOST_LAYERS)
 
 
+def following(c: Config, name: str = "num_nextn_predict_layers") -> int:
+    """How many layers for multi-token prediction follow the last one."""
+    return c.count(name, default=0, least=0, most=MOST_LAYERS - layers(c))
+
+
 def heads(c: Config) -> tuple[int, int, int]:
     """Heads of the query, heads of the keys and values, and the size of one."""
     n_head = c.count("num_attention_heads", "n_head", most=1 << 16)
@@ -113,6 +118,14 @@ def rope_type(c: Config, part: Config | None) -> str:
     kind = part.text("rope_type", part.text("type", "default"))
     part.value("type")
     return {"mrope": "default", "su": "longrope"}.get(kind, kind)
+
+
+def sections(c: Config) -> list[int]:
+    """How many of the frequencies of rope are for each of a token's positions; empty where there is one position."""
+    part = rope_part(c)
+    said = c if part is None or not part.has("mrope_section") else part
+    found = said.numbers("mrope_section")
+    return [*said.counts("mrope_section", len(found)), 0, 0, 0, 0][:4] if found else []
 
 
 def routed(c: Config, h: Header) -> tuple[int, int]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fitter.errors import ModelError
@@ -14,9 +13,20 @@ LARGEST = 2**31 - 1
 """The largest number that a header has for a dimension."""
 MOST_LAYERS, MOST_EXPERTS = 512, 1024
 """What llama.cpp reads at most."""
+_POSITIONS = 1 << 24
+_MOST = {
+    "vocab_size": 1 << 21,
+    "max_position_embeddings": _POSITIONS,
+    "n_positions": _POSITIONS,
+    "model_max_length": _POSITIONS,
+}
+"""Of these each takes memory where the model is planned. No published model has as many: Gemma 3 has 262,208 words,
+Llama 4 Scout 10,485,760 positions.
+"""
 LONGEST = 1 << 20
 """The most bytes of a ``config.json`` that is read."""
-_DEEPEST = 200
+_DEEPEST = 100
+"""How many lists and objects may be inside one another; those that are published have five."""
 
 
 class Config:
@@ -47,7 +57,7 @@ class Config:
             if default is None:
                 raise self.error(f"has no {names[0]}: add it")
             return default
-        return self._whole(names[0], value, least, most)
+        return self._whole(names[0], value, least, min(most, _MOST.get(names[0], LARGEST)))
 
     def counts(self, name: str, n: int, least: int = 0) -> list[int]:
         """``n`` whole numbers, from a list or from one for all."""
@@ -65,7 +75,7 @@ class Config:
             if default is None:
                 raise self.error(f"has no {names[0]}: add it")
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e30:
+        if not _is_number(value):
             raise self.error(f"has {names[0]} {_shown(value)}: give a number")
         return float(value)
 
@@ -105,9 +115,7 @@ class Config:
         value = self.value(name)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(
-            isinstance(each, (int, float)) and not isinstance(each, bool) and math.isfinite(each) for each in value
-        ):
+        if not isinstance(value, list) or not all(map(_is_number, value)):
             raise self.error(f"has {name} {_shown(value)}: give a list of numbers")
         return value
 
@@ -153,6 +161,11 @@ class Config:
         return value
 
 
+def _is_number(value: object) -> bool:
+    """Whether it is one that a 32-bit float has."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30
+
+
 def _is_nothing(value: object) -> bool:
     return value is None or value is False or value in ("", [], {})
 
@@ -171,7 +184,24 @@ def parse(data: bytes, where: str) -> dict[str, Any]:
         raise ModelError(f"{where} is not JSON: give the config.json of a model") from None
     if not isinstance(found, dict):
         raise ModelError(f"{where} has no object: give the config.json of a model")
+    _check_depth(found, where)
     return found
+
+
+def _check_depth(found: object, where: str) -> None:
+    """Raise ``ModelError`` for what cannot be shown in a message, whichever way Python counts."""
+    level: list[object] = [found]
+    for _ in range(_DEEPEST):
+        level = [inner for each in level for inner in _inside(each)]
+        if not level:
+            return
+    raise ModelError(f"{where} has objects in more than {_DEEPEST} others: give the config.json of a model")
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def listed(names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from fitter.model.shapes.common import (
     every,
     experts,
     feed_forward,
+    following,
     is_tied,
     layers,
     norms,
@@ -28,19 +29,19 @@ def deepseek2(c: Config) -> Header:
 def glm_lite(c: Config) -> Header:
     """GLM-4.7-Flash, with layers for multi-token prediction."""
     c.must_be("partial_rotary_factor", 1, 1.0)
-    return _latent(c, "deepseek2", next_layers=c.count("num_nextn_predict_layers", default=0, least=0))
+    return _latent(c, "deepseek2", next_layers=following(c))
 
 
 def glm_dsa(c: Config) -> Header:
     """GLM-5, whose attention first looks for what matters, with layers for multi-token prediction."""
     c.value("indexer_rope_interleave", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
     c.value("index_share_for_mtp_iteration")
-    return _latent(c, "glm-dsa", next_layers=c.count("num_nextn_predict_layers", default=0, least=0), indexed=True)
+    return _latent(c, "glm-dsa", next_layers=following(c), indexed=True)
 
 
 def deepseek32(c: Config) -> Header:
     """DeepSeek V3.2, whose attention first looks for what matters, with layers for multi-token prediction."""
-    return _latent(c, "deepseek32", next_layers=c.count("num_nextn_predict_layers", default=0, least=0), indexed=True)
+    return _latent(c, "deepseek32", next_layers=following(c), indexed=True)
 
 
 def _latent(c: Config, architecture: str, *, next_layers: int, indexed: bool = False) -> Header:
@@ -49,7 +50,7 @@ def _latent(c: Config, architecture: str, *, next_layers: int, indexed: bool = F
     c.must_be("moe_layer_freq", 1)
     n_head, n_layer, n_embd = c.count("num_attention_heads", most=1 << 16), layers(c), c.count("hidden_size")
     c.value("num_key_value_heads", "qk_head_dim", "head_dim", "ep_size", "rope_interleave", "moe_router_dtype")
-    q_rank = c.count("q_lora_rank", default=0, least=0)
+    q_rank = c.count("q_lora_rank", least=1) if indexed else c.count("q_lora_rank", default=0, least=0)
     kv_rank, turned, plain = c.count("kv_lora_rank"), c.count("qk_rope_head_dim"), c.count("qk_nope_head_dim")
     h = begin(c, architecture)
     n_dense, n_expert = _leading_dense(c, n_layer), c.count("n_routed_experts", most=MOST_EXPERTS)
@@ -111,7 +112,7 @@ def _experts(c: Config, h: Header, b: str) -> None:
 
 
 def _attention(c: Config, h: Header, b: str) -> None:
-    n_embd, n_head, q_rank = c.count("hidden_size"), c.count("num_attention_heads"), c.value("q_lora_rank") or 0
+    n_embd, n_head, q_rank = c.count("hidden_size"), c.count("num_attention_heads"), h.number("attention.q_lora_rank")
     kv_rank, turned, plain = c.count("kv_lora_rank"), c.count("qk_rope_head_dim"), c.count("qk_nope_head_dim")
     n_v = c.count("v_head_dim")
     if q_rank:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 import threading
 import urllib.parse
@@ -17,9 +18,8 @@ from typing import IO
 from fitter.errors import LibraryError, LlamaCppError, ModelError, UsageError
 from fitter.llama import builds
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
-from fitter.model import source
+from fitter.model import cache, source
 from fitter.model.addresses import HUB
-from fitter.model.kept_headers import folder
 from fitter.model.shapes import catalogue
 from fitter.model.shapes.addresses import CONFIG, CONVERTED, DEFAULT_TYPE, PACKED_TYPE, Wanted
 from fitter.model.shapes.config import LONGEST, parse
@@ -40,6 +40,8 @@ _lock = threading.Lock()
 def header(wanted: Wanted, timeout: float | None = None) -> Header:
     """The header of the model as it is converted. Raises ``ModelError``, and ``UsageError`` for an unknown name."""
     if wanted.scheme == CONFIG:
+        if not wanted.name.strip():
+            raise UsageError("no config.json is named: give its path or its address (--config config.json)")
         where = _where(wanted.name)
         made = header_of(parse(_config(wanted.name, timeout), where), where)
         made.metadata["general.name"] = wanted.stem
@@ -78,15 +80,24 @@ def _config(name: str, timeout: float | None) -> bytes:
     url = as_url(name)
     if url is not None and not url.lower().startswith("file:"):
         return remote.beginning(_of_repository(url), LONGEST + 1, timeout=timeout)
-    path = Path(name if url is None else urllib.parse.unquote(urllib.parse.urlsplit(url).path)).expanduser()
+    return _of_this_machine(name if url is None else urllib.parse.unquote(urllib.parse.urlsplit(url).path))
+
+
+def _of_this_machine(name: str) -> bytes:
+    path = Path(name)
     try:
+        path = path.expanduser()
         if path.is_dir():
             path /= "config.json"
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ModelError(f"{source.show(path)} is not a regular file: give the config.json of a model")
         with path.open("rb") as file:
             return file.read(LONGEST + 1)
     except FileNotFoundError:
         raise ModelError(f"{source.show(path)}: no such file; check the path of the config.json") from None
-    except (OSError, ValueError, RuntimeError) as error:
+    except RuntimeError:
+        raise ModelError(f"{source.show(path)}: no such user; check the path of the config.json") from None
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ModelError(f"{source.show(path)} cannot be read: {reason}") from None
 
@@ -102,7 +113,7 @@ def _kept(made: Header, wanted: Wanted) -> Path:
     made = made.of_type(_FULL[wanted.file_type])
     digest = hashlib.sha256(repr((sorted(made.metadata.items()), made.tensors)).encode()).hexdigest()
     path = _folder(digest) / wanted.file_name
-    if not path.exists():
+    if not _is_there(path):
         _put(path, lambda file: write(file, made.metadata, made.tensors))
     return path
 
@@ -114,7 +125,7 @@ def _quantized(path: Path, wanted: Wanted, timeout: float | None) -> Path:
     status = os.stat(build.libllama)
     made_by = (path.parent.name, kind, build.libllama, status.st_size, status.st_mtime_ns)
     found = _folder(hashlib.sha256(repr(made_by).encode()).hexdigest()) / wanted.file_name
-    if found.exists():
+    if _is_there(found):
         return found
     asked = Worker(llama_cpp=build.where, timeout=DEFAULT_TIMEOUT if timeout is None else timeout)
     with asked as worker, tempfile.TemporaryDirectory(prefix="fitter-") as directory:
@@ -149,7 +160,13 @@ def _data_bytes(sizes: Sequence[int]) -> int:
 
 
 def _folder(digest: str) -> Path:
-    return folder().with_name("shapes") / digest[:32]
+    return cache.folder(cache.SHAPES) / digest[:32]
+
+
+def _is_there(path: Path) -> bool:
+    """Whether it was made before; it is used now."""
+    cache.use(path.parent)
+    return path.exists()
 
 
 def _put(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
@@ -160,10 +177,14 @@ def _put(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 fill(file)
+                # it is not to be there without its bytes, whatever happens to the machine
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(partial, path)
         finally:
             if os.path.exists(partial):
                 os.unlink(partial)
+        cache.look_after()
     except OSError as error:
         raise ModelError(
             f"the header of {path.name} cannot be kept in {source.show(path.parent.parent)}: {error.strerror}; set "

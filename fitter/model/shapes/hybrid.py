@@ -10,14 +10,15 @@ from fitter.model.shapes.common import (
     every,
     experts,
     feed_forward,
+    following,
     heads,
     is_tied,
     layers,
     norms,
     rope,
-    rope_part,
     rotary,
     routed,
+    sections,
 )
 from fitter.model.shapes.config import Config
 from fitter.model.shapes.header import Header
@@ -58,15 +59,12 @@ def _delta(c: Config, architecture: str, *, split: bool, has_experts: bool) -> H
     kinds = every(c, "layer_types", n_layer, (FULL, LINEAR)) or usual
     if kinds != usual:
         raise c.unknown("layer_types in another order than every full_attention_interval-th")
-    n_next = c.count("mtp_num_hidden_layers", default=0, least=0)
+    n_next = following(c, "mtp_num_hidden_layers")
     h = begin(c, architecture)
     dimensions(c, h, n_layer=n_layer + n_next)
     size = rotary(c, heads(c)[2], 0.25)
     rope(c, h, size)
-    part = rope_part(c)
-    sections = (part.numbers("mrope_section") if part is not None else None) or c.numbers("mrope_section")
-    if sections:
-        h.key("rope.dimension_sections", [int(each) for each in [*sections, 0, 0, 0, 0][:4]])
+    h.key("rope.dimension_sections", sections(c))
     n_v = c.count("linear_num_value_heads")
     n_expert, n_ff, shared = (*routed(c, h), c.count("shared_expert_intermediate_size")) if has_experts else (0, 0, 0)
     h.keys(

@@ -19,6 +19,7 @@ from fitter.model.shapes.common import (
     rope_type,
     rotary,
     routed,
+    sections,
 )
 from fitter.model.shapes.config import Config
 from fitter.model.shapes.header import Header
@@ -109,10 +110,8 @@ def qwen3vl(c: Config) -> Header:
 
 def seeing(c: Config, h: Header) -> Header:
     """With what a part for images adds to the metadata."""
-    part, vision = rope_part(c), c.part("vision_config")
-    sections = part.numbers("mrope_section") if part is not None else None
-    sections = sections or c.numbers("mrope_section") or []
-    h.key("rope.dimension_sections", [int(each) for each in [*sections, 0, 0, 0, 0][:4]])
+    vision = c.part("vision_config")
+    h.key("rope.dimension_sections", sections(c) or [0] * 4)
     depths = vision.numbers("deepstack_visual_indexes") if vision is not None else None
     h.key("n_deepstack_layers", len(depths or ()))
     return h
@@ -206,7 +205,7 @@ def exaone4(c: Config) -> Header:
     pattern = c.value("sliding_window_pattern")
     if c.value("sliding_window") is not None:
         h.key("attention.sliding_window", c.count("sliding_window"))
-        if kinds is None and isinstance(pattern, str):
+        if kinds is None and pattern and isinstance(pattern, str):
             kinds = [FULL if pattern[i % len(pattern)] == "G" else SLIDING for i in range(n_layer)]
         if kinds is None:
             raise c.unknown("a sliding_window without layer_types")
@@ -294,8 +293,8 @@ def _long_rope(c: Config, h: Header, size: int) -> None:
     part = rope_part(c)
     rope(c, h, size, ("default", "longrope"))
     limit = c.count("max_position_embeddings")
-    before = part.value("original_max_position_embeddings") if part is not None else None
-    original = c.count("original_max_position_embeddings", default=limit if before is None else int(before))
+    before = limit if part is None else part.count("original_max_position_embeddings", default=limit)
+    original = c.count("original_max_position_embeddings", default=before)
     h.key("rope.scaling.original_context_length", original)
     if part is None or rope_type(c, part) != "longrope":
         return

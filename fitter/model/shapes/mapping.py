@@ -117,11 +117,21 @@ def header_of(values: Mapping[str, Any], where: str) -> Header:
             f"{where} has {listed(left)}, and fitter does not know whether that changes the tensors of a "
             f"{name}: leave it out if it does not"
         )
-    numbers = (value for value in header.metadata.values() if isinstance(value, int))
-    if header.parameters > _MOST_PARAMETERS or max(numbers, default=0) > LARGEST:
-        raise config.error(f"makes a model of {header.parameters:.1e} weights: give the dimensions of a real model")
+    _check_sizes(header, config)
     header.metadata["tokenizer.ggml.model"] = "no_vocab"
     return header
+
+
+def _check_sizes(header: Header, config: Config) -> None:
+    """Raise ``ModelError`` for what no model has, and no file can say."""
+    empty = next((tensor for tensor in header.tensors if min(tensor.shape) < 1), None)
+    if empty is not None:
+        shape = " x ".join(map(str, empty.shape))
+        raise config.error(f"makes a tensor {empty.name} of {shape} weights: give the dimensions of a real model")
+    several = (value if isinstance(value, (list, tuple)) else (value,) for value in header.metadata.values())
+    largest = max((value for values in several for value in values if isinstance(value, int)), default=0)
+    if header.parameters > _MOST_PARAMETERS or largest > LARGEST:
+        raise config.error(f"makes a model of {header.parameters:.1e} weights: give the dimensions of a real model")
 
 
 def _check_packing(values: Mapping[str, Any], given: Mapping[str, Any], name: str, where: str) -> None:

@@ -10,6 +10,7 @@ from fitter.model.shapes.common import (
     every,
     experts,
     feed_forward,
+    following,
     heads,
     is_tied,
     layers,
@@ -107,7 +108,7 @@ def minimax_m2(c: Config) -> Header:
     c.must_be("use_routing_bias", True)
     c.must_be("shared_intermediate_size", 0)
     n_head, n_head_kv, head = heads(c)
-    if any(each != 1 for each in c.value("attn_type_list") or ()):
+    if any(each != 1 for each in c.numbers("attn_type_list") or ()):
         raise c.unknown("an attn_type_list with other attention")
     h = begin(c, "minimax-m2")
     c.must_be("hidden_act", "silu")
@@ -217,7 +218,7 @@ def glm4moe(c: Config) -> Header:
     h = _start(c, "glm4moe", turned=0.5)
     n_expert, n_ff = routed(c, h)
     n_embd, n_vocab, n_layer = c.count("hidden_size"), c.count("vocab_size"), layers(c)
-    n_dense, n_next = c.count("first_k_dense_replace", least=0), c.count("num_nextn_predict_layers", default=0, least=0)
+    n_dense, n_next = c.count("first_k_dense_replace", least=0), following(c)
     n_shared = c.count("n_shared_experts", default=1)
     h.keys(
         block_count=n_layer + n_next,

@@ -28,9 +28,10 @@
     const source = document.getElementById(button.dataset.from);
     button.dataset.label ??= button.textContent;
     const done = await copy(source.textContent);
-    button.textContent = done ? "Copied" : "Select and copy it";
-    said.textContent = button.textContent;
     button.focus();
+    if (!done && source.tagName === "PRE") getSelection().selectAllChildren(source);
+    button.textContent = done ? "Copied" : source.tagName === "PRE" ? "Selected: copy it" : "Not copied";
+    said.textContent = button.textContent;
     setTimeout(() => { button.textContent = button.dataset.label; said.textContent = ""; }, 2500);
   });
 })();

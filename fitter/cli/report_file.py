@@ -1,0 +1,101 @@
+"""Where a report goes: what is wrong with the place is said before anything is planned."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import click
+
+from fitter.errors import AnswerError, UsageError
+from fitter.output import pages
+
+STDOUT = Path("-")
+"""Where a page goes that is to be piped on."""
+
+_GGUF = b"GGUF"
+
+
+def check(
+    files: Mapping[str, Path | None],
+    *inputs: str | Path | None,
+    others: Mapping[str, Path | None] | None = None,
+    may_print: bool = False,
+) -> None:
+    """Check the files that are to be written, by the options that name them, and that no package is missing for them.
+
+    ``inputs``: what the command reads. ``others``: what else it writes. ``may_print``: a page may go to stdout. Raises
+    ``AnswerError`` where no file can be written, ``UsageError`` for one that would replace what is read or is named
+    twice, and ``LibraryError`` where a package is missing for a page.
+    """
+    named = {option: file for option, file in files.items() if file is not None}
+    for option, file in named.items():
+        if option != "--svg":
+            pages.check_installed()
+        if file != STDOUT:
+            _check_place(option, file)
+            _check_kept(option, file, inputs)
+        elif option == "--svg" or not may_print:
+            raise UsageError(f"{option} -: stdout has what the command prints otherwise: name a file")
+    written: dict[str, str] = {}
+    for option, other in {**named, **(others or {})}.items():
+        if other is not None:
+            first = written.setdefault(os.path.realpath(other), option)
+            if first != option:
+                raise UsageError(f"{first} and {option} both name {other}: give each a file of its own")
+
+
+def _check_kept(option: str, file: Path, inputs: Iterable[str | Path | None]) -> None:
+    """Raise ``UsageError`` where ``file`` is one that should stay."""
+    if any(source is not None and _is_same(file, source) for source in inputs):
+        raise UsageError(f"{option} {file} would replace what is read: name another file")
+    if _is_model(file):
+        raise UsageError(f"{option} {file} is a GGUF file, which a report would replace: name another file")
+
+
+def _check_place(option: str, file: Path) -> None:
+    try:
+        kind = file.stat().st_mode
+    except FileNotFoundError:
+        kind = None
+    except OSError as error:
+        raise AnswerError(f"{option} {file} cannot be written: {error.strerror}: name another file") from None
+    folder = os.path.dirname(os.path.realpath(file))
+    if kind is not None and stat.S_ISDIR(kind):
+        raise AnswerError(f"{option} {file} cannot be written: it is a directory: name a file in it")
+    if not os.path.isdir(folder):
+        raise AnswerError(f"{option} {file} cannot be written: there is no directory {folder}")
+    # a file is replaced at once, for which its directory must let it; a pipe or a device is written to
+    written = folder if kind is None or stat.S_ISREG(kind) else file
+    if not os.access(written, os.W_OK):
+        raise AnswerError(f"{option} {file} cannot be written: Permission denied: name another file")
+
+
+def _is_same(file: Path, source: str | Path) -> bool:
+    try:
+        return os.path.samefile(file, source)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_model(file: Path) -> bool:
+    # a pipe is not opened, which could wait forever
+    if not os.path.isfile(file):
+        return False
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(_GGUF)) == _GGUF
+    except OSError:
+        return False
+
+
+def write(file: Path, text: str) -> None:
+    """Write ``text`` to ``file``, all or nothing, or to stdout. Raises ``AnswerError``."""
+    if file == STDOUT:
+        click.echo(text, nl=False)
+        return
+    from fitter.regression.build_report import write as to_file
+
+    to_file(file, text)

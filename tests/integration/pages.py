@@ -1,0 +1,59 @@
+"""Pages in a browser, for the tests of reports: each may complain of nothing, and ask no one for anything."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+WIDE, PHONE = 1200, 390
+MARKUP = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&amp;{{ 7*7 }}<!--"
+"""A name that would do harm if it were not text."""
+
+
+class Pages(http.server.BaseHTTPRequestHandler):
+    pages: Mapping[str, bytes] = {}
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_response(200 if self.path in self.pages else 404)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(self.pages.get(self.path, b""))
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(pages: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """The pages at a port of this machine: the address, and every path that is asked for."""
+    asked: list[str] = []
+    handler = type(
+        "Handler", (Pages,), {"pages": {path: page.encode() for path, page in pages.items()}, "asked": asked}
+    )
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+@contextmanager
+def opened(browser: Browser, url: str, width: int = WIDE, scheme: Any = "light", **settings: Any) -> Iterator[Page]:
+    """The page, which may not complain."""
+    said: list[str] = []
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **settings)
+    page = context.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+    page.goto(url)
+    yield page
+    assert said == []
+    context.close()

@@ -1,0 +1,175 @@
+"""The file of ``--resume``: whatever is there, no cell is lost, none is taken for another one, and nobody waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fitter import exploring_state
+from fitter.errors import AnswerError, UsageError
+from fitter.exploring_state import Key, State
+from fitter.planning.explored import ExploredCell
+
+HEAD = '{"format": "fitter explore", "version": 1}\n'
+CELL = ExploredCell("model.gguf", None, "24GiB", 4096, None, None, None)
+FOUND = replace(CELL, fits=True, n_ctx=4096, bytes=7, used=8, host_weights=0, tokens_per_second=9.5, arguments=("-c",))
+KEY = Key("digest", "1.0 abc", "model.gguf", {"n_ctx": 4096})
+
+
+def written(path: Path) -> dict[str, Any]:
+    """Write ``FOUND`` down; its line."""
+    with State.opened(path) as state:
+        state.add(FOUND, KEY)
+        state.add(FOUND, KEY)
+    (_, line) = path.read_text().splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def known(path: Path, key: Key = KEY) -> ExploredCell | None:
+    with State.opened(path) as state:
+        return state.known(CELL, key)
+
+
+def test_a_cell_is_known_by_all_that_it_follows_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cells.jsonl"
+    written(path)
+    assert known(path) == FOUND
+    others = [{"header": "x"}, {"llama_cpp": "1.0 abd"}, {"called": "x"}, {"keywords": {"n_ctx": 4097}}]
+    assert [known(path, replace(KEY, **each)) for each in others] == [None] * 4
+    monkeypatch.setattr(exploring_state, "VERSION", "0.0.1")
+    assert known(path) is None
+
+
+DAMAGED: dict[str, Any] = {
+    "a context that is no number": {"n_ctx": "4096"},
+    "a context below 0": {"n_ctx": -1},
+    "a yes that is a number": {"fits": 1},
+    "a speed that is none": {"tokens_per_second": float("nan")},
+    "a speed without end": {"tokens_per_second": float("inf")},
+    "arguments that are one text": {"arguments": "-c 4096"},
+    "arguments that are numbers": {"arguments": [4096]},
+    "a problem that is a list": {"problem": []},
+    "another figure": {"colour": "blue"},
+}
+
+
+@pytest.mark.parametrize("change", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_cell_is_planned_again(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "cells.jsonl"
+    line = written(path)
+    path.write_text(HEAD + json.dumps(line) + "\n")
+    assert known(path) == FOUND
+    path.write_text(HEAD + json.dumps({**line, "found": {**line["found"], **change}}) + "\n")
+    assert known(path) is None
+
+
+def test_what_is_half_written_is_removed_and_lines_that_are_damaged_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    whole = HEAD + "[1]\n" + "[" * 5000 + "\n\x00\n" + json.dumps(written(path)) + "\n"
+    path.write_text(whole + '{"key": "abc')
+    assert known(path) == FOUND
+    assert path.read_text() == whole
+    for half in ("", HEAD[:20]):
+        path.write_text(half)
+        written(path)
+        assert known(path) == FOUND
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def long_line(path: Path) -> None:
+    path.write_text(HEAD + "x" * (2 << 20) + "\n")
+
+
+PLACES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a directory": (Path.mkdir, "{} is a directory: name a file with --resume"),
+    "a pipe": (fifo, "{} is not a regular file: name another one with --resume"),
+    "a huge file": (huge, "{} is not a file of fitter explore: name another one with --resume"),
+    "a line without end": (long_line, "{} is not a file of fitter explore: name another one with --resume"),
+    "another file": (
+        lambda path: path.write_text("{}\n"),
+        "{} is not a file of fitter explore: name another one with --resume",
+    ),
+    "half of another file": (
+        lambda path: path.write_text("model"),
+        "{} is not a file of fitter explore: name another one with --resume",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "said"), PLACES.values(), ids=PLACES)
+def test_what_is_no_file_of_cells_is_one_line_and_stays_as_it_is(
+    tmp_path: Path, make: Callable[[Path], object], said: str
+) -> None:
+    path = tmp_path / "cells.jsonl"
+    make(path)
+    before = path.stat()
+    with pytest.raises(UsageError) as caught, State.opened(path):
+        pass
+    assert str(caught.value) == said.format(path)
+    assert (path.stat().st_size, path.stat().st_mtime) == (before.st_size, before.st_mtime)
+
+
+def test_a_file_without_a_cell_is_not_left(tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    with State.opened(path):
+        pass
+    assert not path.exists()
+    path.touch()
+    with State.opened(path):
+        pass
+    assert path.exists()
+
+
+def test_two_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    command = [
+        sys.executable,
+        "-c",
+        f"from fitter.exploring_state import State\nwith State.opened({str(path)!r}): pass",
+    ]
+    with State.opened(path) as state:
+        state.add(FOUND, KEY)
+        other = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert other.stderr.splitlines()[-1] == (
+        f"fitter.errors.UsageError: {path} is written by another fitter explore: wait for that to end, or name another "
+        "file with --resume"
+    )
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).returncode == 0
+    assert known(path) == FOUND
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """A file that takes 100 bytes more than the first cell."""
+    path = tmp_path / "cells.jsonl"
+    written(path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, before[1]))
+    yield path
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full_leaves_whole_lines(full: Path) -> None:
+    before = full.read_text()
+    with pytest.raises(AnswerError) as caught, State.opened(full) as state:
+        state.add(FOUND, replace(KEY, header="another"))
+    assert str(caught.value) == f"{full} cannot be written (it takes no more): name another file with --resume"
+    assert full.read_text() == before
