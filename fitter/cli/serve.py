@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,7 +19,7 @@ Examples:
 
 It answers this machine only, unless --host says otherwise. Ctrl-C ends it.
 
-Exit status: 0 it was ended, 2 usage error, or nothing can listen there, 3 a package is missing.
+Exit status: 0 it was ended, 2 usage error, or nothing can listen there, 3 a package or a llama.cpp is missing.
 """
 _SECTION = "Server"
 
@@ -56,9 +57,8 @@ _SECTION = "Server"
     is_flag=True,
     help="Also fetch headers from hosts of private networks and of this machine, and through proxies.",
 )
-def serve(
-    root: Path | None, host: str | None, port: int | None, workers: int | None, allow_private_addresses: bool | None
-) -> int:
+@options.llama_cpp_option
+def serve(allow_private_addresses: bool | None, **given: Any) -> int:
     """Plan in the browser: pick a model and cards, move context, KV cache and margins, and see the plan change.
 
     A model is a file below --root, an address (https://, hf://) or a shape. Its page compares two machines or two
@@ -73,7 +73,7 @@ def serve(
     # switched off for commands that end at once
     gc.enable()
     run(
-        **options.given({"root": root, "host": host, "port": port, "workers": workers}),
+        **options.given(given),
         allow_private_addresses=bool(allow_private_addresses),
         say=lambda text: click.echo(f"fitter: {text}", err=True),
     )

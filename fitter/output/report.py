@@ -6,7 +6,7 @@ text, and write nothing. Names in a model's file are untrusted: everything is es
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -99,7 +99,7 @@ def _drawn(
     document: Mapping[str, Any],
     found: LayerMap | None,
     notes: Sequence[str] = (),
-    formats: Collection[str] = tuple(FORMATS),
+    formats: Iterable[str] = tuple(FORMATS),
 ) -> dict[str, Any]:
     """What is shown of a plan wherever it is."""
     return {
@@ -111,7 +111,7 @@ def _drawn(
         "map_pictures": ()
         if found is None
         else pictures(lambda width: layer_picture.layer_svg(found, width=width, is_alone=False)),
-        "formats": [each for each in _formats(plan) if each["name"] in formats] if plan.fits else [],
+        "formats": _formats(plan, formats) if plan.fits else [],
         "remarks": _remarks(plan, found, notes),
     }
 
@@ -246,13 +246,13 @@ _SPENT = ("prompt", "generation")
 _UNQUOTED = "It has no quotes, as for $(...): a shell would change it where it is pasted."
 
 
-def _formats(plan: Plan) -> list[dict[str, str]]:
+def _formats(plan: Plan, names: Iterable[str]) -> list[dict[str, str]]:
     """The plan for each program: the text to copy, or why there is none."""
     found = []
-    for name, meaning in FORMATS.items():
+    for name in names:
         if name == "json":
             continue
-        entry = {"name": name, "meaning": meaning, "text": "", "problem": "", "note": ""}
+        entry = {"name": name, "meaning": FORMATS[name], "text": "", "problem": "", "note": ""}
         try:
             entry["text"] = plan.format(name)
         except PlanError as error:

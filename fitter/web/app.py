@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ from fitter.planning.plan import Plan
 from fitter.web import pages
 from fitter.web.files import Root
 from fitter.web.guard import Guard, Hosts
-from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered
+from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered, heard
 from fitter.web.questions import SECONDS, PlanQuestion, Wanted, wanted
 
 _STATUS = {Busy: 503, Overtaken: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
@@ -92,13 +92,14 @@ class Server:
     async def _fetched(self, question: Question, model: Wanted) -> None:
         loop = asyncio.get_running_loop()
         reading = loop.run_in_executor(self.fetching, fetch, model.opens, SECONDS)
-        await question.wait_for(reading)
-        if not reading.done():
-            # it ends by itself, and what it says then is of no use
-            reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        reading.add_done_callback(heard)
+        try:
+            await question.wait_for(reading)
+            question.check()
+            reading.result()
+        finally:
+            # one that has begun ends by itself
             reading.cancel()
-        question.check()
-        reading.result()
 
 
 async def _watch(request: Request, question: Question) -> None:
@@ -138,7 +139,6 @@ def application(settings: Settings, pool: Pool) -> Guard:
         redoc_url=None,
         openapi_url="/api/openapi.json",
     )
-    app.state.server = server
     _add_errors(app, settings)
     _add_pages(app, server)
     _add_api(app, server)
@@ -148,7 +148,9 @@ def application(settings: Settings, pool: Pool) -> Guard:
 async def _tidy(pool: Pool) -> None:
     while True:
         await asyncio.sleep(_TIDY)
-        await pool.close_idle()
+        # one that does not end as it should is no reason to keep the others
+        with suppress(FitterError):
+            await pool.close_idle()
 
 
 def _add_pages(app: FastAPI, server: Server) -> None:
@@ -187,7 +189,7 @@ def _constant(text: str, kind: str) -> Callable[[], Awaitable[Response]]:
 def _add_api(app: FastAPI, server: Server) -> None:
     @app.post("/api/plan", summary="Plan a model on described cards")
     async def plan(asked: PlanQuestion, request: Request) -> JSONResponse:
-        """The plan, as `fitter --json` prints it. One that does not fit has `fits` false and says why in `problems`."""
+        """The plan, as fitter --json prints it. One that does not fit has "fits" false and says why in "problems"."""
         found = await server.plan(asked, request, with_map=False)
         return JSONResponse(found.plan.to_dict())
 
@@ -199,12 +201,12 @@ def _add_api(app: FastAPI, server: Server) -> None:
 
     @app.get("/api/shapes", summary="The models that can be planned without a file")
     def shapes() -> JSONResponse:
-        """As `fitter shapes --json` prints them."""
+        """As fitter shapes --json prints them."""
         return JSONResponse(shapes_to_dict(pages.shapes()))
 
     @app.get("/api/gpus", summary="The cards that are known by name")
     def gpus() -> JSONResponse:
-        """As `fitter devices --catalogue --json` prints them."""
+        """As fitter devices --catalogue --json prints them."""
         return JSONResponse(catalogue_to_dict(catalogue.gpus().values()))
 
 

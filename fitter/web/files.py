@@ -43,12 +43,7 @@ class Root:
         """The file of the model that is called ``name`` here. Raises ``ModelError`` for any that is not below it."""
         unknown = ModelError(f"there is no model '{printable(name, LONGEST_NAME)}' here: take one of the list")
         parts = name.split("/")
-        if (
-            "\0" in name
-            or "\\" in name
-            or any(part in ("", ".", "..") for part in parts)
-            or not parts[-1].endswith(_SUFFIX)
-        ):
+        if "\\" in name or any(part in ("", ".", "..") for part in parts) or not parts[-1].endswith(_SUFFIX):
             raise unknown
         path = self.path.joinpath(*parts)
         split = split_name(path)

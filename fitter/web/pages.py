@@ -62,7 +62,6 @@ def page(root: Root | None) -> str:
             shapes=shapes(),
             gpus=catalogue.gpus().values(),
             types=_TYPES,
-            default_type=DEFAULT_TYPE,
             cache_types=tuple(getattr(kinds, "words", ())),
             default_cache=DEFAULTS["type_k"],
             programs=tuple(PROGRAMS),

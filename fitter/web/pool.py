@@ -86,6 +86,12 @@ class Question:
             raise Overtaken("a newer question was asked: this one was not answered")
 
 
+def heard(done: asyncio.Future[Any]) -> None:
+    """Hear what a question ended with, so that nothing is said of one that nobody waits for any more."""
+    if not done.cancelled():
+        done.exception()
+
+
 class Pool:
     """``workers`` planners at most, for the models that were asked about last, and a line of ``waiting`` questions."""
 
@@ -222,6 +228,7 @@ class Pool:
     async def _run(self, question: Question, held: _Held, ask: Callable[[Planner], _T]) -> _T:
         question.check()
         running: asyncio.Future[_T] = asyncio.get_running_loop().run_in_executor(self._threads, ask, held.planner)
+        running.add_done_callback(heard)
         try:
             await question.wait_for(running)
         finally:
@@ -238,4 +245,4 @@ class Pool:
             await asyncio.get_running_loop().run_in_executor(None, held.planner.close)
 
 
-__all__ = ["IDLE", "WAITING", "WORKERS", "Busy", "Overtaken", "Pool", "Question", "Unanswered"]
+__all__ = ["IDLE", "WAITING", "WORKERS", "Busy", "Overtaken", "Pool", "Question", "Unanswered", "heard"]

@@ -70,8 +70,17 @@ class Asked(BaseModel):
         """The parameters, as ``fitter.fit`` takes them. Raises ``UsageError``."""
         given = {name: getattr(self, name, None) for name in ASKED}
         parse_gpus(self.gpus)
-        program = {"program": PARAMETERS["program"].check(given.pop("program") or "llama-server")}
+        program = {"program": PARAMETERS["program"].check(given.pop("program") or PROGRAM)}
         return {**given, **program, "gpus": self.gpus, "time_limit": SECONDS}
+
+
+PROGRAM = "llama-server"
+"""What a plan is for, where nothing else is said: as on the command line."""
+
+
+def _meaning(name: str) -> str:
+    text = PARAMETERS[name].text
+    return f"{text.partition(' [default')[0]} [default: {PROGRAM}]" if name == "program" else text
 
 
 if TYPE_CHECKING:
@@ -80,7 +89,7 @@ else:
     PlanQuestion = create_model(
         "PlanQuestion",
         __base__=Asked,
-        **{name: (_Value, Field(None, description=PARAMETERS[name].text)) for name in ASKED},
+        **{name: (_Value, Field(None, description=_meaning(name))) for name in ASKED},
     )
     """A question for a plan: ``Asked``, and every parameter of ``ASKED``."""
 

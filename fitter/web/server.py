@@ -7,13 +7,17 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
 from fitter.errors import UsageError
+from fitter.llama import builds
 from fitter.model import reach
 from fitter.output import pages
+from fitter.parameters import AnyPath
+from fitter.planner import Planner
 from fitter.web.app import Settings, application
 from fitter.web.files import Root
 from fitter.web.guard import LONGEST_HEADERS, Hosts
@@ -31,16 +35,19 @@ def serve(
     port: int = PORT,
     workers: int = WORKERS,
     *,
+    llama_cpp: AnyPath | None = None,
     allow_private_addresses: bool = False,
     say: Callable[[str], None] = print,
 ) -> None:
     """Serve the planner until the process is interrupted; ``say`` is told where, once it listens.
 
-    Raises ``UsageError`` where ``root`` or ``host`` cannot be used, and ``LibraryError`` where a package is missing.
+    ``llama_cpp``: the build that plans, as ``fitter.fit`` takes it. Raises ``UsageError`` where that, ``root`` or
+    ``host`` cannot be used, and ``LibraryError`` where a package or a llama.cpp is missing.
     """
     pages.check_installed()
+    builds.find(builds.named(None if llama_cpp is None else os.fsdecode(llama_cpp)))
     settings = Settings(None if root is None else Root.of(root), host)
-    pool = Pool(workers)
+    pool = Pool(workers, make=partial(Planner, llama_cpp=llama_cpp))
     reach.only_public(not allow_private_addresses)
     with _listening(host, port) as sock:
         number = sock.getsockname()[1]

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from fitter.llama.types import TensorBuftOverride
 from fitter.output.curves import charts, tokens
+from fitter.output.formats import UNQUOTED
 from fitter.output.json import dumps
-from fitter.output.report import check_page, plan_fragment, plan_page, plan_picture
+from fitter.output.report import NAMELESS, check_page, plan_fragment, plan_page, plan_panel, plan_picture
 from fitter.planning.context_points import ContextPoint, contexts_to_try, point_of
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.layer_map import HOST_NAME, LayerMap, MapCell
@@ -209,3 +211,24 @@ def test_the_host_alone() -> None:
     page = plan_page(make_plan(devices=()))
     assert page.count('<tr><th scope="row">host') == 1
     assert "no limit" in page
+
+
+def test_a_panel_stands_beside_another_one() -> None:
+    plan = make_plan()
+    plan = replace(plan, model=replace(plan.model, name=ENDING, path="/secret/place/model.gguf"))
+    first, second = (plan_panel(plan, None, name, of) for name, of in (("a", "first plan"), ("b", "second plan")))
+    ids = [re.findall(r'(?<!data-)\bid="([^"]*)"', panel) for panel in (first, second)]
+    own = [[each for each in found if not each.startswith("hatched-")] for found in ids]
+    assert own == [[f"{name}-{what}-{each}" for each in NAMELESS for what in ("format", "text")] for name in "ab"]
+    assert "<script" not in first and "<style" not in first and "/secret/place" not in first
+    assert 'aria-label="Table of each device&#39;s memory, first plan"' in first
+    sizes = re.compile(r'<data value="\d+">')
+    assert sizes.findall(first) == sizes.findall(plan_page(plan)) != []
+
+
+def test_a_line_that_a_shell_would_change_says_so_once() -> None:
+    found = TensorBuftOverride("^blk.1.ffn_(up|down)_exps.weight$", "CPU")
+    plan = make_plan()
+    plan = replace(plan, params=replace(plan.params, tensor_buft_overrides=(found,)))
+    for text in (plan_page(plan), plan_panel(plan, None, "a", "first plan")):
+        assert text.count("It has no quotes") == len(UNQUOTED)

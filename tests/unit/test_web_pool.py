@@ -262,3 +262,27 @@ def test_the_end_of_the_pool_ends_every_question() -> None:
             await acted.ask()
 
     run(test)
+
+
+def test_who_goes_away_when_it_is_their_turn_lets_the_next_one_go_on() -> None:
+    async def test() -> None:
+        acted = Acted(workers=1, is_free=False)
+        busy = asyncio.ensure_future(acted.ask())
+        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+
+        async def leave() -> None:
+            async with acted.pool.asked("s") as question:
+                busy.add_done_callback(lambda _: question.end())
+                await acted.pool.answer(question, "a", None, lambda planner: planner)
+
+        leaving = asyncio.ensure_future(leave())
+        await until(lambda: acted.pool.waiting == 1)
+        last = asyncio.ensure_future(acted.ask())
+        await until(lambda: acted.pool.waiting == 2)
+        acted.made[0].go.set()
+        with pytest.raises(Overtaken, match="a newer question was asked"):
+            await leaving
+        assert (await last) is acted.made[0]
+        await acted.pool.close()
+
+    run(test)
