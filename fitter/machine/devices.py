@@ -10,6 +10,7 @@ from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed, VirtualDevice
 from fitter.machine.host import HostMemory, host_memory
 from fitter.machine.pools import Pool, described_pools, pools_here, typed
 from fitter.machine.speed import DeviceSpeed, HostSpeed, default_host, host_of_gpu, speed_of
+from fitter.values import MIB
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def virtual_machine(virtual: Sequence[VirtualDevice], host: int | None = None) -
         return Machine(devices, tuple(virtual), host, host)
     memory = pools[0].memory
     total, free = memory.total - memory.carved, max(0, memory.free - memory.carved)
+    _check_host(host, total, pools)
     return Machine(devices, tuple(virtual), total, free if host is None else min(host, free), pools)
 
 
@@ -62,7 +64,19 @@ def real_machine(devices: Sequence[DeviceInfo], memory: HostMemory, host: int | 
     pools = pools_here(offload, memory)
     if host is None:
         return Machine(offload, (), memory.total, memory.available, pools)
+    if pools:
+        _check_host(host, memory.total, pools)
+        return Machine(offload, (), memory.total, min(host, memory.available), pools)
     return Machine(offload, (), max(memory.total, host), host, pools)
+
+
+def _check_host(host: int | None, total: int, pools: Sequence[Pool]) -> None:
+    """Raise ``UsageError`` where ``host`` is more than the ``total`` of the memory that it shares with devices."""
+    if host is not None and host > total:
+        raise UsageError(
+            f"--host-memory is {-(-host // MIB)} MiB, and {pools[0].name} share {total // MIB} MiB: leave it out, or "
+            "give the most that the host's own part may take of them"
+        )
 
 
 def described(devices: Sequence[DeviceInfo], virtual: Sequence[VirtualDevice] = ()) -> tuple[DeviceInfo, ...]:

@@ -17,6 +17,7 @@ from fitter.machine.gpu import virtual_devices
 from fitter.parameters import DEFAULTS, SPECULATION, Fitting, LoadKeywords, Measuring, ServerKeywords, taken_by
 from fitter.planning.constraints import (
     check_choices,
+    check_paging,
     check_pins,
     check_profile,
     check_split_mode,
@@ -221,6 +222,7 @@ class Ask:
         check_choices(self.objective, self.strategy)
         check_pins(self.load.n_gpu_layers, self.load.tensor_split)
         levers(self.allow)
+        check_paging(self.load, self.allow)
         self.sharing.check()
         PROGRAMS[self.program].check(self.given)
         self.check_machine()

@@ -148,6 +148,17 @@ def check_split_tensors(params: Params, drafts: str | None = None) -> None:
         raise UsageError(f"no plan can be made for split mode 'tensor' with {other}: leave one of the two out")
 
 
+def check_paging(params: Params, allow: Collection[str]) -> None:
+    """Raise ``UsageError`` where weights are to be read from disk again and again, and the load mode keeps them."""
+    mode = params.of_parameter(PARAMETERS["load_mode"])
+    if "paging" in allow and mode not in ("auto", "mmap"):
+        does = "keeps weights in memory" if "mlock" in str(mode) else "reads weights into memory of their own"
+        raise UsageError(
+            f"--allow paging needs weights that are mapped from the file, and --load-mode {mode} {does}: leave one of "
+            "the two out"
+        )
+
+
 def check_split_devices(split_mode: str, names: Sequence[str]) -> None:
     """Raise ``UsageError`` where every tensor is to be split over the only device that there is."""
     if split_mode == "tensor" and len(names) < 2:

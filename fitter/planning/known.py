@@ -181,10 +181,13 @@ class Known:
     def _with_pools(self, n_ctx: int, is_whole: bool) -> tuple[DeviceLimit, ...]:
         """The devices with what the host is expected to leave of memory that they share with it.
 
-        Where weights are on the host, moving more of them there leaves no more.
+        Where weights are on the host, moving more of them there leaves no more, unless they may be paged.
         """
-        pools = self.request.pools if is_whole else ()
-        return pooled.beside_host(self.devices, [(pool, self.buffers.beside(pool.name, n_ctx)) for pool in pools])
+        request = self.request
+        pools = [pool for pool in request.pools if is_whole or (request.host.paging and pooled.pages(pool))]
+        return pooled.beside_host(
+            self.devices, [(pool, self.buffers.beside(pool.name, n_ctx, is_whole)) for pool in pools]
+        )
 
     def room_left_by(self, trial: Trial, is_whole: bool) -> Room:
         """The same, but of the devices that ``trial`` uses what its own compute buffers leave."""

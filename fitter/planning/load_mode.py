@@ -10,6 +10,7 @@ from fitter.model.tensors import Role, role_of
 from fitter.parameters import MAPPED, PARAMETERS
 from fitter.planning.cost import MIN_OFFLOAD_BATCH
 from fitter.planning.plan import Plan
+from fitter.planning.pooled import MAPS
 from fitter.planning.request import MIB, Request
 
 _PINNED = "_Host"
@@ -21,10 +22,12 @@ _WORTH = 32 * MIB
 def with_its_mode(plan: Plan, request: Request, model: Model, *, is_free: bool) -> Plan:
     """``plan`` with the load mode that it needs, or else the fastest where ``is_free``: nothing sets one.
 
-    Raises ``UsageError`` where the mode that is set maps what the plan has no room for.
+    Raises ``UsageError`` where the mode that is set maps what the plan has no room for, or does not map what has to be.
     """
     has = plan.params.of_parameter(PARAMETERS["load_mode"])
-    if any(pool.load_mode for pool in plan.pools):
+    if has == "auto" and _pages_where_nothing_is_mapped(plan, request):
+        return _with(plan, "mmap")
+    if plan.fits and any(pool.load_mode for pool in plan.pools):
         if has in MAPPED:
             raise UsageError(
                 f"with --load-mode {has} the GPU maps what the host has of the layers as well, for which there is no "
@@ -32,6 +35,17 @@ def with_its_mode(plan: Plan, request: Request, model: Model, *, is_free: bool) 
             )
         return plan if has != "auto" else _with(plan, "none")
     return _with(plan, "none") if is_free and _copies(plan, request, model) else plan
+
+
+def _pages_where_nothing_is_mapped(plan: Plan, request: Request) -> bool:
+    """Whether weights are to be read again and again on a machine where ``auto`` comes to ``none``.
+
+    It does where a device shares the host's memory and is not Apple's: ggml's backends have no ``mmap_support`` there
+    (``load_tensors`` in ``llama-model.cpp``).
+    """
+    is_short = any(not pool.fits for pool in plan.pools) or not plan.host.fits
+    is_read = any(pool.system != MAPS for pool in request.pools)
+    return request.host.paging and is_read and plan.fits and is_short
 
 
 def _with(plan: Plan, mode: str) -> Plan:

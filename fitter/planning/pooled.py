@@ -30,7 +30,7 @@ def used_of(pool: PoolLimit, breakdown: Breakdown, model_bytes: int, *, paging: 
     """
     host = breakdown.host
     used = host.used + sum(breakdown.on(name).used for name in pool.devices)
-    paged = host.model if paging and pool.system != MAPS else 0
+    paged = host.model if paging and pages(pool) else 0
     return used - paged - mapped_twice(pool, breakdown, model_bytes)
 
 
@@ -39,7 +39,7 @@ def mapped_twice(pool: PoolLimit, breakdown: Breakdown, model_bytes: int) -> int
 
     Token embeddings that are the output's weights too. Only where the file is mapped.
     """
-    if pool.system != MAPS or is_unmapped(pool, breakdown):
+    if not _may_map(pool) or is_unmapped(pool, breakdown):
         return 0
     return max(0, sum(row.model for row in breakdown.rows if _is_mapped(row, pool)) - model_bytes)
 
@@ -51,7 +51,17 @@ def is_unmapped(pool: PoolLimit, breakdown: Breakdown) -> bool:
     are between them, and count for what the device may use as well.
     """
     on_devices = any(breakdown.on(name).model for name in pool.devices)
-    return pool.system == MAPS and on_devices and breakdown.host.model > pool.input_bytes + _PADDING
+    return _may_map(pool) and on_devices and breakdown.host.model > pool.input_bytes + _PADDING
+
+
+def pages(pool: PoolLimit) -> bool:
+    """Whether weights of the host are in the pool only as long as there is room: devices have those of their own."""
+    return not _may_map(pool)
+
+
+def _may_map(pool: PoolLimit) -> bool:
+    """Whether devices map the file, where nothing speaks against it."""
+    return pool.system == MAPS and not pool.is_read
 
 
 def _is_mapped(row: Row, pool: PoolLimit) -> bool:
@@ -101,7 +111,7 @@ def parts(request: Request, breakdown: Breakdown) -> dict[str, tuple[int, int]]:
     """By the name of a pool what a load takes of it, and what of that its devices do not have."""
     found = {}
     for pool in request.pools:
-        used = used_of(pool, breakdown, request.model_bytes)
+        used = used_of(pool, breakdown, request.model_bytes, paging=request.host.paging)
         found[pool.name] = used, used - sum(breakdown.on(name).used for name in pool.devices)
     return found
 

@@ -68,7 +68,8 @@ class PoolLimit:
 
     ``free``: for all of them together. ``carved``: what is set aside for the devices alone. ``system``: what decides
     how much of it they may use. ``input_bytes``: weights that are on the host even with all layers on devices.
-    ``between``: those of them that a device maps as well, in its margin.
+    ``between``: those of them that a device maps as well, in its margin. ``is_read``: whether the load mode that is set
+    reads the file and does not map it.
     """
 
     name: str
@@ -80,6 +81,7 @@ class PoolLimit:
     system: str = ""
     input_bytes: int = 0
     between: int = 0
+    is_read: bool = False
 
     @property
     def target(self) -> int:

@@ -14,7 +14,7 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.machine.unaccounted import has_half_experts, unaccounted
 from fitter.model.header import Model
 from fitter.model.tensors import is_expert, stays_on_host
-from fitter.parameters import MAX_TOKENS
+from fitter.parameters import MAPPED, MAX_TOKENS, PARAMETERS
 from fitter.planning.ask import Ask
 from fitter.planning.constraints import (
     auto_margin,
@@ -68,7 +68,7 @@ def request_of(
         named = tuple(device.name for device in machine.devices)
     chosen = _chosen(ask, machine, named)
     outside = _outside(ask, model, known)
-    pools = _pools(ask, model, machine, chosen)
+    pools = _pools(ask, model, machine, chosen, params)
     devices = with_what_they_map(_limits(chosen, ask.margin, outside), pools)
     pinned = pinned_by(params, model, devices, machine.devices, questions.match)
     n_ctx_train = model.n_ctx_train or min(ask.fit_ctx, MAX_TOKENS)
@@ -109,12 +109,15 @@ def _unused(machine: Machine, chosen: Sequence[DeviceInfo]) -> tuple[str, ...]:
     )
 
 
-def _pools(ask: Ask, model: Model, machine: Machine, chosen: Sequence[DeviceInfo]) -> tuple[PoolLimit, ...]:
+def _pools(
+    ask: Ask, model: Model, machine: Machine, chosen: Sequence[DeviceInfo], params: Params
+) -> tuple[PoolLimit, ...]:
     """The memory that devices which may be used share with the host."""
     if not machine.pools:
         return ()
     names = {device.name for device in (machine.devices if ask.sharing.may_be_anywhere else chosen)}
     on_host = sum(tensor.bytes for tensor in model.tensors if stays_on_host(tensor.name))
+    is_read = params.of_parameter(PARAMETERS["load_mode"]) not in ("auto", *MAPPED)
     pools = tuple(
         PoolLimit(
             pool.name,
@@ -125,7 +128,8 @@ def _pools(ask: Ask, model: Model, machine: Machine, chosen: Sequence[DeviceInfo
             pool.memory.carved,
             pool.memory.system,
             on_host,
-            mapped_between(model.tensors) if pool.memory.system == MAPS else 0,
+            mapped_between(model.tensors) if pool.memory.system == MAPS and not is_read else 0,
+            is_read,
         )
         for pool in machine.pools
         if names.intersection(pool.devices)

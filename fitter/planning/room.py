@@ -86,9 +86,9 @@ class Buffers:
         """What the host is expected to hold where the model is on devices as a whole, ``None`` if that is not known."""
         return self._by_kind[True].at("host", n_ctx)
 
-    def beside(self, pool: str, n_ctx: int) -> int | None:
-        """What a pool is expected to hold beside its devices where the model is on devices as a whole."""
-        return self._by_kind[True].at(_BESIDE + pool, n_ctx)
+    def beside(self, pool: str, n_ctx: int, is_whole: bool) -> int | None:
+        """What a pool is expected to hold beside its devices, ``None`` where that is not known."""
+        return self._by_kind[is_whole].at(_BESIDE + pool, n_ctx)
 
     def in_pool(self, pool: str, n_ctx: int) -> int | None:
         """The least that a pool is expected to hold in all, ``None`` where that is not known."""

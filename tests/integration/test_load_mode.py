@@ -34,6 +34,12 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"gpus": "rtx-3060", "host_memory": "6GiB", "allow": ("paging",)},
         "auto",
     ),
+    "that are read again and again where auto comes to none": (
+        EXPERTS,
+        {"gpus": "dgx-spark:available=14GiB", "allow": ("paging",)},
+        "mmap",
+    ),
+    "that have room where auto comes to none": (EXPERTS, {"gpus": "dgx-spark", "allow": ("paging",)}, "auto"),
     "no device computes with them": (EXPERTS, {"gpus": "rtx-3060", "op_offload": False}, "auto"),
     "all devices split every tensor": (EXPERTS, {"gpus": "2x 9GiB", "split_mode": "tensor"}, "auto"),
     "prompts too short to copy for": (EXPERTS, {"gpus": "rtx-3060", "prompt": 31, "generate": 8}, "auto"),

@@ -189,6 +189,23 @@ def test_weights_of_both_sides_are_counted_once(models: Models) -> None:
     assert models.fit("gemma3-12b", device).pools[0].mapped_twice == 0, "CUDA has a copy"
 
 
+@pytest.mark.parametrize("mode", ["none", "mlock", "dio"])
+def test_weights_that_are_read_are_counted_twice(models: Models, mode: str) -> None:
+    """The user's load mode does not map the file: both sides have a copy, and a device none of what is the host's."""
+    (device,) = parse_gpus(["m3-max:64GiB"])
+    words = {"n_ctx": 8192, "load_mode": mode}
+    plan, mapped = models.fit("gemma3-12b", device, **words), models.fit("gemma3-12b", device, n_ctx=8192)
+    (pool,), (before,) = plan.pools, mapped.pools
+    assert (pool.mapped_twice, pool.mapped_between, pool.load_mode) == (0, 0, None)
+    assert pool.used == before.used + before.mapped_twice == sum(row.used for row in plan.breakdown.rows)
+    shape = "shape://qwen3-30b-a3b:Q4_K_M"
+    between, before_between = (
+        fitter.fit(shape, gpus=[device], worker=models.worker, n_ctx=8192, **each).pools[0].mapped_between
+        for each in ({"load_mode": mode}, {})
+    )
+    assert before_between > 0 == between
+
+
 def test_what_a_server_keeps_is_in_the_same_memory(models: Models) -> None:
     (device,) = parse_gpus(["m5:24GiB"])
     plan = fitter.fit(models.path("gpt-oss-20b"), gpus=[device], worker=models.worker, program="llama-server")

@@ -114,7 +114,7 @@ HOSTS = {
     # total and free MiB of the host, name of the pool
     "a Mac": (["metal:64GiB"], None, (65536, 61440), "MTL0+host"),
     "a Mac whose host is limited": (["metal:64GiB"], 8 * GIB, (65536, 8192), "MTL0+host"),
-    "a limit above what there is": (["metal:64GiB"], 500 * GIB, (65536, 61440), "MTL0+host"),
+    "all of it": (["metal:64GiB"], 64 * GIB, (65536, 61440), "MTL0+host"),
     "what is available": (["m5:24GiB:available=10GiB"], None, (24576, 10240), "MTL0+host"),
     "with memory set aside": (["strix-halo-96gb"], None, (32768, 27525), "ROCm0+host"),
     "beside a card": (["radeon-890m:32GiB", "rtx-4060"], None, (32768, 31457), "Vulkan0+host"),
@@ -129,6 +129,27 @@ def test_the_host_of_a_described_machine(
     assert machine.host_total is not None and machine.host_free is not None
     assert (machine.host_total // MIB, machine.host_free // MIB) == sizes
     assert [pool.name for pool in machine.pools] == [name]
+
+
+@pytest.mark.parametrize(
+    ("specs", "total"), [(["metal:64GiB"], 65536), (["strix-halo-96gb"], 32768)], ids=["a Mac", "memory set aside"]
+)
+def test_a_host_with_more_than_it_shares_is_refused(specs: list[str], total: int) -> None:
+    pool = described(*specs).pools[0].name
+    with pytest.raises(UsageError) as raised:
+        described(*specs, host=total * MIB + 1)
+    assert str(raised.value) == (
+        f"--host-memory is {total + 1} MiB, and {pool} share {total} MiB: leave it out, or give the most that the "
+        "host's own part may take of them"
+    )
+
+
+def test_the_host_of_this_machine_shares_what_there_is() -> None:
+    mac = [device("MTL0", backend="MTL")]
+    assert real_machine(mac, HOST, HOST.total).host_free == HOST.available
+    assert real_machine(mac, HOST, GIB).host_free == GIB
+    with pytest.raises(UsageError, match=r"^--host-memory is "):
+        real_machine(mac, HOST, HOST.total + MIB)
 
 
 def test_without_such_a_gpu_nothing_changes() -> None:

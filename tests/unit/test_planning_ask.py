@@ -57,6 +57,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an objective that there is not": ({"objective": "fast"}, "unknown objective 'fast': choose from request"),
     "a strategy that there is not": ({"strategy": "mine"}, "unknown strategy 'mine': choose from fastest"),
     "no layers, and shares of them": ({"n_gpu_layers": 0, "tensor_split": [1, 1]}, "-ngl 0 keeps every layer on the"),
+    "weights that are read, and paged": (
+        {"allow": ["paging"], "load_mode": "none"},
+        "--allow paging needs weights that are mapped from the file, and --load-mode none reads weights into memory of "
+        "their own: leave one of the two out",
+    ),
+    "weights that are kept, and paged": (
+        {"allow": ["paging"], "load_mode": "mmap+mlock"},
+        "--allow paging needs weights that are mapped from the file, and --load-mode mmap+mlock keeps weights in "
+        "memory: leave one of the two out",
+    ),
     "a lever that there is not": ({"allow": ["kv-q8"]}, "unknown lever 'kv-q8': did you mean kv-q8_0"),
     "an override without a place": ({"override_tensor": "exps"}, "override 'exps' is not of the form <name"),
     "an adapter without its scale": ({"lora_scaled": ["style.gguf"]}, "'style.gguf' is not a scaled adapter"),
