@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <map>
 #include <memory>
@@ -205,7 +207,8 @@ std::vector<size_t> split_watched(const void * owner, ggml_backend_dev_t device)
 }
 
 size_t sum_memory(std::vector<ggml_backend_dev_t> devices) {
-    // What ggml-cuda takes on two cards since Volta, where it is not built with NCCL. It has no function that says so.
+    // What ggml-cuda, for AMD's cards as well, takes on two cards since Volta, where it is not built with NCCL. It has no function
+    // that says so. Others that sum up by themselves, such as ggml-sycl, take nothing before they compute.
     constexpr size_t of_ggml_cuda = size_t{32} << 20;
 
     ggml_backend_reg_t registration = devices.empty() ? nullptr : ggml_backend_dev_backend_reg(devices[0]);
@@ -222,8 +225,11 @@ size_t sum_memory(std::vector<ggml_backend_dev_t> devices) {
     if (own != nullptr) {
         return own(devices.data(), devices.size());
     }
-    const bool has_sums = ggml_backend_reg_get_proc_address(registration, "ggml_backend_comm_init") != nullptr;
-    return has_sums && devices.size() == 2 ? of_ggml_cuda : 0;
+    const std::string name     = ggml_backend_reg_name(registration);
+    const char *      chosen   = std::getenv("GGML_CUDA_ALLREDUCE");
+    const bool        is_own   = chosen == nullptr || std::strcmp(chosen, "internal") == 0 || std::strcmp(chosen, "nccl") == 0;
+    const bool        has_sums = ggml_backend_reg_get_proc_address(registration, "ggml_backend_comm_init") != nullptr;
+    return (name == "CUDA" || name == "ROCm") && has_sums && is_own && devices.size() == 2 ? of_ggml_cuda : 0;
 }
 
 const char * kept_text(const std::string & text) {
