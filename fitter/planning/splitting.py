@@ -119,11 +119,12 @@ class _Search:
             way, trial = self._balanced(_Way(devices), least)
         self.best = trial if trial.fits else None
         try:
+            is_widest = is_set or request.n_ctx_max <= least
+            if request.objective == "context" and not is_widest:
+                return self._widest(way, trial if trial.fits else self._spilled(way, trial, least))
             if not trial.fits:
                 return self._spilled(way, trial, least)
-            if is_set or request.n_ctx_max <= least:
-                return trial
-            return self._with_more_context(way, trial)
+            return trial if is_widest else self._with_more_context(way, trial)
         except TimeLimitError:
             if self.best is None:
                 raise
@@ -201,6 +202,29 @@ class _Search:
                 self.best = best
             else:
                 high, room_high = guess, self._room(found, tried)
+        return best
+
+    def _widest(self, way: _Way, trial: Trial) -> Trial:
+        """The trial with the largest context, with as much on the host as that takes."""
+        request = self._request
+
+        def attempt(n_ctx: int) -> Trial:
+            found, tried = self._balanced(way, n_ctx)
+            return tried if tried.fits else self._spilled(found, tried, n_ctx)
+
+        low, high, best = trial.params.n_ctx, request.n_ctx_max, trial
+        if not trial.fits or (top := attempt(high)).fits:
+            return top if trial.fits else trial
+        for _ in range(_CONTEXTS):
+            guess = (low + high) // 2 // request.alignment * request.alignment
+            if guess <= low:
+                break
+            tried = attempt(guess)
+            if tried.fits:
+                low = guess
+                self.best = best = tried
+            else:
+                high = guess
         return best
 
     def _room(self, way: _Way, trial: Trial) -> float:

@@ -38,8 +38,14 @@ TENSOR = Params(split_mode="tensor")
 class Split:
     """What each device takes of a load: its whole steps, and what it needs whatever its share."""
 
-    def __init__(self, refused: tuple[float, ...] | None = None, model: SyntheticModel = MODEL) -> None:
+    def __init__(
+        self,
+        refused: tuple[float, ...] | None = None,
+        model: SyntheticModel = MODEL,
+        caches_on_host: bool = False,
+    ) -> None:
         self.asked: list[Params] = []
+        self.caches_on_host = caches_on_host
         self.refused = refused
         self.model = model
 
@@ -64,7 +70,8 @@ class Split:
             part = end - before
             before = end
             rows.append(Row(name, name, False, weights * part // STEPS, caches * part // STEPS, FIXED))
-        rows.append(Row("CPU", None, True, on_host, 0, 0))
+        all_caches = self.model.cache * params.n_ctx * N_LAYER
+        rows.append(Row("CPU", None, True, on_host, all_caches - caches if self.caches_on_host else 0, 0))
         return Breakdown(tuple(rows), tuple(names), params.n_ctx)
 
     def record(self, params: Params) -> Layout:
@@ -208,6 +215,20 @@ def test_a_model_without_experts_has_what_is_faster_on_the_host(moved: float, wh
     if expected == "layers":
         more = Split().measure(replace(trial.params, n_gpu_layers=trial.params.n_gpu_layers + 1))
         assert any(more.on(device.name).used > device.target for device in trial.devices), "one more would not fit"
+
+
+@pytest.mark.parametrize(("host_mib", "is_all"), [(None, True), (7_000, False)], ids=["a large host", "a small one"])
+def test_the_most_context_has_as_much_on_the_host_as_it_takes(host_mib: int | None, is_all: bool) -> None:
+    def most(objective: str) -> Trial:
+        devices = limits(9_000, 9_000, margin=1024)
+        asked = replace(request(MODEL, devices, host_mib, params=TENSOR), objective=objective)
+        llama = Split(caches_on_host=True)
+        return search_split(asked, llama.measure, llama.record, lambda *_: None)
+
+    widest, usual = most("context"), most("request")
+    assert widest.fits and usual.fits and usual.params.n_ctx == 4096
+    assert (widest.params.n_ctx == MODEL.n_ctx_train) == is_all
+    assert widest.params.n_ctx > usual.params.n_ctx
 
 
 def test_an_override_that_llama_cpp_cannot_split_with_is_left() -> None:
