@@ -25,11 +25,13 @@ namespace {
 
 using alloc_size_function = decltype(buffer_type_functions::get_alloc_size);
 using alloc_function      = decltype(ggml_backend_buffer_type_i::alloc_buffer);
+using max_size_function   = decltype(ggml_backend_buffer_type_i::get_max_size);
 
 // What is going on in the one place where this may go on; all functions of a buffer type are plain ones.
 struct split_state {
     std::map<ggml_backend_buffer_type_t, alloc_size_function> own_sizes = {};
     std::map<ggml_backend_buffer_type_t, alloc_function>      own_allocs = {};
+    std::map<ggml_backend_buffer_type_t, max_size_function>   own_maxima = {};
     ggml_backend_buffer_type_t                                first = nullptr;
     std::vector<const ggml_tensor *>                          seen = {};
     std::map<ggml_backend_buffer_type_t, size_t>              taken = {};
@@ -118,14 +120,20 @@ class taking_nothing {
             ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(device);
             if (state().own_allocs.emplace(type, type->iface.alloc_buffer).second) {
                 type->iface.alloc_buffer = take_nothing;
+                // Where several buffers hold what is split, ggml looks for the slices of the tensor itself, and finds none: those
+                // are its copy's. All of it in one has as many bytes.
+                state().own_maxima.emplace(type, type->iface.get_max_size);
+                type->iface.get_max_size = nullptr;
             }
         }
     }
     ~taking_nothing() {
         for (const auto & [type, own] : state().own_allocs) {
             type->iface.alloc_buffer = own;
+            type->iface.get_max_size = state().own_maxima[type];
         }
         state().own_allocs.clear();
+        state().own_maxima.clear();
     }
     taking_nothing(const taking_nothing &) = delete;
     taking_nothing & operator=(const taking_nothing &) = delete;
