@@ -13,6 +13,7 @@ import fitter
 from fitter.errors import FitterError, LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
+from fitter.machine.gpu import parse_gpus
 from fitter.model.header import open_model
 from tools import rpc_servers, shapes
 from tools.splits import loads
@@ -107,6 +108,16 @@ def test_servers_take_what_is_said(tiny_split_model: Path, n_servers: int) -> No
         worker.unload()
     assert _rows(said) == _rows(taken.breakdown)
     assert sum(name.endswith("_AllReduce") for name in _rows(said)) == n_servers
+
+
+def test_caches_of_more_than_a_block_of_vulkans_memory(models: Path) -> None:
+    """Slices are in several buffers then."""
+    path = loads.write_model("qwen3-32b", models)
+    with Worker(parse_gpus(["2x vulkan:24GiB"])) as worker:
+        small, large = (worker.measure(path, Params(n_ctx=n_ctx, split_mode="tensor")) for n_ctx in (131072, 524288))
+    for name in small.devices:
+        assert large.on(name).context == 4 * small.on(name).context > 2**30
+        assert large.on(name).model == small.on(name).model
 
 
 SHORT = {

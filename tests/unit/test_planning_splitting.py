@@ -286,6 +286,20 @@ def test_shares_that_llama_cpp_cannot_compute_with_are_left() -> None:
     assert again.params.tensor_split != plain.params.tensor_split
 
 
+@pytest.mark.parametrize("objective", ["request", "context"])
+def test_a_context_that_llama_cpp_cannot_have_is_not_chosen(objective: str) -> None:
+    class Limited(Split):
+        def measure(self, params: Params) -> Breakdown:
+            if params.n_ctx > 9_000:
+                raise LlamaCppError("cannot be split so")
+            return super().measure(params)
+
+    llama = Limited()
+    asked = replace(request(MODEL, limits(40_000, 40_000), params=TENSOR), objective=objective)
+    trial = search_split(asked, llama.measure, llama.record, lambda *_: None)
+    assert trial.fits and trial.params.n_ctx == 9_000 // 256 * 256
+
+
 @pytest.mark.parametrize(("loads", "fits"), [(1, True), (0, False)], ids=["after the smallest context", "at once"])
 def test_a_time_limit_leaves_what_was_found(loads: int, fits: bool) -> None:
     class Slow(Split):
