@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <map>
 #include <memory>
@@ -23,11 +25,13 @@ namespace {
 
 using alloc_size_function = decltype(buffer_type_functions::get_alloc_size);
 using alloc_function      = decltype(ggml_backend_buffer_type_i::alloc_buffer);
+using max_size_function   = decltype(ggml_backend_buffer_type_i::get_max_size);
 
 // What is going on in the one place where this may go on; all functions of a buffer type are plain ones.
 struct split_state {
     std::map<ggml_backend_buffer_type_t, alloc_size_function> own_sizes = {};
     std::map<ggml_backend_buffer_type_t, alloc_function>      own_allocs = {};
+    std::map<ggml_backend_buffer_type_t, max_size_function>   own_maxima = {};
     ggml_backend_buffer_type_t                                first = nullptr;
     std::vector<const ggml_tensor *>                          seen = {};
     std::map<ggml_backend_buffer_type_t, size_t>              taken = {};
@@ -116,14 +120,20 @@ class taking_nothing {
             ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(device);
             if (state().own_allocs.emplace(type, type->iface.alloc_buffer).second) {
                 type->iface.alloc_buffer = take_nothing;
+                // Where several buffers hold what is split, ggml looks for the slices of the tensor itself, and finds none: those
+                // are its copy's. All of it in one has as many bytes.
+                state().own_maxima.emplace(type, type->iface.get_max_size);
+                type->iface.get_max_size = nullptr;
             }
         }
     }
     ~taking_nothing() {
         for (const auto & [type, own] : state().own_allocs) {
             type->iface.alloc_buffer = own;
+            type->iface.get_max_size = state().own_maxima[type];
         }
         state().own_allocs.clear();
+        state().own_maxima.clear();
     }
     taking_nothing(const taking_nothing &) = delete;
     taking_nothing & operator=(const taking_nothing &) = delete;
@@ -205,7 +215,8 @@ std::vector<size_t> split_watched(const void * owner, ggml_backend_dev_t device)
 }
 
 size_t sum_memory(std::vector<ggml_backend_dev_t> devices) {
-    // What ggml-cuda takes on two cards since Volta, where it is not built with NCCL. It has no function that says so.
+    // What ggml-cuda, for AMD's cards as well, takes on two cards since Volta, where it is not built with NCCL. It has no function
+    // that says so. Others that sum up by themselves, such as ggml-sycl, take nothing before they compute.
     constexpr size_t of_ggml_cuda = size_t{32} << 20;
 
     ggml_backend_reg_t registration = devices.empty() ? nullptr : ggml_backend_dev_backend_reg(devices[0]);
@@ -222,8 +233,11 @@ size_t sum_memory(std::vector<ggml_backend_dev_t> devices) {
     if (own != nullptr) {
         return own(devices.data(), devices.size());
     }
-    const bool has_sums = ggml_backend_reg_get_proc_address(registration, "ggml_backend_comm_init") != nullptr;
-    return has_sums && devices.size() == 2 ? of_ggml_cuda : 0;
+    const std::string name     = ggml_backend_reg_name(registration);
+    const char *      chosen   = std::getenv("GGML_CUDA_ALLREDUCE");
+    const bool        is_own   = chosen == nullptr || std::strcmp(chosen, "internal") == 0 || std::strcmp(chosen, "nccl") == 0;
+    const bool        has_sums = ggml_backend_reg_get_proc_address(registration, "ggml_backend_comm_init") != nullptr;
+    return (name == "CUDA" || name == "ROCm") && has_sums && is_own && devices.size() == 2 ? of_ggml_cuda : 0;
 }
 
 const char * kept_text(const std::string & text) {

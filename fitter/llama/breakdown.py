@@ -32,7 +32,8 @@ def breakdown_of(context: Any) -> Breakdown:
         if given_up := _GIVEN_UP.search(why):
             raise LlamaCppError(
                 "llama.cpp cannot split the tensors of this model over these devices, and would end with "
-                f"'{given_up[1]}': use --split-mode layer, other devices or another --tensor-split"
+                f"'{given_up[1]}': use --split-mode layer, other devices, another --tensor-split, or overrides (-ot) "
+                "of all feed-forward weights of a layer"
             )
         raise LlamaCppError(f"llama.cpp does not report the memory of a context: {why}")
     llama = library.llama

@@ -21,7 +21,7 @@ from fitter.llama.layouts import read_whole
 from fitter.llama.log import captured_log, failure, flash_attn_from, lines_of_context, n_splits_from
 from fitter.llama.parameters import apply, apply_context, is_placed_alone, model_key, overrides_of
 from fitter.llama.placing import CAN_FORK, Placer, can_hold, place, split_of
-from fitter.llama.splits import check_build, split_counted
+from fitter.llama.splits import check_build, split_counted, takes_nothing
 from fitter.llama.types import (
     LAYOUT_DEVICE,
     Breakdown,
@@ -326,6 +326,7 @@ class _Dummy:
         self._all_layers = info.n_layer + info.n_layer_nextn + 1
         self._n_ctx_train = info.n_ctx_train
         self._n_gpu_layers = self._layers(params.n_gpu_layers)
+        takes_nothing(library, params, model)
 
     def has_layers(self, n_gpu_layers: int) -> bool:
         """Whether ``n_gpu_layers`` puts the same layers on devices."""

@@ -43,6 +43,12 @@ def split_counted(library: native.Library, params: Params, model: Any) -> Iterat
         library.fitter.fitter_split_end(library.pointer(made[0] if made and made[0] else 0))
 
 
+def takes_nothing(library: native.Library, params: Params, model: Any) -> None:
+    """Say of a ``model`` without memory that it has none, whatever was counted of one that had its address before."""
+    with split_counted(library, params, None) as made:
+        made.append(model)
+
+
 def computed_in(context: Any) -> int:
     """What ``context`` computed with, as the owner of what that allocated."""
     address = context if isinstance(context, int) else ctypes.cast(context, ctypes.c_void_p).value

@@ -510,7 +510,7 @@ def _repeated(layers: Sequence[Layer]) -> Iterable[tuple[Layer, int]]:
 @functools.cache
 def family_name(device: DeviceSpeed) -> str:
     """The key of ``Costs.families`` that a device belongs to: the first rule of ``cost.toml`` that it meets."""
-    for rule in _data()["rule"]:
+    for rule in figures()["rule"]:
         if (
             rule["kind"] in (device.kind, "*")
             and device.compute_capability.startswith(tuple(rule.get("capabilities", [""])))
@@ -524,7 +524,7 @@ def family_name(device: DeviceSpeed) -> str:
 @functools.cache
 def default() -> Costs:
     """The constants of ``cost.toml``."""
-    return costs_of(_data())
+    return costs_of(figures())
 
 
 def costs_of(data: Mapping[str, Any]) -> Costs:
@@ -535,7 +535,8 @@ def costs_of(data: Mapping[str, Any]) -> Costs:
 
 
 @functools.cache
-def _data() -> dict[str, Any]:
+def figures() -> dict[str, Any]:
+    """The tables of ``cost.toml``."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -211,14 +211,13 @@ def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown
         live = live_tokens
         at_depth = price(work, speeds.devices, speeds.host, replace(workload, prompt=0, generate=0, cached=live_tokens))
         estimate = joined(estimate, at_depth, workload)
-    named = tuple(replace(part, name=_named(part.name, speeds.names)) for part in estimate.parts)
     used = {place for layer in work.layers for place in (layer.home, layer.cache, *(w.place for w in layer.weights))}
     kept = [d for d in range(len(speeds.devices)) if d in used]
     of_devices = replace(
         speeds, names=tuple(speeds.names[d] for d in kept), devices=tuple(speeds.devices[d] for d in kept)
     )
     sources = sources_of(of_devices, HOST in used)
-    return Price(replace(estimate, parts=named), workload, live, sources, breakdown)
+    return Price(named(estimate, speeds.names), workload, live, sources, breakdown)
 
 
 def sources_of(speeds: Speeds, is_on_host: bool) -> tuple[SpeedSource, ...]:
@@ -232,10 +231,14 @@ def sources_of(speeds: Speeds, is_on_host: bool) -> tuple[SpeedSource, ...]:
     return tuple(sources)
 
 
-def _named(part: str, names: Sequence[str]) -> str:
-    """``device 0: weights`` with the device's name."""
-    match = re.match(r"device (\d+)(?=:)", part)
-    return names[int(match[1])] + part[match.end() :] if match else part
+def named(estimate: Estimate, names: Sequence[str]) -> Estimate:
+    """``estimate`` whose parts have the ``names`` of devices in place of their numbers (``device 0: weights``)."""
+
+    def name(part: str) -> str:
+        match = re.match(r"device (\d+)(?=:)", part)
+        return names[int(match[1])] + part[match.end() :] if match else part
+
+    return replace(estimate, parts=tuple(replace(part, name=name(part.name)) for part in estimate.parts))
 
 
 def joined(prompt: Estimate, generation: Estimate, workload: Workload) -> Estimate:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import functools
 import math
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
-from fitter.planning.cost import Costs, Estimate, Part, Work, Workload, price
+from fitter.planning.cost import Costs, Estimate, Part, Work, Workload, figures, price
 from fitter.planning.memory import HOST
 from fitter.planning.placement import Placement
-from fitter.planning.pricing import Price, Speeds, joined, pieces_at, price_params, sources_of
+from fitter.planning.pricing import Price, Speeds, joined, named, pieces_at, price_params, sources_of
 from fitter.planning.request import Request
 from fitter.planning.work import ModelFacts, work_of
 
@@ -98,12 +95,11 @@ def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown
         for row in rows
     )
     estimate = split_estimate(work, speeds.devices, shares, speeds.host, workload)
-    named = tuple(replace(part, name=_named(part.name, speeds.names)) for part in estimate.parts)
     is_on_host = any(
         place == HOST for layer in work.layers for place in (layer.home, *(w.place for w in layer.weights))
     )
     live = workload.cached + workload.prompt + workload.generate / 2
-    return Price(replace(estimate, parts=named), workload, live, sources_of(speeds, is_on_host), breakdown)
+    return Price(named(estimate, speeds.names), workload, live, sources_of(speeds, is_on_host), breakdown)
 
 
 @dataclass(frozen=True)
@@ -179,21 +175,10 @@ def _part(size: int, total: int) -> float:
     return size / total if total else 0.0
 
 
-def _named(part: str, names: Sequence[str]) -> str:
-    """``device 0: weights`` with the device's name."""
-    match = re.match(r"device (\d+)(?=:)", part)
-    return names[int(match[1])] + part[match.end() :] if match else part
-
-
 @functools.cache
 def default_sums() -> SumCosts:
     """The constants of ``cost.toml``."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    data: Mapping[str, float] = tomllib.loads(Path(__file__).with_name("cost.toml").read_text(encoding="utf-8"))["sums"]
-    return SumCosts(**data)
+    return SumCosts(**figures()["sums"])
 
 
 def pipelined(estimate: Estimate, n_devices: int, workload: Workload, n_ubatch: int) -> Estimate:

@@ -119,11 +119,12 @@ class _Search:
             way, trial = self._balanced(_Way(devices), least)
         self.best = trial if trial.fits else None
         try:
+            is_widest = is_set or request.n_ctx_max <= least
+            if request.objective == "context" and not is_widest:
+                return self._widest(way, trial if trial.fits else self._spilled(way, trial, least))
             if not trial.fits:
                 return self._spilled(way, trial, least)
-            if is_set or request.n_ctx_max <= least:
-                return trial
-            return self._with_more_context(way, trial)
+            return trial if is_widest else self._with_more_context(way, trial)
         except TimeLimitError:
             if self.best is None:
                 raise
@@ -184,23 +185,56 @@ class _Search:
         request = self._request
         step = request.alignment
         low, high, best = trial.params.n_ctx, request.n_ctx_max, trial
-        top_way, top = self._balanced(way, high)
-        if top.fits:
-            return top
-        room_low, room_high = self._room(way, best), self._room(top_way, top)
+        room_low, room_high = self._room(way, best), -math.inf
+        if tops := self._allowed(way, high):
+            top_way, top = tops
+            if top.fits:
+                return top
+            room_high = self._room(top_way, top)
         for count in range(_CONTEXTS):
             if high - low <= step:
                 break
-            is_guess = count < _CONTEXTS // 2 and room_low > room_high
+            is_guess = count < _CONTEXTS // 2 and room_low > room_high > -math.inf
             part = max(0.0, room_low) / (room_low - room_high) if is_guess else 0.5
             guess = int(low + (high - low) * min(1.0, part)) // step * step
             guess = min(max(guess, (low // step + 1) * step), (high - 1) // step * step)
-            found, tried = self._balanced(way, guess)
-            if tried.fits:
-                low, best, way, room_low = guess, tried, found, self._room(found, tried)
+            tries = self._allowed(way, guess)
+            if tries and tries[1].fits:
+                way, best = tries
+                low, room_low = guess, self._room(way, best)
                 self.best = best
             else:
-                high, room_high = guess, self._room(found, tried)
+                high, room_high = guess, self._room(*tries) if tries else -math.inf
+        return best
+
+    def _allowed(self, way: _Way, n_ctx: int) -> tuple[_Way, Trial] | None:
+        """What ``_balanced`` finds, ``None`` where llama.cpp cannot have a context that nobody asked for."""
+        try:
+            return self._balanced(way, n_ctx)
+        except LlamaCppError:
+            return None
+
+    def _widest(self, way: _Way, trial: Trial) -> Trial:
+        """The trial with the largest context, with as much on the host as that takes."""
+        request = self._request
+
+        def attempt(n_ctx: int) -> Trial | None:
+            found = self._allowed(way, n_ctx)
+            return self._spilled(*found, n_ctx) if found and not found[1].fits else found and found[1]
+
+        low, high, best = trial.params.n_ctx, request.n_ctx_max, trial
+        if not trial.fits or ((top := attempt(high)) and top.fits):
+            return top if trial.fits and top else trial
+        for _ in range(_CONTEXTS):
+            guess = (low + high) // 2 // request.alignment * request.alignment
+            if guess <= low:
+                break
+            tried = attempt(guess)
+            if tried and tried.fits:
+                low = guess
+                self.best = best = tried
+            else:
+                high = guess
         return best
 
     def _room(self, way: _Way, trial: Trial) -> float:

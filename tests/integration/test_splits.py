@@ -13,10 +13,11 @@ import fitter
 from fitter.errors import FitterError, LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride
+from fitter.machine.gpu import parse_gpus
 from fitter.model.header import open_model
 from tools import rpc_servers, shapes
 from tools.splits import loads
-from tools.tiny import TinyModel, write_tiny
+from tools.tiny import TINY_MOE, TinyModel, write_tiny
 
 STORED = Path(__file__).resolve().parents[1] / "data" / "splits" / "held.jsonl.gz"
 """What ``python -m tools.splits --store`` keeps of the loads that ``draw`` draws with seed 1."""
@@ -62,6 +63,36 @@ def test_row_is_measured_as_llama_cpp_takes_it(models: Path) -> None:
         worker.measure(path, Params(n_ctx=512, split_mode="row"))
 
 
+def test_what_was_loaded_for_real_is_gone_when_it_is_measured_again(tiny_split_model: Path) -> None:
+    """A model often has the address of the one before."""
+    with rpc_servers.servers(2) as endpoints, Worker(rpc=endpoints) as worker:
+        devices = tuple(device.name for device in worker.devices())
+        loads = [
+            Params(n_ctx=512, n_ubatch=64, n_batch=64, split_mode="tensor", devices=devices, n_gpu_layers=n_gpu_layers)
+            for n_gpu_layers in (5, 4)
+        ]
+        said = [worker.measure(tiny_split_model, params) for params in loads]
+        for _ in range(3):
+            worker.load(tiny_split_model, loads[0])
+            worker.unload()
+            assert [worker.measure(tiny_split_model, params) for params in loads] == said
+
+
+def test_servers_take_what_is_said_with_experts_on_the_host(tmp_path: Path) -> None:
+    """The first sums are smaller than later ones."""
+    path = write_tiny(tmp_path / "model.gguf", replace(TINY_MOE, n_embd=256, n_head=8, n_head_kv=4, n_embd_head=64))
+    overrides = (TensorBuftOverride("^blk.(0|1).ffn_(up|down|gate)_exps", "CPU"),)
+    with rpc_servers.servers(2) as endpoints, Worker(rpc=endpoints) as worker:
+        devices = tuple(device.name for device in worker.devices())
+        params = Params(
+            n_ctx=512, n_ubatch=64, n_batch=64, split_mode="tensor", devices=devices, tensor_buft_overrides=overrides
+        )
+        said = worker.measure(path, params, reserve=True)
+        taken = worker.load(path, params)
+        worker.unload()
+    assert _rows(said) == _rows(taken.breakdown)
+
+
 def _rows(breakdown: Breakdown) -> dict[str, tuple[int, int, int]]:
     return {row.buffer_type: (row.model, row.context, row.compute) for row in breakdown.real.rows if row.used}
 
@@ -77,6 +108,16 @@ def test_servers_take_what_is_said(tiny_split_model: Path, n_servers: int) -> No
         worker.unload()
     assert _rows(said) == _rows(taken.breakdown)
     assert sum(name.endswith("_AllReduce") for name in _rows(said)) == n_servers
+
+
+def test_caches_of_more_than_a_block_of_vulkans_memory(models: Path) -> None:
+    """Slices are in several buffers then."""
+    path = loads.write_model("qwen3-32b", models)
+    with Worker(parse_gpus(["2x vulkan:24GiB"])) as worker:
+        small, large = (worker.measure(path, Params(n_ctx=n_ctx, split_mode="tensor")) for n_ctx in (131072, 524288))
+    for name in small.devices:
+        assert large.on(name).context == 4 * small.on(name).context > 2**30
+        assert large.on(name).model == small.on(name).model
 
 
 SHORT = {

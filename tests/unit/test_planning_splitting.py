@@ -38,8 +38,14 @@ TENSOR = Params(split_mode="tensor")
 class Split:
     """What each device takes of a load: its whole steps, and what it needs whatever its share."""
 
-    def __init__(self, refused: tuple[float, ...] | None = None, model: SyntheticModel = MODEL) -> None:
+    def __init__(
+        self,
+        refused: tuple[float, ...] | None = None,
+        model: SyntheticModel = MODEL,
+        caches_on_host: bool = False,
+    ) -> None:
         self.asked: list[Params] = []
+        self.caches_on_host = caches_on_host
         self.refused = refused
         self.model = model
 
@@ -64,7 +70,8 @@ class Split:
             part = end - before
             before = end
             rows.append(Row(name, name, False, weights * part // STEPS, caches * part // STEPS, FIXED))
-        rows.append(Row("CPU", None, True, on_host, 0, 0))
+        all_caches = self.model.cache * params.n_ctx * N_LAYER
+        rows.append(Row("CPU", None, True, on_host, all_caches - caches if self.caches_on_host else 0, 0))
         return Breakdown(tuple(rows), tuple(names), params.n_ctx)
 
     def record(self, params: Params) -> Layout:
@@ -210,6 +217,20 @@ def test_a_model_without_experts_has_what_is_faster_on_the_host(moved: float, wh
         assert any(more.on(device.name).used > device.target for device in trial.devices), "one more would not fit"
 
 
+@pytest.mark.parametrize(("host_mib", "is_all"), [(None, True), (7_000, False)], ids=["a large host", "a small one"])
+def test_the_most_context_has_as_much_on_the_host_as_it_takes(host_mib: int | None, is_all: bool) -> None:
+    def most(objective: str) -> Trial:
+        devices = limits(9_000, 9_000, margin=1024)
+        asked = replace(request(MODEL, devices, host_mib, params=TENSOR), objective=objective)
+        llama = Split(caches_on_host=True)
+        return search_split(asked, llama.measure, llama.record, lambda *_: None)
+
+    widest, usual = most("context"), most("request")
+    assert widest.fits and usual.fits and usual.params.n_ctx == 4096
+    assert (widest.params.n_ctx == MODEL.n_ctx_train) == is_all
+    assert widest.params.n_ctx > usual.params.n_ctx
+
+
 def test_an_override_that_llama_cpp_cannot_split_with_is_left() -> None:
     class NoOverrides(Split):
         def measure(self, params: Params) -> Breakdown:
@@ -263,6 +284,20 @@ def test_shares_that_llama_cpp_cannot_compute_with_are_left() -> None:
     plain = run(16_000, 9_000)
     again = run(16_000, 9_000, llama=Split(refused=plain.params.tensor_split))
     assert again.params.tensor_split != plain.params.tensor_split
+
+
+@pytest.mark.parametrize("objective", ["request", "context"])
+def test_a_context_that_llama_cpp_cannot_have_is_not_chosen(objective: str) -> None:
+    class Limited(Split):
+        def measure(self, params: Params) -> Breakdown:
+            if params.n_ctx > 9_000:
+                raise LlamaCppError("cannot be split so")
+            return super().measure(params)
+
+    llama = Limited()
+    asked = replace(request(MODEL, limits(40_000, 40_000), params=TENSOR), objective=objective)
+    trial = search_split(asked, llama.measure, llama.record, lambda *_: None)
+    assert trial.fits and trial.params.n_ctx == 9_000 // 256 * 256
 
 
 @pytest.mark.parametrize(("loads", "fits"), [(1, True), (0, False)], ids=["after the smallest context", "at once"])
