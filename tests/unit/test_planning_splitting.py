@@ -185,6 +185,15 @@ def test_what_the_host_has_room_for_is_found() -> None:
     assert [name for name, _ in short.missing] == ["host"]
 
 
+def test_what_the_host_has_no_room_for_is_not_taken_for_too_little() -> None:
+    """With these shares the search begins with more layers than have to leave, and more than the host can have."""
+    params = replace(TENSOR, tensor_split=(3.0, 1.0))
+    alone = run(12_000, 30_000, model=MOE, params=params, fixed=("tensor_split",))
+    needed = -(-alone.breakdown.host.used // MIB)
+    trial = run(12_000, 30_000, model=MOE, params=params, fixed=("tensor_split",), host_mib=needed)
+    assert alone.fits and trial.fits and on_host(trial) == on_host(alone)
+
+
 def test_layers_of_the_user_stay_on_devices() -> None:
     params = replace(TENSOR, n_gpu_layers=30)
     trial = run(9_000, 9_000, model=MOE, params=params, fixed=("n_gpu_layers",))
