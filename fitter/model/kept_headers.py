@@ -23,6 +23,8 @@ from fitter.model.source import show
 
 _ABOUT = "about.json"
 _PARTIAL = ".partial-"
+_TRIES = 10
+"""How often a damaged folder is replaced, which other processes may do at the same time."""
 _KEPT_SECONDS = 24 * 3600
 """How long a content that is no longer the newest stays, since somebody may still be reading it."""
 
@@ -130,10 +132,6 @@ def _read(place: Path) -> Entry | None:
         return Entry(place, tuple(Kept(**each) for each in found))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-
-
-_TRIES = 10
-"""How often a damaged folder is replaced, which other processes may do at the same time."""
 
 
 def _write(entry: Entry, headers: Sequence[Header], words: str) -> None:
