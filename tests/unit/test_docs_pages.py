@@ -14,6 +14,8 @@ from tools.docs.pages import same
         pytest.param("host  1  x", "host  1  -", True, False, id="a dash for a word"),
         pytest.param("a - b 1", "a 2 b 1", True, False, id="a dash in the middle"),
         pytest.param("a 1 -", "a 1 2", False, False, id="figures that are the same everywhere"),
+        pytest.param("host 1 2 cpu   CPU      A 1", "host 3 4 cpu CPU B", True, True, id="another processor"),
+        pytest.param("RPC0 1 2 gpu RPC A", "RPC0 1 2 gpu RPC B", True, False, id="another device"),
         pytest.param("in 0.5 s", "in 2.1 s", False, True, id="seconds"),
     ],
 )

@@ -14,7 +14,7 @@ names:
 - one after a line ``<!-- not run: REASON -->`` is left alone. Any other kind of block is an error.
 
 Seconds and counts of dummy loads are compared without their digits. After a line ``<!-- figures of this machine -->``
-every figure of a block is.
+every figure of a block is, and the processor's name among devices.
 Ports 50052 to 50059, 8080 and 8081 stand for free ones. The exit status is 1 if a page says anything else than what is
 printed.
 """
