@@ -120,7 +120,7 @@ _PROCESSOR = re.compile(r"(?<= cpu CPU ).*$", re.MULTILINE)
 
 
 def same(written: str, printed: str, *, is_own: bool) -> bool:
-    """Whether a page's output is what was printed but for seconds, where it ``is_own`` for figures and the processor."""
+    """Whether a page says what was printed but for seconds, where it ``is_own`` also for figures and the processor."""
     return _masked(written, is_own) == _masked(printed, is_own)
 
 
