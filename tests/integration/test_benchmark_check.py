@@ -6,10 +6,13 @@ from pathlib import Path
 
 from benchmarks.check_speed import write_cases, write_models
 from benchmarks.measuring import n_params, with_layers
+import pytest
+
 from fitter.regression.cases import read_cases
 from tools.shapes import SHAPES
 
 
+@pytest.mark.slow
 def test_twenty_models_from_1b_to_1t(tmp_path: Path) -> None:
     models = write_models(tmp_path)
     write_cases(tmp_path, models)

@@ -104,7 +104,7 @@ def test_all_that_a_plan_has_is_in_the_structs() -> None:
     assert written == [{each.field for each in of_a_struct(struct)} for struct in ("model", "context")]
 
 
-@pytest.mark.parametrize("n_ubatch", [None, 128])
+@pytest.mark.parametrize("n_ubatch", [None, pytest.param(128, marks=pytest.mark.slow)])
 def test_embeddings_take_the_predicted_bytes(model: Path, n_ubatch: int | None) -> None:
     plan = fitter.fit(model, n_ctx=512, embedding=True, n_ubatch=n_ubatch)
     llm = plan.load(verbose=False, use_mmap=False)

@@ -14,7 +14,8 @@ from tools.search.check import check
 from tools.search.machines import MIB, Card, Machine, better, draw, renamed
 from tools.search.outcomes import Asking, Outcome, worse
 
-NUMBERS = (5, 9, 16, 21, 33, 47, pytest.param(50, marks=pytest.mark.slow), 54, 64, 75, 376, 392, 440)
+SLOW = pytest.mark.slow
+NUMBERS = (5, 9, 16, 21, 33, 47, pytest.param(50, marks=SLOW), 54, 64, 75, 376, pytest.param(392, marks=SLOW), 440)
 """Of the random machines: one to fifteen cards, one to 256 slots, experts and none. 50 takes as long as the others."""
 
 
@@ -65,7 +66,7 @@ def test_a_slow_card_is_left_out_where_it_is_nearly_not_expected_to_pay(asking: 
     assert not worse(asking.fit(machine("gpt-oss-20b", slow, fast, n_seq_max=4)), without, is_other=True)
 
 
-@pytest.mark.parametrize("number", [252, 306, 781, 900, 915, 954])
+@pytest.mark.parametrize("number", [252, 306, pytest.param(781, marks=SLOW), 900, 915, 954])
 def test_machines_whose_plan_was_worse_with_more(asking: Asking, number: int) -> None:
     """A card with little room, a slower one, freed memory, a smaller margin, a small card."""
     checked = check(draw(number), asking)

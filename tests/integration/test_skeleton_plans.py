@@ -104,6 +104,7 @@ def test_an_error_that_is_the_same_both_ways_is_no_difference(tmp_path: Path) ->
     assert comparison.refused.startswith("UsageError: ")
 
 
+@pytest.mark.slow
 def test_the_check_of_all_architectures_fails_when_a_plan_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,7 +58,7 @@ def _python(code: str, *arguments: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("vocab", [True, False], ids=["vocab", "no vocab"])
+@pytest.mark.parametrize("vocab", [pytest.param(True, marks=pytest.mark.slow), False], ids=["vocab", "no vocab"])
 def test_llama_cpp_loads_every_shape(vocab: bool, tmp_path: Path) -> None:
     paths = [shapes.write(name, tmp_path, vocab) for name in shapes.SHAPES]
     assert dict(zip(shapes.SHAPES, _python(DUMMY_LOAD, *paths), strict=True)) == {
