@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.check_speed import write_cases, write_models
-from benchmarks.measuring import n_params, with_layers
 import pytest
 
+from benchmarks.check_speed import write_cases, write_models
+from benchmarks.measuring import n_params, with_layers
 from fitter.regression.cases import read_cases
 from tools.shapes import SHAPES
 
