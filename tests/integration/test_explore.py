@@ -205,6 +205,10 @@ def test_a_dask_worker_without_fitter_is_said(
     (tmp_path / "fitter").mkdir()
     (tmp_path / "fitter" / "__init__.py").touch()
     (tmp_path / "fitter" / "version.py").write_text("VERSION = '0.0.1'\n")
+    # what an editable installation finds would come before it
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.meta_path[:] = [each for each in sys.meta_path if '_editable' not in type(each).__module__]\n"
+    )
     worker = dask_worker(address, tmp_path, PYTHONPATH=str(tmp_path))
     try:
         with pytest.raises(LibraryError) as caught:
