@@ -135,6 +135,19 @@ def test_what_projects_attention_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
+    ("type_", "is_looked_up"), [("iq2_xxs", True), ("IQ3_S", True), ("iq4_xs", False), ("q2_K", False)]
+)
+def test_weights_that_a_processor_looks_up(type_: str, is_looked_up: bool) -> None:
+    model = model_of(SHAPES["llama-3.1-8b"])
+    tensors = tuple(tensor._replace(type=type_ if ".ffn_up." in tensor.name else "q8_0") for tensor in model.tensors)
+    pieces = replace(whole("llama-3.1-8b"), facts=facts_of(replace(model, tensors=tensors)))
+    for home in (0, HOST):
+        (weights,) = pieces.layer(3, home).weights
+        assert weights.n_looked_up == (4096 * 14336 if is_looked_up else 0)
+        assert weights.n_params > 3 * 4096 * 14336
+
+
+@pytest.mark.parametrize(
     ("name", "cache", "expected"),
     [
         ("llama-3.1-8b", 4096, (4096, 16384, 4, 0)),
