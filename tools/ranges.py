@@ -181,3 +181,16 @@ def clean_environment() -> dict[str, str]:
     unwanted = ("proxy", "hf_", "hugging_face_hub_")
     kept = {name: value for name, value in os.environ.items() if not any(word in name.lower() for word in unwanted)}
     return {**kept, "NO_PROXY": "*"}
+
+
+@contextmanager
+def in_clean_environment() -> Iterator[None]:
+    """That is this process's, too, for as long as this lasts, and Hugging Face's directory is in the cache's."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(clean_environment() | {"HF_HOME": os.path.join(before["XDG_CACHE_HOME"], "hub")})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -25,7 +25,7 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 def check_installed() -> None:
     """Raise ``LibraryError`` where a package is missing for a page, before anything is planned for it."""
-    _environment()
+    environment()
 
 
 def page(
@@ -42,23 +42,26 @@ def page(
     """
     from markupsafe import Markup
 
-    environment = _environment()
     texts = [resource(name) for name in scripts]
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
     allowed = " ".join(f"'sha256-{each}'" for each in hashes)
-    return environment.get_template(template).render(
-        documents=[(name, Markup(_in_script(document))) for name, document in documents],
-        scripts=[Markup(text) for text in texts],
-        style=Markup(style(styles)),
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}; "
-        "base-uri 'none'; form-action 'none'",
-        **values,
+    return (
+        environment()
+        .get_template(template)
+        .render(
+            documents=[(name, Markup(_in_script(document))) for name, document in documents],
+            scripts=[Markup(text) for text in texts],
+            style=Markup(style(styles)),
+            policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}; "
+            "base-uri 'none'; form-action 'none'",
+            **values,
+        )
     )
 
 
 def fragment(template: str, **values: Any) -> str:
     """What ``template`` makes of ``values`` for a page that has ``style`` and its scripts already."""
-    return _environment().get_template(template).render(**values)
+    return environment().get_template(template).render(**values)
 
 
 def style(names: Sequence[str] = ("report.css",)) -> str:
@@ -82,7 +85,11 @@ def resource(name: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def environment(templates: Path = _TEMPLATES) -> Environment:
+    """What makes pages of the templates in a directory; text gets into them escaped, and on one line.
+
+    Raises ``LibraryError`` where a package is missing.
+    """
     try:
         import pygal  # noqa: F401
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -90,16 +97,16 @@ def _environment() -> Environment:
         raise LibraryError(
             f"a report needs the package {error.name}, which is missing: pip install 'llama-fitter[report]'"
         ) from None
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
+    made = Environment(
+        loader=FileSystemLoader(templates),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=_shown,
     )
-    environment.filters |= {"human": human, "duration": duration, "speed": speed, "lines": _lines}
-    return environment
+    made.filters |= {"human": human, "duration": duration, "speed": speed, "lines": _lines}
+    return made
 
 
 def _shown(value: Any) -> Any:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import platformdirs
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fitter.machine import catalogue
 from fitter.model.shapes import listing
@@ -19,7 +18,7 @@ from fitter.model.shapes.addresses import DEFAULT_TYPE
 from fitter.output import pages as output_pages
 from fitter.output import report
 from fitter.output.curves import tokens
-from fitter.output.units import MIB, human
+from fitter.output.units import MIB
 from fitter.parameters import DEFAULTS, PARAMETERS
 from fitter.programs import PROGRAMS
 from fitter.text import LONGEST_TEXT, printable
@@ -36,25 +35,11 @@ _PATH = re.compile(r"(?<![\w:/.])/(?:[^\s/:;,'\"()]+/)+")
 """Directories of this machine in a message."""
 
 
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
-    )
-    environment.filters["human"] = human
-    return environment
-
-
 def page(root: Root | None) -> str:
     """The page that plans are made on, with the names of what there is."""
     kinds = PARAMETERS["type_k"].kind
     return (
-        _environment()
+        output_pages.environment(_TEMPLATES)
         .get_template("page.html")
         .render(
             models=root.models() if root is not None else (),
@@ -101,7 +86,8 @@ def api_page(schema: Mapping[str, Any]) -> str:
         for path, methods in schema["paths"].items()
         for method, call in methods.items()
     ]
-    return _environment().get_template("api.html").render(title=schema["info"]["title"], calls=calls)
+    template = output_pages.environment(_TEMPLATES).get_template("api.html")
+    return template.render(title=schema["info"]["title"], calls=calls)
 
 
 def _fields(call: Mapping[str, Any], schema: Mapping[str, Any]) -> list[tuple[str, bool, str]]:

@@ -23,7 +23,7 @@ from fitter.errors import FitterError, LibraryError, ModelError
 from fitter.llama.client import Worker
 from fitter.model import kept_headers, remote
 from tools import shapes
-from tools.ranges import FileServer, Request, clean_environment, serving
+from tools.ranges import FileServer, Request, in_clean_environment, serving
 from tools.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,13 +33,7 @@ GPUS = ["4x 31600MiB", "2x 23688MiB", "2x 48270MiB"]
 @pytest.fixture(scope="module", autouse=True)
 def environment() -> Iterator[None]:
     """No proxies and no tokens of whoever runs the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        kept = clean_environment()
-        for name in [name for name in os.environ if name not in kept]:
-            patch.delenv(name)
-        for name, value in kept.items():
-            patch.setenv(name, value)
-        patch.setenv("HF_HOME", os.path.join(os.environ["XDG_CACHE_HOME"], "hub"))
+    with in_clean_environment():
         yield
 
 

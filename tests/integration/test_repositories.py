@@ -22,7 +22,7 @@ from fitter.errors import LibraryError, ModelError, UsageError
 from fitter.model import kept_headers, remote
 from tools import shapes
 from tools.hub import Hub, hub_of
-from tools.ranges import Request, clean_environment
+from tools.ranges import Request, in_clean_environment
 from tools.tiny import TINY_MOE, write_tiny
 from tools.tiny_lora import write_lora
 from tools.tiny_projector import write_projector
@@ -35,13 +35,7 @@ SERVER = ("--for", "llama-server")
 @pytest.fixture(scope="module", autouse=True)
 def environment() -> Iterator[None]:
     """No proxies and no tokens of whoever runs the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        kept = clean_environment()
-        for name in [name for name in os.environ if name not in kept]:
-            patch.delenv(name)
-        for name, value in kept.items():
-            patch.setenv(name, value)
-        patch.setenv("HF_HOME", os.path.join(os.environ["XDG_CACHE_HOME"], "hub"))
+    with in_clean_environment():
         yield
 
 

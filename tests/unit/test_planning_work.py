@@ -15,6 +15,7 @@ from fitter.llama.types import (
     LayoutEntry,
     Params,
     TensorBuftOverride,
+    TensorInfo,
 )
 from fitter.planning.cost import Work
 from fitter.planning.memory import HOST, Unit, between, units_of
@@ -139,7 +140,10 @@ def test_what_projects_attention_comes_first() -> None:
 )
 def test_weights_that_a_processor_looks_up(type_: str, is_looked_up: bool) -> None:
     model = model_of(SHAPES["llama-3.1-8b"])
-    tensors = tuple(tensor._replace(type=type_ if ".ffn_up." in tensor.name else "q8_0") for tensor in model.tensors)
+    tensors = tuple(
+        TensorInfo(tensor.name, type_ if ".ffn_up." in tensor.name else "q8_0", tensor.shape, tensor.bytes)
+        for tensor in model.tensors
+    )
     pieces = replace(whole("llama-3.1-8b"), facts=facts_of(replace(model, tensors=tensors)))
     for home in (0, HOST):
         (weights,) = pieces.layer(3, home).weights
