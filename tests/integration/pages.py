@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 WIDE, PHONE = 1200, 390
 MARKUP = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&amp;{{ 7*7 }}<!--"
@@ -57,3 +57,10 @@ def opened(browser: Browser, url: str, width: int = WIDE, scheme: Any = "light",
     yield page
     assert said == []
     context.close()
+
+
+def reads(locator: Locator, text: str) -> None:
+    """Wait until it reads so. From outside: a page without `unsafe-eval` takes no condition of a test's own to poll."""
+    from playwright.sync_api import expect
+
+    expect(locator).to_have_text(text)

@@ -21,7 +21,7 @@ from fitter.output.json import dumps
 from fitter.output.report import plan_page
 from fitter.planning.plan import Plan
 from fitter.text import printable
-from tests.integration.pages import MARKUP, PHONE, WIDE, opened, serving
+from tests.integration.pages import MARKUP, PHONE, WIDE, opened, reads, serving
 from tests.integration.test_hostile_text import ATTACKS
 from tools import shapes
 from tools.tiny import TINY_DENSE, write_tiny
@@ -143,10 +143,10 @@ def test_arguments_are_copied(name: str, site: Any, browser: Browser) -> None:
             # with the keyboard alone
             button.focus()
             page.keyboard.press("Enter")
-            page.wait_for_function("document.getElementById('said').textContent === 'Copied'")
+            reads(page.locator("#said"), "Copied")
             assert page.evaluate("navigator.clipboard.readText()") == expected
         page.locator('button[data-from="plan"]').click()
-        page.wait_for_function("document.getElementById('said').textContent === 'Copied'")
+        reads(page.locator("#said"), "Copied")
         assert json.loads(page.evaluate("navigator.clipboard.readText()")) == report.plan.to_dict()
 
 
@@ -169,7 +169,7 @@ def test_without_a_clipboard_the_text_is_selected(site: Any, browser: Browser) -
         ):
             page.evaluate("can => { window.canCopy = can; getSelection().empty() }", can_copy)
             page.locator(f'button[data-from="{name}"]').click()
-            page.wait_for_function("words => document.getElementById('said').textContent === words", arg=words)
+            reads(said, words)
             assert page.locator(f'button[data-from="{name}"]').inner_text() == words == said.inner_text()
             selected = report.plan.format("args") if words.startswith("Selected") else ""
             assert page.evaluate("getSelection().toString()") == selected

@@ -12,7 +12,7 @@ import pytest
 from fitter.cli import main
 from fitter.exploring import Exploration, explore
 from fitter.output.exploration_page import exploration_page
-from tests.integration.pages import MARKUP, PHONE, WIDE, opened, serving
+from tests.integration.pages import MARKUP, PHONE, WIDE, opened, reads, serving
 from tools.shapes import write
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def test_the_page_is_the_exploration(explored: Exploration, site: Any, browser: 
         assert any(best) and column(page, "front") == ["best" if each else "" for each in best]
         assert page.locator("h1").inner_text() == MARKUP.replace("/", "|")
         page.get_by_role("button", name="Copy").first.click()
-        page.wait_for_function("document.getElementById('said').textContent === 'Copied'")
+        reads(page.locator("#said"), "Copied")
         (answer,) = explored.answers
         assert answer.plan is not None
         assert page.evaluate("navigator.clipboard.readText()") == answer.plan.format("args")

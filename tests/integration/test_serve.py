@@ -107,13 +107,13 @@ def opened(
 
 def answered(page: Page) -> None:
     """Wait until each plan is the one of what is chosen."""
-    page.wait_for_function(
-        """() => [...document.querySelectorAll(".side:not([hidden])")].every((side) =>
-           side.querySelector(".panel[aria-busy=false] .verdict, .failed:not([hidden])"))"""
-    )
+    from playwright.sync_api import expect
+
+    planned = ":has(.panel[aria-busy=false] .verdict, .failed:not([hidden]))"
+    expect(page.locator(f".side:not([hidden]):not({planned})")).to_have_count(0, timeout=30_000)
     # the pause after a change, in which nothing is asked yet
     page.wait_for_timeout(150)
-    page.wait_for_function("""() => !document.querySelector(".side:not([hidden]) .panel[aria-busy=true]")""")
+    expect(page.locator(".side:not([hidden]) .panel[aria-busy=true]")).to_have_count(0, timeout=30_000)
 
 
 def figures(page: Page, side: str = "a") -> list[int]:
