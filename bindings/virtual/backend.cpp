@@ -25,6 +25,7 @@
 // internal: the interfaces that a backend of one's own fills in; upstream may change it at any time
 #include "ggml-backend-impl.h"
 #include "guard.h"
+#include "virtual/host_layouts.h"
 #include "virtual/profile.h"
 #include "virtual/rules/vulkan_limits.h"
 
@@ -500,6 +501,7 @@ int32_t fitter_virtual_configure(const char * text) {
         const std::vector<description> devices = fitter::parse_descriptions(text);
         state().configured                     = true;
         describe(devices);
+        fitter::host_is_described(!devices.empty());
         return static_cast<int32_t>(devices.size());
     });
 }
