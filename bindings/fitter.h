@@ -346,6 +346,10 @@ int32_t fitter_regex_search(const void * regex, const char * text);
 int32_t      fitter_virtual_configure(const char * description);
 const char * fitter_virtual_error(void);
 
+// Whether the loads from now on have the host of the described machine, as after a description, or that of this one,
+// with every layout of weights that its processor has.
+void fitter_virtual_host_is_described(bool is_described);
+
 // NULL, or how ggml called the backend otherwise than the configured build does: what was measured on it does not count then.
 // Something has to be loaded on a virtual device before that can be told. Lives as long as the process.
 const char * fitter_virtual_build_difference(void);

@@ -506,6 +506,10 @@ int32_t fitter_virtual_configure(const char * text) {
     });
 }
 
+void fitter_virtual_host_is_described(bool is_described) {
+    fitter::guarded([&] { fitter::host_is_described(is_described); });
+}
+
 const char * fitter_virtual_error(void) { return fitter::last_error().c_str(); }
 
 const char * fitter_virtual_build_difference(void) { return fitter::graph_optimize_difference(); }

@@ -83,6 +83,8 @@ class Session:
             self._loader = None
         if description:
             register_virtual(description)
+        elif self._virtual:
+            native.open_backend().fitter_virtual_host_is_described(False)
         self._virtual = bool(description)
         self._description = description
         self._open().loads = loads

@@ -91,6 +91,20 @@ def test_devices_are_described_anew_without_a_new_process(models: dict[str, Path
         assert not any(device.virtual for device in worker.devices())
 
 
+def test_a_described_host_has_no_layout_that_only_the_processor_here_has(models: dict[str, Path]) -> None:
+    mac = VirtualDevice("MTL0", "Apple M3 Max", "metal", 0, 48 * GIB, 48 * GIB)
+    on_host = Params(n_ctx=512, n_gpu_layers=0)
+    with Worker() as worker:
+        own = worker.measure(models["llama31-8b"], on_host)
+        worker.configure([mac])
+        described = worker.measure(models["llama31-8b"], on_host)
+        assert {row.buffer_type for row in described.rows} <= {"MTL0", "CPU", "CPU_REPACK"}
+        weights = sum(tensor.bytes for tensor in worker.header(models["llama31-8b"]).tensors)
+        assert 0 <= sum(row.model for row in described.rows) - weights < 1024 * len(described.rows)
+        worker.configure(())
+        assert worker.measure(models["llama31-8b"], on_host) == own
+
+
 def test_a_model_is_on_fifteen_of_sixteen_devices_at_most(models: dict[str, Path]) -> None:
     with Worker(cards(*[4.0] * 16)) as worker:
         assert len(worker.devices()) == 16
