@@ -350,6 +350,10 @@ const char * fitter_virtual_error(void);
 // with every layout of weights that its processor has.
 void fitter_virtual_host_is_described(bool is_described);
 
+// Whether this machine's processor has layouts of weights beside CPU_REPACK, and to do without them in this process.
+bool fitter_virtual_has_own_layouts(void);
+void fitter_virtual_leave_out_own_layouts(void);
+
 // NULL, or how ggml called the backend otherwise than the configured build does: what was measured on it does not count then.
 // Something has to be loaded on a virtual device before that can be told. Lives as long as the process.
 const char * fitter_virtual_build_difference(void);

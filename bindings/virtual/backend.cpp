@@ -510,6 +510,14 @@ void fitter_virtual_host_is_described(bool is_described) {
     fitter::guarded([&] { fitter::host_is_described(is_described); });
 }
 
+bool fitter_virtual_has_own_layouts(void) {
+    return fitter::guarded(false, [] { return fitter::has_own_layouts(); });
+}
+
+void fitter_virtual_leave_out_own_layouts(void) {
+    fitter::guarded([] { fitter::leave_out_own_layouts(); });
+}
+
 const char * fitter_virtual_error(void) { return fitter::last_error().c_str(); }
 
 const char * fitter_virtual_build_difference(void) { return fitter::graph_optimize_difference(); }

@@ -1,7 +1,8 @@
-"""Two models of some kB whose memory is known by arithmetic, loaded with a build of llama.cpp before it is trusted.
+"""Small models of which one knows what has to happen, loaded with a build of llama.cpp before it is trusted.
 
 A build that fitter was not compiled for may mean something else by the same words. What the parameters of a load do is
-asked of it here, in a process of its own (see ``fitter.llama.verdicts``): where layers, tensors and caches go.
+asked of it here, in a process of its own (see ``fitter.llama.verdicts``): where layers, tensors and caches go, which
+arithmetic tells. Any build is asked to compute where the processor has layouts of its own for weights.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from fitter.errors import FitterError, LlamaCppError
@@ -20,6 +22,7 @@ from fitter.llama import surroundings
 from fitter.llama.ahead import Ahead
 from fitter.llama.devices import register_virtual, registry
 from fitter.llama.loader import Loader
+from fitter.llama.real import RealLoad
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice, describe
 from fitter.llama.zeros import Value, ZeroTensor, write_zeros
 
@@ -57,8 +60,12 @@ def _tensors(has_experts: bool) -> Iterator[ZeroTensor]:
 DENSE, EXPERTS = tuple(_tensors(False)), tuple(_tensors(True))
 
 
-def write(folder: Path, has_experts: bool) -> Path:
-    """Write one of the two models: ``llama``, with experts or dense. Raises ``OSError``."""
+QUANTIZED = tuple(replace(tensor, type="q8_0") if tensor.type == "f16" else tensor for tensor in DENSE)
+"""What a processor with AMX computes in tiles."""
+
+
+def write(folder: Path, tensors: Sequence[ZeroTensor]) -> Path:
+    """Write a model of one of the three kinds, a ``llama``. Raises ``OSError``."""
     values: dict[str, Value] = {
         ".block_count": _LAYERS,
         ".context_length": _TRAINED,
@@ -70,11 +77,11 @@ def write(folder: Path, has_experts: bool) -> Path:
         ".rope.dimension_count": _EMBD // _HEADS,
         ".vocab_size": _VOCAB,
     }
-    if has_experts:
+    if tensors == EXPERTS:
         values |= {".expert_count": _EXPERTS, ".expert_used_count": 2}
     metadata: dict[str, Value] = {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
     metadata |= {f"llama{name}": value for name, value in values.items()}
-    return write_zeros(folder / f"canary-{int(has_experts)}.gguf", metadata, EXPERTS if has_experts else DENSE)
+    return write_zeros(folder / f"canary-{len(os.listdir(folder))}.gguf", metadata, tensors)
 
 
 def _layer(tensor: ZeroTensor) -> int:
@@ -131,7 +138,7 @@ def problem_of_loaded() -> str:
     native.prepare()
     register_virtual(describe(CARDS))
     first, second = (card.name for card in CARDS)
-    with _models() as (dense, experts):
+    with _models(DENSE, EXPERTS) as (dense, experts):
         loader = Loader(registry(virtual=True))
         try:
             found = [*_of_dense(loader, dense, first, second), *_of_experts(loader, experts, first)]
@@ -144,16 +151,16 @@ def problem_of_loaded() -> str:
 
 
 @contextmanager
-def _models() -> Iterator[tuple[str, str]]:
-    """Paths of the two models. A build that crashes leaves no file behind where a deleted one can still be opened."""
-    with tempfile.TemporaryDirectory(prefix="fitter-") as folder:
-        dense, experts = (write(Path(folder), has_experts) for has_experts in (False, True))
-        if sys.platform != "linux":
-            yield str(dense), str(experts)
-            return
-        files = dense.open("rb"), experts.open("rb")
-    with files[0], files[1]:
-        yield f"/proc/self/fd/{files[0].fileno()}", f"/proc/self/fd/{files[1].fileno()}"
+def _models(*kinds: Sequence[ZeroTensor]) -> Iterator[tuple[str, ...]]:
+    """Paths of models. A build that crashes leaves no file behind where a deleted one can still be opened."""
+    with ExitStack() as stack:
+        with tempfile.TemporaryDirectory(prefix="fitter-") as folder:
+            paths = [write(Path(folder), tensors) for tensors in kinds]
+            if sys.platform != "linux":
+                yield tuple(map(str, paths))
+                return
+            files = [stack.enter_context(path.open("rb")) for path in paths]
+        yield tuple(f"/proc/self/fd/{file.fileno()}" for file in files)
 
 
 def _of_dense(loader: Loader, path: str, first: str, second: str) -> Iterator[str]:
@@ -239,6 +246,18 @@ def main() -> None:
         problem = str(error)
     print("\n" + " ".join(problem.split()), flush=True)
     # Without what llama.cpp does while a process ends.
+    os._exit(0)
+
+
+def compute() -> None:
+    """Compute with weights in this processor's own layouts, which may end this process; print an empty line else."""
+    surroundings.become_worker(is_canary=True)
+    # What llama.cpp refuses in so many words is no crash.
+    with suppress(FitterError):
+        native.prepare()
+        with _models(QUANTIZED) as (path,):
+            RealLoad(path, Params(n_ctx=256, devices=(), n_gpu_layers=0), registry()).close()
+    print(flush=True)
     os._exit(0)
 
 

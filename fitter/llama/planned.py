@@ -22,7 +22,7 @@ from fitter.errors import (
     RemoteError,
     UsageError,
 )
-from fitter.llama import connections, guarded, library, rpc
+from fitter.llama import connections, guarded, host_layouts, library, rpc
 from fitter.llama.breakdown import breakdown_of
 from fitter.llama.devices import Device, Registry, registry, rpc_devices
 from fitter.llama.log import LogLine, reason
@@ -100,6 +100,13 @@ def load(
     """
     if plan.rpc:
         connections.check(plan.rpc, timeout)
+    if host_layouts.settle():
+        warn(
+            "this llama.cpp crashes where it computes with AMX (its compiler did not write that right: "
+            "gcc.gnu.org/PR114098), so it is loaded without. Other programs that load it crash until it is built anew: "
+            'CMAKE_ARGS="-DGGML_NATIVE=OFF" pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python '
+            "llama-cpp-python"
+        )
     described: list[Registry] = []
 
     def construct(progress: guarded.LoadProgress) -> PlannedLlama:

@@ -23,9 +23,10 @@ _VERSION = "1"
 _BOOT = """\
 import sys
 sys.path[:] = {path}
-from fitter.llama.canary import main
-main()
+from fitter.llama.canary import {entry}
+{entry}()
 """
+_PLACING, _COMPUTING = "main", "compute"
 
 
 def check(build: Build, own: tuple[str, ...], commit: str) -> None:
@@ -45,13 +46,25 @@ def verdict(build: Build, own: tuple[str, ...]) -> str:
 
     Raises ``LibraryError`` if it cannot be asked now.
     """
-    name = f"verdict-{_key(build, own)}"
+    return _asked_once(f"verdict-{_key(build, own)}", build, _PLACING)
+
+
+def problem_of_computing(build: Build, own: tuple[str, ...]) -> str:
+    """Why ``build`` cannot compute on this machine's processor with weights in its own layouts, '' if it can.
+
+    Those of AMX end in a crash where ``build`` was compiled by a GCC that writes but a part of the configuration of
+    AMX's tiles (gcc.gnu.org/PR114098). Raises ``LibraryError`` if it cannot be asked now.
+    """
+    return _asked_once(f"computing-{_key(build, own)}", build, _COMPUTING)
+
+
+def _asked_once(name: str, build: Build, entry: str) -> str:
     if (known := _read(name)) is not None:
         return known
     with kept.alone():
         # Another process may have been quicker.
         if (known := _read(name)) is None:
-            known = ask(build)
+            known = ask(build, entry)
             kept.write(name, {"problem": known})
     return known
 
@@ -61,9 +74,12 @@ def _read(name: str) -> str | None:
     return problem if isinstance(problem, str) else None
 
 
-def ask(build: Build) -> str:
-    """Why ``build`` cannot be trusted, '' if it can, asked now. Raises ``LibraryError`` if it cannot be asked."""
-    boot = _BOOT.format(path=ascii(sys.path))
+def ask(build: Build, entry: str = _PLACING) -> str:
+    """Why ``build`` cannot be trusted, '' if it can, asked now. Raises ``LibraryError`` if it cannot be asked.
+
+    ``entry``: the function of ``fitter.llama.canary`` that is called.
+    """
+    boot = _BOOT.format(path=ascii(sys.path), entry=entry)
     environment = {**os.environ, surroundings.LLAMA_CPP: build.where}
     try:
         done = subprocess.run(

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fitter.errors import FitterError, LibraryError, LlamaCppError
+from fitter.llama import host_layouts, projector, real, wire
 from fitter.llama import library as native
-from fitter.llama import projector, real, wire
 from fitter.llama.ahead import Ahead
 from fitter.llama.devices import cuda_registry, device_named, host_of, load_cuda_backend, register_virtual, registry
 from fitter.llama.file_types import file_types
@@ -192,6 +192,8 @@ class Session:
 
     def _open(self) -> Loader:
         if self._loader is None:
+            if not self._virtual:
+                host_layouts.settle()
             devices = cuda_registry() if self._adopted else registry(self._virtual)
             self._loader = Loader(devices, self._known_headers())
         return self._loader

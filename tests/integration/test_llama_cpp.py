@@ -190,7 +190,7 @@ def test_a_verdict_is_kept_and_used(cache: Path) -> None:
 
 def test_a_build_that_is_not_trusted_gives_no_plan(cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = fetched("v0.5.0")
-    monkeypatch.setattr(verdicts, "ask", lambda build: "it is a test")
+    monkeypatch.setattr(verdicts, "ask", lambda build, entry: "it is a test")
     verdicts.verdict(find(str(directory)), (OWN[1], OWN[0]))
     for _ in range(2):
         with pytest.raises(

@@ -1,0 +1,142 @@
+"""Layouts of weights that only the processor here has: not on a described machine, nor where llama.cpp crashes with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fitter.llama import kept, verdicts
+from fitter.llama.builds import find
+from fitter.llama.canary import DENSE, write
+from fitter.llama.library import own_libraries
+
+# A processor with AMX: ggml's CPU buffer type under that name, which llama.cpp then prefers to CPU_REPACK.
+WITH_AMX = """
+import ctypes, json, sys
+from fitter.llama import host_layouts, library as native, surroundings
+from fitter.llama.devices import registry
+from fitter.llama.loader import Loader
+from fitter.llama.types import Params
+
+surroundings.become_worker()
+native.prepare()
+ggml = native.libraries().llama.library
+LIST, NAME = b"ggml_backend_dev_get_extra_bufts", ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)
+LOOK_UP = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+OFFER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+
+def function(name, result, *arguments):
+    found = getattr(ggml, name)
+    found.restype, found.argtypes = result, arguments
+    return found
+
+cpu = function("ggml_backend_dev_by_type", ctypes.c_void_p, ctypes.c_int)(0)
+registration = function("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)(cpu)
+plain = function("ggml_backend_cpu_buffer_type", ctypes.c_void_p)()
+look_up = (ctypes.c_void_p * 6).from_address(registration)
+own = LOOK_UP(look_up[4])
+amx = (ctypes.c_void_p * 8)(*(ctypes.c_void_p * 8).from_address(plain))
+name = NAME(lambda _: b"AMX")
+amx[0] = ctypes.cast(name, ctypes.c_void_p).value
+types = [ctypes.addressof(amx)]
+if (offered := own(registration, LIST)) and (pointer := OFFER(offered)(cpu)):
+    every = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_void_p))
+    while every[len(types) - 1]:
+        types.append(every[len(types) - 1])
+array = (ctypes.c_void_p * (len(types) + 1))(*types, None)
+offer = OFFER(lambda _: ctypes.addressof(array))
+other = LOOK_UP(lambda asked, name: ctypes.cast(offer, ctypes.c_void_p).value if name == LIST else own(asked, name))
+look_up[4] = ctypes.cast(other, ctypes.c_void_p).value
+
+backend = native.open_backend()
+assert backend.fitter_virtual_has_own_layouts()
+
+def has_amx():
+    loader = Loader(registry())
+    try:
+        found = loader.measure(sys.argv[1], Params(n_ctx=256, devices=(), n_gpu_layers=0))
+    finally:
+        loader.close()
+    return "AMX" in {row.buffer_type for row in found.rows}
+
+said = []
+"""
+
+
+def run(code: str, model: Path, cache: Path) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{WITH_AMX}{code}\nprint(json.dumps(said))", str(model)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("models"), DENSE)
+
+
+def test_only_this_machine_has_them(model: Path, tmp_path: Path) -> None:
+    described = "; ".join(
+        f"backend.fitter_virtual_host_is_described({is_described}); said.append(has_amx())"
+        for is_described in (True, False)
+    )
+    assert run(f"said.append(has_amx()); {described}", model, tmp_path) == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_left_out"), [("", False), ("it ended with signal 11 when a small model was loaded", True)]
+)
+def test_what_crashes_is_left_out(
+    problem: str, is_left_out: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build = find(os.environ.get("FITTER_LLAMA_CPP", "python"))
+    assert verdicts.problem_of_computing(build, own_libraries()) == ""
+    (file,) = kept.folder().glob("computing-*.json")
+    file.write_text(json.dumps({"problem": problem}))
+    code = "said += [host_layouts.settle(), has_amx()]; backend.fitter_virtual_host_is_described(False); "
+    assert run(code + "said.append(has_amx())", model, tmp_path) == [is_left_out, not is_left_out, not is_left_out]
+
+
+def test_what_cannot_be_tried_is_not_left_out(model: Path, tmp_path: Path) -> None:
+    code = """
+from fitter.errors import LibraryError
+from fitter.llama import verdicts
+
+def refuse(*_):
+    raise LibraryError("not now")
+
+verdicts.problem_of_computing = refuse
+said += [host_layouts.settle(), has_amx()]
+"""
+    assert run(code, model, tmp_path) == [False, True]
+
+
+def test_it_is_tried_with_a_real_load() -> None:
+    code = """
+import os
+from fitter.llama import canary
+
+class Loaded(canary.RealLoad):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        os.abort()
+
+canary.RealLoad = Loaded
+canary.compute()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGABRT
