@@ -1,4 +1,4 @@
-"""Layouts of weights that only the processor here has: not on a described machine, nor where llama.cpp crashes with them."""
+"""Layouts of weights that only the processor here has: not on a described machine, nor where llama.cpp crashes."""
 
 from __future__ import annotations
 
