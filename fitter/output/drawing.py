@@ -13,9 +13,11 @@ WIDE, NARROW = 760, 360
 """Widths of pictures: for a page, and for a telephone."""
 EDGE = 16
 """What is left free at both sides."""
+NAMES = 150
+"""What names take of a wide picture, before its bars and rows: those of a page begin at the same place."""
 
-LETTER, SMALL = 7.3, 6.5
-"""The width of a letter, and of a small one."""
+SMALL = 6.5
+"""The width of a small letter."""
 
 STYLE = """
 .fitter text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: currentColor }

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from fitter.output.drawing import EDGE, LETTER, N_COLOURS, NARROW, SMALL, WIDE, Part, fitting, hatch, legend, svg, text
+from fitter.output.drawing import EDGE, N_COLOURS, NAMES, NARROW, SMALL, WIDE, Part, fitting, hatch, legend, svg, text
 from fitter.output.units import human
 from fitter.planning.layer_map import HOST_NAME, LayerMap, MapCell
 
 _ROW, _GAP = 20, 5
+_LABEL = 8.6
+"""The width of a letter of a name that stands on its layers."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def _column_name(layer: int, n_layer: int) -> str:
 def layer_picture(found: LayerMap, width: int = WIDE) -> tuple[Part, ...]:
     """A row for each group, the numbers of the layers below them, and a legend of the devices."""
     is_wide = width > NARROW
-    left = 150 if is_wide else EDGE
+    left = NAMES if is_wide else EDGE
     column = (width - left - EDGE) / (found.n_layer + 2)
     by_group: dict[str, list[Run]] = {}
     for run in runs(found):
@@ -116,7 +118,7 @@ def _drawn(run: Run, found: LayerMap, x: float, top: float, column: float) -> It
             f'<rect {_shape(name, found.places)} x="{x:.1f}" y="{y:.1f}" '
             f'width="{max(wide, 0.5):.1f}" height="{high:.1f}"/>'
         )
-        if high > 12 and wide > LETTER * len(name) + 4:
+        if high > 12 and wide > _LABEL * len(name) + 6:
             yield from _label(name, found.places, x + wide / 2, y + high / 2 + 4)
         y += high
     yield "</g>"

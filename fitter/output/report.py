@@ -180,17 +180,17 @@ def _facts(plan: Plan) -> list[Fact]:
         number = "1 device" if len(plan.devices) == 1 else f"{len(plan.devices)} devices"
         facts.append(Fact(f"on {number}", human(used), f"of {human(total)}"))
     total = plan.host.total
-    facts.append(Fact("host memory", human(plan.host.used), "no limit" if total is None else f"of {human(total)}"))
+    of_host = "without a limit" if total is None else f"of {human(total)}"
+    facts.append(Fact("host memory", human(plan.host.used), of_host))
+    facts += [Fact(pool.name, human(pool.used), f"of {human(pool.total)}") for pool in plan.pools]
     return facts
 
 
 def _uses(document: Mapping[str, Any]) -> dict[str, Any]:
     """The table of the devices, the host and what they share: columns, and a row of bytes for each."""
-    places = bars.places(document)
+    places = bars.shown(document)
     columns = [(key, name) for key, name in _COLUMNS if key not in _RARE or any(use.get(key, 0) for use in places)]
     lacking = {problem["device"] for problem in document["problems"]}
-    together = "what they share, both together"
-    pools = [{**{key: "" for key, _ in columns}, "description": together, **pool} for pool in document["pools"]]
     rows = [
         {
             "name": use["name"],
@@ -198,7 +198,7 @@ def _uses(document: Mapping[str, Any]) -> dict[str, Any]:
             "lacks": use["name"] in lacking,
             "sizes": [use.get(key, 0) for key, _ in columns],
         }
-        for use in (*places, *pools)
+        for use in places
     ]
     return {"columns": [name for _, name in columns], "rows": rows}
 

@@ -51,11 +51,16 @@ def test_nothing_but_its_own_script_may_run() -> None:
 
 def test_memory_that_is_shared_is_a_row_of_its_own() -> None:
     setting = Setting("sudo sysctl x=1", 7, "the context can be longer where MTL0 may use more: sudo sysctl x=1")
-    pool = PoolUse("MTL0+host", 64 * GIB, 60 * GIB, GIB, 50 * GIB, ("MTL0", "host"), 3 * GIB, setting=setting)
-    page = plan_page(replace(make_plan(), pools=(pool,)))
+    # 2404 MiB of the device and 320 of the host, of which both map 200
+    used = 2524 * MIB
+    pool = PoolUse("MTL0+host", 64 * GIB, 60 * GIB, GIB, used, ("MTL0", "host"), 200 * MIB, setting=setting)
+    page = plan_page(replace(make_plan(devices=("MTL0",)), pools=(pool,)))
     (row,) = re.findall(r"<tr><th scope=.row.>MTL0\+host.*?</tr>", page, re.DOTALL)
-    assert f'value="{50 * GIB}"' in row and f'value="{10 * GIB}"' in row and row.count("–") >= 3
-    assert "3.0 GiB of weights are mapped by both, and counted once in their sum" in page
+    found = list(map(int, re.findall(r'value="(-?\d+)"', row)))
+    assert found == [64 * GIB, 60 * GIB, 2148 * MIB, 256 * MIB, 120 * MIB, used, 60 * GIB - used, GIB]
+    assert sum(found[2:5]) == used and "–" not in row
+    assert "<dt>MTL0+host</dt><dd>2.5 GiB <small>of 64.0 GiB</small>" in page
+    assert "200.0 MiB of weights are mapped by both, and counted once in their sum" in page
     assert "sudo sysctl x=1" in page
 
 
