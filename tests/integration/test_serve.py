@@ -42,11 +42,15 @@ CARD = ["1GiB"]
 
 @dataclass(frozen=True)
 class Site:
-    """A server, the directory that it offers, and the files that another one has, which it may not ask."""
+    """A server, the directory that it offers, and the files that another one has, which it may not ask.
+
+    ``slow``: a connection whose headers do not come.
+    """
 
     served: Served
     root: Path
     files: ranges.FileServer
+    slow: socket.socket
 
     @property
     def url(self) -> str:
@@ -82,7 +86,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         ranges.serving(folder) as files,
         serving("--root", str(root), "--workers", "3", HF_ENDPOINT=files.url.rstrip("/"), HF_TOKEN=TOKEN) as served,
     ):
-        yield Site(served, root, files)
+        with socket.create_connection((served.host, served.port), 20) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
+            yield Site(served, root, files, slow)
         assert served.stop() == (0, [])
 
 
@@ -431,6 +437,10 @@ def test_every_answer_has_its_headers(path: str, site: Site) -> None:
     assert HEADERS.items() <= {name.lower(): value for name, value in answer.getheaders()}.items()
     assert answer.status == (404 if "none" in path or ".." in path else 200)
     assert "server" not in {name.lower() for name, _ in answer.getheaders()}
+
+
+def test_headers_that_do_not_come_end_the_connection(site: Site) -> None:
+    assert site.slow.recv(1) == b"", "after ten seconds, which the tests before this one take"
 
 
 # --- many, and the end
