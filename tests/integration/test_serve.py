@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
 import pytest
 
 import fitter
@@ -25,6 +26,7 @@ from fitter.model.shapes import listing
 from fitter.output import report
 from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS
 from fitter.web.questions import ASKED
+from tests.integration.pages import reads
 from tools import ranges
 from tools.hub import hub_of
 from tools.serving_speed import Served, ask, load, serving
@@ -63,6 +65,11 @@ class Site:
         answer = connection.getresponse()
         assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
         return json.loads(answer.read())
+
+    def question(self) -> Any:
+        """The schema of a question."""
+        document = self.get("/api/openapi.json")
+        return document["components"]["schemas"]["PlanQuestion"]
 
     def plan(self, **question: Any) -> tuple[int, Any]:
         """What the API answers to a question."""
@@ -165,7 +172,12 @@ def test_pick_change_compare_share_and_open_again(site: Site, browser: Browser) 
         answered(page)
         assert [fact(page, "context", side) for side in "ab"] == ["2,048", "4,096"]
         rows = [row.inner_text().split("\t") for row in page.locator("#differences tbody tr").all()]
-        assert rows[:2] == [["verdict", "Fits", "Fits"], ["context", "2,048 tokens", "4,096 tokens"]]
+        assert rows[:4] == [
+            ["model", "deep/moe.gguf", "deep/moe.gguf"],
+            ["cards", "2x rtx-3090", "2x rtx-4090"],
+            ["verdict", "Fits", "Fits"],
+            ["context", "2,048 tokens", "4,096 tokens"],
+        ]
         page.locator("#share").click()
         page.locator("#share", has_text="Copied").wait_for()
         address = page.evaluate("navigator.clipboard.readText()")
@@ -210,6 +222,84 @@ def test_a_plan_that_fails_is_one_line(site: Site, browser: Browser) -> None:
         page.locator("#a-host").blur()
         answered(page)
         assert (failed.is_visible(), page.locator("#a .verdict").inner_text()) == (False, "Fits")
+
+
+def test_what_an_address_cannot_say_is_named(site: Site, browser: Browser) -> None:
+    strange = "a.margin=1000&a.n_seq_max=99&a.type_k=q9_9&a.n_ctx=many&a.owner=me&x=1"
+    with opened(browser, site, f"#a.model=dense.gguf&a.gpus=1GiB&a.type_v=q8_0&{strange}") as page:
+        note = page.locator("#ignored")
+        said = "x=1, a.margin=1000, a.n_seq_max=99, a.type_k=q9_9, a.n_ctx=many, a.owner=me"
+        reads(note, f"The address says what cannot be chosen here, which is ignored: {said}")
+        assert fact(page, "context") == "16,384"
+        page.locator("#a .steps").fill("3")
+        answered(page)
+        assert not note.is_visible()
+        assert page.url.partition("#")[2] == "a.model=dense.gguf&a.gpus=1GiB&a.n_ctx=1536&a.type_v=q8_0"
+        page.evaluate("location.hash = 'a.model=dense.gguf&a.gpus=2x+1GiB'")
+        reads(page.locator("#a .facts dt").nth(3), "on 2 devices")
+
+
+def test_numbers_that_make_no_sense_are_not_planned(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB") as page:
+        failed = page.locator("#a .failed")
+        page.locator("#a .count").fill("-3")
+        reads(failed, "How many of this card: give a whole number from 1 to 16")
+        page.locator("#a .count").fill("1")
+        page.locator("#a-context").fill("1.5")
+        reads(failed, "Context, in tokens: give a whole number from 1 to 1073741824")
+        assert page.locator("#a .verdict").count() == 0
+        page.locator("#a-context").fill("2048")
+        reads(page.locator("#a .verdict"), "Fits")
+
+
+def test_without_a_model_or_a_card_there_is_no_plan(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB") as page:
+        for field, value in (("#a-model", "dense.gguf"), ("#a .gpu", "1GiB")):
+            page.locator(field).fill("")
+            page.locator(field).blur()
+            reads(page.locator("#a .panel"), "Pick a model and a card.")
+            chosen(page, field, value)
+            assert page.locator("#a .verdict").inner_text() == "Fits"
+
+
+def test_a_server_that_ends_is_asked_again(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB") as page:
+        # what it answers to a question that it ends
+        page.route("**/panel/a", lambda route: route.fulfill(json={"html": None, "error": None}))
+        page.locator("#a .steps").fill("3")
+        reads(page.locator("#a .failed"), "the server does not answer: start it again, then try again")
+        assert page.locator("#a .verdict").count() == 0
+        page.unroute("**/panel/a")
+        page.locator("#a .again").click()
+        reads(page.locator("#a .facts dd").first, "1,536 tokens")
+        assert not page.locator("#a .again").is_visible()
+
+
+def test_this_machine_is_planned_for_where_nobody_else_can_ask(site: Site, browser: Browser) -> None:
+    expected = fitter.fit(site.root / "dense.gguf", program="llama-server", n_ctx=4096)
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB&a.n_ctx=4096") as page:
+        page.locator("#a .own").check()
+        answered(page)
+        assert (page.locator("#a .gpu").is_visible(), page.locator("#a .add").is_visible()) == (False, False)
+        assert fact(page, "host memory") == report.human(expected.host.used).split()[0]
+        shared = page.url
+        page.goto("about:blank")
+        page.goto(shared)
+        answered(page)
+        assert page.locator("#a .own").is_checked()
+        assert fact(page, "host memory") == report.human(expected.host.used).split()[0]
+    status, plan = site.plan(model="dense.gguf", n_ctx=4096)
+    assert (status, plan["arguments"]) == (200, list(expected.arguments()))
+    assert [each["name"] for each in plan["devices"]] == [use.name for use in expected.devices]
+    assert plan["host"]["used"] == expected.host.used
+
+
+def test_no_process_stays_on_this_machines_devices(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "dense.gguf", TINY_DENSE)
+    with serving("--root", str(tmp_path), "--workers", "1") as served:
+        for gpus, is_left in ((None, False), (CARD, True)):
+            assert ask(served.connection(), "/api/plan", {"model": "dense.gguf", "gpus": gpus})[0] == 200
+            assert bool(served.children()) == is_left
 
 
 def test_a_name_with_markup_is_text(site: Site, browser: Browser) -> None:
@@ -266,7 +356,9 @@ def test_the_api_has_a_page(site: Site, browser: Browser) -> None:
 
 def test_the_api_answers_as_fit_does(site: Site) -> None:
     words = {"gpus": ["rtx-3090", "8GiB"], "n_ctx": 4096, "type_k": "q8_0", "type_v": "q8_0", "n_seq_max": 2}
-    status, document = site.plan(model="dense.gguf", **words)
+    asked = {"model": "dense.gguf", **words}
+    jsonschema.validate(asked, site.question())
+    status, document = site.plan(**asked)
     expected = fitter.fit(site.root / "dense.gguf", program="llama-server", **words).to_dict()
     for each in (document, expected):
         del each["search"]
@@ -276,6 +368,27 @@ def test_the_api_answers_as_fit_does(site: Site) -> None:
         "libllama": Path(expected.pop("llama_cpp")["libllama"]).name,
     }
     assert (status, document) == (200, expected)
+
+
+TYPES: dict[str, tuple[str, Sequence[Any], Sequence[Any]]] = {
+    "a whole number": ("n_ctx", [4096, None], ["4096", -1, 1.5, [4096]]),
+    "a number of a range": ("n_seq_max", [1, 256], [0, 257]),
+    "yes or no": ("kv_unified", [True, False], ["true", 2]),
+    "a word": ("type_k", ["q8_0"], ["q9_9", 8, True]),
+    "a size": ("host_memory", ["64GiB", 1 << 36], [True, 1.5, ["64GiB"]]),
+    "a size for each card": ("margin", ["1GiB", 1 << 30, ["1GiB"], "auto"], [True, [True]]),
+    "a speed": ("host_bandwidth", ["60GB/s", 6e10], [True, ["60GB/s"]]),
+    "words": ("allow", [["ubatch"], []], [1, [1]]),
+}
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), TYPES.values(), ids=TYPES.keys())
+def test_the_document_says_what_is_taken(name: str, right: Sequence[Any], wrong: Sequence[Any], site: Site) -> None:
+    valid = jsonschema.Draft202012Validator(site.question()).is_valid
+    for values, expected in ((right, True), (wrong, False)):
+        for value in values:
+            asked = {"model": "dense.gguf", "gpus": CARD, name: value}
+            assert (valid(asked), site.plan(**asked)[0] == 200) == (expected, expected), value
 
 
 def test_the_lists_are_those_of_the_commands(site: Site) -> None:
@@ -304,6 +417,7 @@ WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
     "an unknown card": ({"gpus": ["rtx-9999"]}, 400, "--gpu 'rtx-9999': unknown GPU"),
     "too many cards": ({"gpus": ["17x rtx-4090"]}, 400, "llama.cpp has room for 16 devices at most"),
     "no context": ({"n_ctx": -1}, 400, "n_ctx"),
+    "an object": ({"n_ctx": {}}, 400, "n_ctx: no value of this kind is taken: see /api for what may be asked"),
     "half a token": ({"n_ctx": 1.5}, 400, "n_ctx"),
     "no number": ({"host_bandwidth": float("nan")}, 400, "is not a bandwidth: write a number and a unit"),
     "an endless number": ({"n_ctx": 10**300}, 400, "n_ctx"),
@@ -320,6 +434,7 @@ WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
 @pytest.mark.parametrize(("change", "status", "message"), WRONG.values(), ids=WRONG.keys())
 def test_what_cannot_be_is_one_line(change: dict[str, Any], status: int, message: str, site: Site) -> None:
     found, answer = site.plan(**{"model": "dense.gguf", "gpus": CARD, **change})
+    assert str(status) in site.get("/api/openapi.json")["paths"]["/api/plan"]["post"]["responses"]
     assert (found, set(answer)) == (status, {"error"}), answer
     assert message in answer["error"] and "\n" not in answer["error"]
     assert str(site.root.parent) not in answer["error"] and str(Path.home()) not in answer["error"]
