@@ -13,7 +13,7 @@ WIDE, NARROW = 760, 360
 """Widths of pictures: for a page, and for a telephone."""
 EDGE = 16
 """What is left free at both sides."""
-NAMES = 150
+NAMES = 160
 """What names take of a wide picture, before its bars and rows: those of a page begin at the same place."""
 
 SMALL = 6.5
