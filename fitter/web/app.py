@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -243,8 +243,8 @@ def _answers() -> dict[int | str, dict[str, Any]]:
 
 
 def _add_errors(app: FastAPI, settings: Settings) -> None:
-    def said(status: int, message: str) -> JSONResponse:
-        return JSONResponse({"error": pages.told(message, settings.root)}, status)
+    def said(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        return JSONResponse({"error": pages.told(message, settings.root)}, status, headers)
 
     @app.exception_handler(FitterError)
     @app.exception_handler(Unanswered)
@@ -262,7 +262,7 @@ def _add_errors(app: FastAPI, settings: Settings) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> JSONResponse:
-        return said(error.status_code, error.detail)
+        return said(error.status_code, f"{error.detail}: see /api for what may be asked", error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> JSONResponse:

@@ -543,6 +543,30 @@ def test_bodies_and_headers_have_limits(site: Site) -> None:
         assert found == (404 if number < LONGEST_HEADERS else status)
 
 
+def test_a_body_has_one_length(site: Site) -> None:
+    lines = (f"Host: {site.served.host}:{site.served.port}", "Content-Type: application/json", "Connection: close")
+    body = chunked(20, 1)
+    assert said(site, *lines, "Transfer-Encoding: chunked", body=body)[0] == 400, "no JSON"
+    status, text = said(site, *lines, "Transfer-Encoding: chunked", f"Content-Length: {len(body)}", body=body)
+    assert status == 400 and "the body has two lengths: give Content-Length or Transfer-Encoding" in text
+
+
+def test_what_is_not_there_says_where_to_look(site: Site) -> None:
+    for method, path, status, words in (
+        ("GET", "/none", 404, "Not Found"),
+        ("PUT", "/api/plan", 405, "Method Not Allowed"),
+    ):
+        connection = site.served.connection()
+        connection.request(method, path, b"{}", {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        found = (answer.status, json.loads(answer.read()), answer.headers["allow"])
+        assert found == (
+            status,
+            {"error": f"{words}: see /api for what may be asked"},
+            "POST" if status == 405 else None,
+        )
+
+
 @pytest.mark.parametrize("path", ["/", "/api", "/app.js", "/style.css", "/api/shapes", "/none", "/../etc/passwd"])
 def test_every_answer_has_its_headers(path: str, site: Site) -> None:
     connection = site.served.connection()
