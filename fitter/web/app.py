@@ -207,7 +207,7 @@ def _constant(text: str, kind: str) -> Callable[[], Awaitable[Response]]:
 
 
 def _add_api(app: FastAPI, server: Server) -> None:
-    @app.post("/api/plan", summary="Plan a model on described cards", responses=_answers())
+    @app.post("/api/plan", summary="Plan a model", responses=_answers())
     async def plan(asked: PlanQuestion, request: Request) -> JSONResponse:
         """The plan, as fitter --json prints it. One that does not fit has "fits" false and says why in "problems"."""
         found = await server.plan(asked, request, with_map=False)

@@ -84,6 +84,7 @@ def api_page(schema: Mapping[str, Any]) -> str:
             "summary": call.get("summary", ""),
             "description": call.get("description", ""),
             "fields": _fields(call, schema),
+            "refusals": [(status, each["description"]) for status, each in call["responses"].items() if status >= "4"],
         }
         for path, methods in schema["paths"].items()
         for method, call in methods.items()

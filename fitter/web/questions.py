@@ -108,8 +108,14 @@ def _schema(kind: Kind) -> dict[str, Any]:
 
 
 def _meaning(name: str) -> str:
-    text = PARAMETERS[name].text
-    return f"{text.partition(' [default')[0]} [default: {PROGRAM}]" if name == "program" else text
+    each = PARAMETERS[name]
+    if name == "program":
+        return f"{each.help} [default: {PROGRAM}]"
+    if not isinstance(each.kind, Size):
+        return each.text
+    # the command line has MiB there
+    usual = re.sub(r"\d+", r"\g<0> MiB", each.default_text) if each.kind.in_mib else each.default_text
+    return f"{each.help} Bytes, or a text such as 24GiB. {usual}"
 
 
 if TYPE_CHECKING:

@@ -348,6 +348,10 @@ def test_the_api_has_a_page(site: Site, browser: Browser) -> None:
     page.goto(f"{site.url}api")
     assert page.locator("tbody th code").all_inner_texts() == list(keys)
     assert sorted(asked) == ["api", "style.css"]
+    meanings = dict(zip(keys, page.locator("tbody td").all_inner_texts(), strict=True))
+    assert meanings["host_margin"].endswith(" Bytes, or a text such as 24GiB. [default: 1024 MiB]")
+    answers = document["paths"]["/api/plan"]["post"]["responses"]
+    assert page.locator("dt").all_inner_texts() == [status for status in answers if status != "200"]
     context.close()
 
 
