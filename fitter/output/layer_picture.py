@@ -63,11 +63,8 @@ def layer_picture(found: LayerMap, width: int = WIDE) -> tuple[Part, ...]:
     is_wide = width > NARROW
     left = NAMES if is_wide else EDGE
     column = (width - left - EDGE) / (found.n_layer + 2)
-    by_group: dict[str, list[Run]] = {}
-    for run in runs(found):
-        by_group.setdefault(run.group, []).append(run)
     rows = []
-    for group, members in by_group.items():
+    for group, members in by_place(found).items():
         top = 0 if is_wide else 16
         if is_wide:
             lines = [f'<text class="small" x="{left - 8}" y="14" text-anchor="end">{text(group)}</text>']

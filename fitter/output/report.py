@@ -64,6 +64,8 @@ def plan_page(
         title=plan.model.name,
         documents=[("plan", document), ("drawn", drawn)],
         heading="h1",
+        level="h3",
+        prefix="",
         of="",
         plan=plan,
         **_drawn(plan, document, found, notes),
@@ -88,7 +90,8 @@ def plan_panel(plan: Plan, found: LayerMap | None, name: str, of: str) -> str:
         "panel.html",
         title=plan.model.name,
         heading="h2",
-        name=name,
+        level="h4",
+        prefix=f"{name}-",
         of=f", {of}",
         **_drawn(plan, to_dict(plan), found, formats=NAMELESS),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import sys
@@ -237,3 +238,18 @@ def test_a_line_that_a_shell_would_change_says_so_once() -> None:
     plan = replace(plan, params=replace(plan.params, tensor_buft_overrides=(found,)))
     for text in (plan_page(plan), plan_panel(plan, None, "a", "first plan")):
         assert text.count("It has no quotes") == len(UNQUOTED)
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("-c 4096 -fit off", ["-c", "-fit"]),
+        ("take less with --host-margin", ["--host-margin"]),
+        ("a-b <-x> -- -1 -é", []),
+    ],
+)
+def test_no_option_is_broken_at_its_hyphens(text: str, whole: list[str]) -> None:
+    page = plan_page(make_plan(problems=(Problem("CUDA0", GIB, text),)))
+    (problem,) = re.findall(r'<p class="problem">(.*?)</p>', page)
+    assert re.findall(r'<span class="whole">(.*?)</span>', problem) == whole
+    assert html.unescape(re.sub(r"</?span[^>]*>", "", problem)) == text
