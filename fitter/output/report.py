@@ -228,22 +228,20 @@ def _why(plan: Plan) -> dict[str, Any] | None:
     if price is None:
         return None
     workload = price.workload
-    totals = [sum(getattr(part, kind) for part in price.parts) for kind in ("prompt", "generation")]
-    parts = [
-        (part.name, [getattr(part, kind) / total if total else 0 for kind, total in zip(_SPENT, totals, strict=True)])
-        for part in price.parts
-    ]
+    prompt, generation = (sum(getattr(part, kind) for part in price.parts) or 1.0 for kind in ("prompt", "generation"))
+    # what takes most of a request first
+    ordered = sorted(
+        price.parts, key=lambda part: part.prompt * workload.prompt + part.generation * workload.generate, reverse=True
+    )
+    parts = [(part.name, part.prompt / prompt, part.generation / generation) for part in ordered]
     return {
         "workload": f"a request of {workload.prompt:,} tokens and {workload.generate:,} generated ones",
         "seconds": price.seconds,
-        "parts": [(name, *shares) for name, shares in parts if max(shares) >= 0.005],
+        "parts": [(name, *shares) for name, *shares in parts if max(shares) >= 0.005],
         "bound": explain_lines(price, (), plan.bound)[2:3] if plan.bound is not None else [],
         "far": far_lines(plan.bound),
         "speeds": default_speeds(price),
     }
-
-
-_SPENT = ("prompt", "generation")
 
 
 _UNQUOTED = "It has no quotes, as for $(...): a shell would change it where it is pasted."

@@ -17,6 +17,7 @@ from fitter.output.formats import UNQUOTED
 from fitter.output.json import dumps
 from fitter.output.report import NAMELESS, check_page, plan_fragment, plan_page, plan_panel, plan_picture
 from fitter.planning.context_points import ContextPoint, contexts_to_try, point_of
+from fitter.planning.cost import Part
 from fitter.planning.explain import Bound, Choice
 from fitter.planning.layer_map import HOST_NAME, LayerMap, MapCell
 from fitter.planning.plan import Problem
@@ -85,6 +86,14 @@ def test_what_was_chosen_over_what() -> None:
     assert rows == ["where", "which", "the context"]
     assert "&lt;tensors&gt;" in page and "3.5 s" in page and "there was none" in page
     assert "Lower bound: 10 s; this plan takes at most 40.0 % more than the best could." in page
+
+
+def test_what_takes_most_of_the_time_is_said_first() -> None:
+    # 2048 + 512 tokens: 0.3, 1.4 and 8.5 seconds, and what rounds to nothing
+    parts = (Part("a", 0.0001, 0.0002), Part("b", 0.0005, 0.0008), Part("c", 0.004, 0.0006), Part("d", 1e-6, 1e-6))
+    page = plan_page(make_plan(estimate=make_price(parts=parts)))
+    rows = re.findall(r'<tr><th scope="row">(.)</th><td class="number">(.*?)</td><td class="number">(.*?)</td>', page)
+    assert rows == [("c", "87 %", "37 %"), ("b", "11 %", "50 %"), ("a", "2 %", "12 %")]
 
 
 def test_invisible_characters_are_not_there_to_copy() -> None:
