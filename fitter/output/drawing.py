@@ -38,7 +38,7 @@ STYLE = """
 DARK = """
 @media screen and (prefers-color-scheme: dark) {
   .fitter .model { fill: #4aa3df } .fitter .context { fill: #f0b429 } .fitter .compute { fill: #2bb38a }
-  .fitter .taken { fill: #57606a } .fitter .line { stroke: #8b949e }
+  .fitter .taken { fill: #6e7681 } .fitter .line { stroke: #b1bac4 }
   .fitter .missing, .fitter .over { fill: #ff7b72 } .fitter .limit { stroke: #ff7b72 }
   .fitter .layers { stroke: #0d1117 } .fitter .on.host { fill: #fff }
 }

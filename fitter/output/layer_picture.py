@@ -108,6 +108,7 @@ def _drawn(run: Run, found: LayerMap, x: float, top: float, column: float) -> It
     y = float(top)
     words = f"{run.group}, {run.layers(found.n_layer)}: "
     words += ", ".join(f"{human(size)} on {'the host' if name == HOST_NAME else name}" for name, size in run.bytes)
+    labels: list[str] = []
     yield f"<g><title>{text(words, None)}</title>"
     for name, size in run.bytes:
         high = _ROW * size / total
@@ -116,12 +117,14 @@ def _drawn(run: Run, found: LayerMap, x: float, top: float, column: float) -> It
             f'width="{max(wide, 0.5):.1f}" height="{high:.1f}"/>'
         )
         if high > 12 and wide > _LABEL * len(name) + 6:
-            yield from _label(name, found.places, x + wide / 2, y + high / 2 + 4)
+            labels += _label(name, found.places, x + wide / 2, y + high / 2 + 4)
         y += high
-    yield "</g>"
     if run.last > run.first and column > 2.5:
         lines = "".join(f"M{x + column * i:.1f} {top}v{_ROW}" for i in range(1, run.last - run.first + 1))
         yield f'<path class="layers" d="{lines}"/>'
+    # what is read lies above the lines between layers
+    yield from labels
+    yield "</g>"
 
 
 def _label(name: str, places: Sequence[str], x: float, y: float) -> Iterator[str]:
