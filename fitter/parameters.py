@@ -320,7 +320,7 @@ class LimitsKeywords(TypedDict, total=False):
             env="LLAMA_ARG_FIT_TARGET",
             section=DEVICES,
             help="Memory that must stay free on each device: one number, or one per device; or auto, which is what was "
-            "measured of such devices, or of this one with fitter calibrate, and 512 for the rest.",
+            "measured of such devices, or of this one with fitter calibrate, and 512 MiB for the rest.",
             unset="1024, or auto where that is more",
         ),
     ]

@@ -61,8 +61,9 @@ _SECTION = "Server"
 def serve(allow_private_addresses: bool | None, **given: Any) -> int:
     """Plan in the browser: pick a model and cards, move context, KV cache and margins, and see the plan change.
 
-    A model is a file below --root, an address (https://, hf://) or a shape. Its page compares two machines or two
-    quantizations, and its address holds everything that was chosen. /api describes the JSON API for other front ends.
+    A model is a file below --root, an address (https://, hf://) or a shape. Cards are described, or those of this
+    machine, unless --host lets others ask. The page compares two machines or two quantizations, and its address holds
+    everything that was chosen. /api describes the JSON API for other front ends.
     """
     try:
         from fitter.web.server import serve as run

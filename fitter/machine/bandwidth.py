@@ -17,7 +17,7 @@ from pathlib import Path
 from fitter.errors import UsageError
 from fitter.machine.host import host_memory
 from fitter.machine.speed import HostSpeed, default_host
-from fitter.values import UNITS
+from fitter.values import UNITS, shown
 
 _SCHEMA = 1
 
@@ -54,10 +54,11 @@ def parse_bandwidth(text: str) -> float:
     match = _BANDWIDTH.fullmatch(text.strip())
     unit = (match[2] or "b").lower() if match else ""
     if not match or unit not in UNITS:
-        raise UsageError(f"{text!r} is not a bandwidth: write a number and a unit, such as 60GB/s or 56GiB/s")
+        raise UsageError(f"{shown(text)} is not a bandwidth: write a number and a unit, such as 60GB/s or 56GiB/s")
     bandwidth = float(match[1]) * UNITS[unit]
     if not _LEAST <= bandwidth <= _MOST:
-        raise UsageError(f"{text!r} is not a bandwidth that memory can have: give 0.1GB/s to 100TB/s, such as 60GB/s")
+        limits = "0.1GB/s to 100TB/s, such as 60GB/s"
+        raise UsageError(f"{shown(text)} is not a bandwidth that memory can have: give {limits}")
     return bandwidth
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fitter.output.drawing import EDGE, NARROW, SMALL, WIDE, Part, fitting, hatch, legend, svg, text
+from fitter.output.drawing import EDGE, NAMES, NARROW, SMALL, WIDE, Part, fitting, hatch, legend, svg, text
 from fitter.output.units import human
 
 PARTS = {
@@ -22,20 +22,17 @@ PARTS = {
 
 _TAKEN = ("model", "context", "compute", "shared", "later")
 _BAR = 22
-_BOLD = 9.0
+_BOLD = 9.8
 """The width of a letter of a name."""
 _FAR = 3
 """How many times the largest device the host is from which on it has a scale of its own."""
 
 
-def places(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The devices of a plan, given as its JSON document, and the host."""
-    return [*plan["devices"], {"name": "host", "description": "", **plan["host"]}]
-
-
 def shown(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What has a bar: the ``places``, and the memory that some of them share, with what they have there together."""
-    found = places(plan)
+    """What has a bar in a plan, given as its JSON document: the devices, the host, and the memory that some of them
+    share, with what they have there together.
+    """
+    found = [*plan["devices"], {"name": "host", "description": "", **plan["host"]}]
     return [*found, *(_pool(pool, found) for pool in plan.get("pools", ()))]
 
 
@@ -62,7 +59,7 @@ def bars(plan: Mapping[str, Any], width: int = WIDE) -> tuple[Part, ...]:
     """The bars and their legend. A device without a limit ends with what is used; what lacks goes beyond its memory."""
     rows_of = shown(plan)
     n_devices = len(plan["devices"])
-    left = 104 if width > NARROW else EDGE
+    left = NAMES if width > NARROW else EDGE
     lacking = {problem["device"]: problem["missing"] for problem in plan.get("problems", ())}
     longest = [max(use["total"] or 0, use["used"]) for use in rows_of]
     devices = max(longest[:n_devices], default=0)
@@ -111,7 +108,7 @@ def _row(use: Mapping[str, Any], left: float, width: int, scale: float, lacking:
     lacks = f"lacks {human(missing)}" if missing else ""
     beside = room - (SMALL + 1) * (len(lacks) + 2)
     if width > NARROW:
-        name = fitting(use["name"], left - EDGE, _BOLD)
+        name = fitting(use["name"], left - 12 - EDGE, _BOLD)
         # a name that has no room there is said whole above the bar
         bar, words = 12, ["" if name == text(use["name"]) else use["name"], use["description"], _used(use)]
         lines = [f'<text class="name" x="{left - 12}" y="{bar + 16}" text-anchor="end">{name}</text>']

@@ -13,9 +13,11 @@ WIDE, NARROW = 760, 360
 """Widths of pictures: for a page, and for a telephone."""
 EDGE = 16
 """What is left free at both sides."""
+NAMES = 160
+"""What names take of a wide picture, before its bars and rows: those of a page begin at the same place."""
 
-LETTER, SMALL = 7.3, 6.5
-"""The width of a letter, and of a small one."""
+SMALL = 6.5
+"""The width of a small letter."""
 
 STYLE = """
 .fitter text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: currentColor }
@@ -36,7 +38,7 @@ STYLE = """
 DARK = """
 @media screen and (prefers-color-scheme: dark) {
   .fitter .model { fill: #4aa3df } .fitter .context { fill: #f0b429 } .fitter .compute { fill: #2bb38a }
-  .fitter .taken { fill: #57606a } .fitter .line { stroke: #8b949e }
+  .fitter .taken { fill: #6e7681 } .fitter .line { stroke: #b1bac4 }
   .fitter .missing, .fitter .over { fill: #ff7b72 } .fitter .limit { stroke: #ff7b72 }
   .fitter .layers { stroke: #0d1117 } .fitter .on.host { fill: #fff }
 }

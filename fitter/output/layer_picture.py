@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from fitter.output.drawing import EDGE, LETTER, N_COLOURS, NARROW, SMALL, WIDE, Part, fitting, hatch, legend, svg, text
+from fitter.output.drawing import EDGE, N_COLOURS, NAMES, NARROW, SMALL, WIDE, Part, fitting, hatch, legend, svg, text
 from fitter.output.units import human
 from fitter.planning.layer_map import HOST_NAME, LayerMap, MapCell
 
 _ROW, _GAP = 20, 5
+_LABEL = 8.6
+"""The width of a letter of a name that stands on its layers."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,10 @@ def _column_name(layer: int, n_layer: int) -> str:
 def layer_picture(found: LayerMap, width: int = WIDE) -> tuple[Part, ...]:
     """A row for each group, the numbers of the layers below them, and a legend of the devices."""
     is_wide = width > NARROW
-    left = 150 if is_wide else EDGE
+    left = NAMES if is_wide else EDGE
     column = (width - left - EDGE) / (found.n_layer + 2)
-    by_group: dict[str, list[Run]] = {}
-    for run in runs(found):
-        by_group.setdefault(run.group, []).append(run)
     rows = []
-    for group, members in by_group.items():
+    for group, members in by_place(found).items():
         top = 0 if is_wide else 16
         if is_wide:
             lines = [f'<text class="small" x="{left - 8}" y="14" text-anchor="end">{text(group)}</text>']
@@ -109,6 +108,7 @@ def _drawn(run: Run, found: LayerMap, x: float, top: float, column: float) -> It
     y = float(top)
     words = f"{run.group}, {run.layers(found.n_layer)}: "
     words += ", ".join(f"{human(size)} on {'the host' if name == HOST_NAME else name}" for name, size in run.bytes)
+    labels: list[str] = []
     yield f"<g><title>{text(words, None)}</title>"
     for name, size in run.bytes:
         high = _ROW * size / total
@@ -116,13 +116,15 @@ def _drawn(run: Run, found: LayerMap, x: float, top: float, column: float) -> It
             f'<rect {_shape(name, found.places)} x="{x:.1f}" y="{y:.1f}" '
             f'width="{max(wide, 0.5):.1f}" height="{high:.1f}"/>'
         )
-        if high > 12 and wide > LETTER * len(name) + 4:
-            yield from _label(name, found.places, x + wide / 2, y + high / 2 + 4)
+        if high > 12 and wide > _LABEL * len(name) + 6:
+            labels += _label(name, found.places, x + wide / 2, y + high / 2 + 4)
         y += high
-    yield "</g>"
     if run.last > run.first and column > 2.5:
         lines = "".join(f"M{x + column * i:.1f} {top}v{_ROW}" for i in range(1, run.last - run.first + 1))
         yield f'<path class="layers" d="{lines}"/>'
+    # what is read lies above the lines between layers
+    yield from labels
+    yield "</g>"
 
 
 def _label(name: str, places: Sequence[str], x: float, y: float) -> Iterator[str]:

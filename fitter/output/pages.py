@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _TEMPLATES = Path(__file__).with_name("templates")
+_OPTION = re.compile(r"(?<!\S)--?[a-z][a-z-]*(?!\S)")
 
 
 def check_installed() -> None:
@@ -115,10 +117,11 @@ def _shown(value: Any) -> Any:
 
 
 def _lines(text: str) -> Markup:
-    """Text of several lines, each of them made safe to show."""
+    """Text of several lines, each of them made safe to show, in which no option is broken at its hyphens."""
     from markupsafe import Markup, escape
 
-    return Markup("\n").join(escape(printable(line)) for line in text.split("\n"))
+    lines = "\n".join(str(escape(printable(line))) for line in text.split("\n"))
+    return Markup(_OPTION.sub(r'<span class="whole">\g<0></span>', lines))
 
 
 def _in_script(document: Mapping[str, Any]) -> str:

@@ -64,6 +64,8 @@ def plan_page(
         title=plan.model.name,
         documents=[("plan", document), ("drawn", drawn)],
         heading="h1",
+        level="h3",
+        prefix="",
         of="",
         plan=plan,
         **_drawn(plan, document, found, notes),
@@ -88,7 +90,8 @@ def plan_panel(plan: Plan, found: LayerMap | None, name: str, of: str) -> str:
         "panel.html",
         title=plan.model.name,
         heading="h2",
-        name=name,
+        level="h4",
+        prefix=f"{name}-",
         of=f", {of}",
         **_drawn(plan, to_dict(plan), found, formats=NAMELESS),
     )
@@ -180,17 +183,17 @@ def _facts(plan: Plan) -> list[Fact]:
         number = "1 device" if len(plan.devices) == 1 else f"{len(plan.devices)} devices"
         facts.append(Fact(f"on {number}", human(used), f"of {human(total)}"))
     total = plan.host.total
-    facts.append(Fact("host memory", human(plan.host.used), "no limit" if total is None else f"of {human(total)}"))
+    of_host = "without a limit" if total is None else f"of {human(total)}"
+    facts.append(Fact("host memory", human(plan.host.used), of_host))
+    facts += [Fact(pool.name, human(pool.used), f"of {human(pool.total)}") for pool in plan.pools]
     return facts
 
 
 def _uses(document: Mapping[str, Any]) -> dict[str, Any]:
     """The table of the devices, the host and what they share: columns, and a row of bytes for each."""
-    places = bars.places(document)
+    places = bars.shown(document)
     columns = [(key, name) for key, name in _COLUMNS if key not in _RARE or any(use.get(key, 0) for use in places)]
     lacking = {problem["device"] for problem in document["problems"]}
-    together = "what they share, both together"
-    pools = [{**{key: "" for key, _ in columns}, "description": together, **pool} for pool in document["pools"]]
     rows = [
         {
             "name": use["name"],
@@ -198,7 +201,7 @@ def _uses(document: Mapping[str, Any]) -> dict[str, Any]:
             "lacks": use["name"] in lacking,
             "sizes": [use.get(key, 0) for key, _ in columns],
         }
-        for use in (*places, *pools)
+        for use in places
     ]
     return {"columns": [name for _, name in columns], "rows": rows}
 
@@ -225,22 +228,20 @@ def _why(plan: Plan) -> dict[str, Any] | None:
     if price is None:
         return None
     workload = price.workload
-    totals = [sum(getattr(part, kind) for part in price.parts) for kind in ("prompt", "generation")]
-    parts = [
-        (part.name, [getattr(part, kind) / total if total else 0 for kind, total in zip(_SPENT, totals, strict=True)])
-        for part in price.parts
-    ]
+    prompt, generation = (sum(getattr(part, kind) for part in price.parts) or 1.0 for kind in ("prompt", "generation"))
+    # what takes most of a request first
+    ordered = sorted(
+        price.parts, key=lambda part: part.prompt * workload.prompt + part.generation * workload.generate, reverse=True
+    )
+    parts = [(part.name, part.prompt / prompt, part.generation / generation) for part in ordered]
     return {
         "workload": f"a request of {workload.prompt:,} tokens and {workload.generate:,} generated ones",
         "seconds": price.seconds,
-        "parts": [(name, *shares) for name, shares in parts if max(shares) >= 0.005],
+        "parts": [(name, *shares) for name, *shares in parts if max(shares) >= 0.005],
         "bound": explain_lines(price, (), plan.bound)[2:3] if plan.bound is not None else [],
         "far": far_lines(plan.bound),
         "speeds": default_speeds(price),
     }
-
-
-_SPENT = ("prompt", "generation")
 
 
 _UNQUOTED = "It has no quotes, as for $(...): a shell would change it where it is pasted."

@@ -19,6 +19,7 @@ from fitter.output.narrow import NarrowTable, too_narrow
 from fitter.output.pools import pool_lines
 from fitter.output.units import MIB, dummy_loads, human, mib, scaled, speed
 from fitter.parameters import of_a_load
+from fitter.planning.layer_map import HOST_NAME
 from fitter.planning.plan import Plan
 from fitter.planning.pricing import Price
 from fitter.planning.summary import DeviceUse, HostUse, PoolUse, SharedUse
@@ -408,19 +409,23 @@ def _use_table(plan: Plan) -> Table:
     spare = ("", "total", ("model", "context", "compute", "shared", "later"), "free")
     table = _table("MiB", "total", "free", *parts, "used", "left", "margin", spare=spare, names="")
     table.add_column("", overflow="fold", style="dim")
-    for device in plan.devices:
-        _add_use(table, device.name, device, device.description, parts)
-    _add_use(table, "host", plan.host, "", parts)
+    uses: dict[str, DeviceUse | HostUse] = {**{use.name: use for use in plan.devices}, HOST_NAME: plan.host}
+    sizes = {name: [getattr(use, part, None) for part in parts] for name, use in uses.items()}
+    for name, use in uses.items():
+        _add_use(table, name, use, getattr(use, "description", ""), sizes[name])
     for pool in plan.pools:
-        _add_use(table, pool.name, pool, "both together", parts)
+        sums = [sum(filter(None, column)) for column in zip(*(sizes[name] for name in pool.members), strict=True)]
+        # the same pages of the file are counted once
+        _add_use(table, pool.name, pool, "both together", [sums[0] - pool.mapped_twice, *sums[1:]])
     return table
 
 
-def _add_use(table: Table, name: str, use: DeviceUse | HostUse | PoolUse, note: str, parts: Sequence[str]) -> None:
+def _add_use(
+    table: Table, name: str, use: DeviceUse | HostUse | PoolUse, note: str, sizes: Sequence[int | None]
+) -> None:
     margin = "-" if use.free is None else mib(use.margin)
     left = Text(mib(use.left), style="" if use.fits else "bold red")
-    sizes = (mib(getattr(use, part, None)) for part in parts)
-    table.add_row(name, mib(use.total), mib(use.free), *sizes, mib(use.used), left, margin, note)
+    table.add_row(name, mib(use.total), mib(use.free), *map(mib, sizes), mib(use.used), left, margin, note)
 
 
 def later_text(later: Later) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 import fitter
@@ -35,10 +36,19 @@ from fitter.web import pages
 from fitter.web.files import Root
 from fitter.web.guard import Guard, Hosts
 from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered, heard
-from fitter.web.questions import SECONDS, PlanQuestion, Wanted, wanted
+from fitter.web.questions import ASKED, SECONDS, PlanQuestion, Wanted, wanted
 
 _STATUS = {Busy: 503, Overtaken: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
 """The status of an answer by the error; any other is the server's own fault."""
+_MEANING = {
+    400: "What is asked cannot be, and why",
+    409: "A newer question of the same session was asked, or the server ends",
+    422: "The model cannot be read",
+    500: "llama.cpp or the server failed",
+    503: "Too many questions wait",
+    504: "Nothing was found in time",
+}
+"""What is not answered, by its status."""
 _LOOK = 0.2
 """Seconds between two looks whether the asker is still there."""
 _TIDY = 20.0
@@ -51,6 +61,11 @@ class Settings:
 
     root: Root | None = None
     host: str = "127.0.0.1"
+
+    @property
+    def has_devices(self) -> bool:
+        """Whether a plan may be for this machine's own devices: where nobody else can ask what it has."""
+        return not Hosts.of(self.host).is_everywhere
 
 
 @dataclass(frozen=True)
@@ -71,13 +86,18 @@ class Server:
 
     async def plan(self, asked: PlanQuestion, request: Request, *, with_map: bool) -> Answer:
         """The plan that is asked for. Raises ``FitterError``."""
-        keywords = asked.keywords()
+        keywords = asked.keywords(has_devices=self.settings.has_devices)
         loop = asyncio.get_running_loop()
         model = await loop.run_in_executor(None, wanted, asked.model, self.settings.root)
 
         def ask(planner: Planner) -> Answer:
-            plan = planner.fit(**keywords)
-            found = planner.layer_map(plan) if with_map else None
+            try:
+                plan = planner.fit(**keywords)
+                found = planner.layer_map(plan) if with_map else None
+            finally:
+                if asked.gpus is None:
+                    # a process that holds a real card takes memory of it
+                    planner.release()
             return Answer(_without_paths(plan, model), found)
 
         async with self.pool.asked(asked.session) as question:
@@ -85,7 +105,7 @@ class Server:
             try:
                 if model.is_elsewhere:
                     await self._fetched(question, model)
-                return await self.pool.answer(question, model.opens, tuple(asked.gpus), ask)
+                return await self.pool.answer(question, model.opens, tuple(asked.gpus or ()), ask)
             finally:
                 watching.cancel()
 
@@ -158,7 +178,7 @@ def _add_pages(app: FastAPI, server: Server) -> None:
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page() -> str:
-        return pages.page(root)
+        return pages.page(root, has_devices=server.settings.has_devices)
 
     @app.get("/api", response_class=HTMLResponse, include_in_schema=False)
     def api_page() -> str:
@@ -187,7 +207,7 @@ def _constant(text: str, kind: str) -> Callable[[], Awaitable[Response]]:
 
 
 def _add_api(app: FastAPI, server: Server) -> None:
-    @app.post("/api/plan", summary="Plan a model on described cards")
+    @app.post("/api/plan", summary="Plan a model", responses=_answers())
     async def plan(asked: PlanQuestion, request: Request) -> JSONResponse:
         """The plan, as fitter --json prints it. One that does not fit has "fits" false and says why in "problems"."""
         found = await server.plan(asked, request, with_map=False)
@@ -210,9 +230,21 @@ def _add_api(app: FastAPI, server: Server) -> None:
         return JSONResponse(catalogue_to_dict(catalogue.gpus().values()))
 
 
+class Refusal(BaseModel):
+    """Why there is no answer, in one line."""
+
+    error: str
+
+
+def _answers() -> dict[int | str, dict[str, Any]]:
+    """What may be answered to a question, for the OpenAPI document."""
+    plan = {"description": "The plan", "content": {"application/json": {"schema": {"type": "object"}}}}
+    return {200: plan, **{status: {"model": Refusal, "description": words} for status, words in _MEANING.items()}}
+
+
 def _add_errors(app: FastAPI, settings: Settings) -> None:
-    def said(status: int, message: str) -> JSONResponse:
-        return JSONResponse({"error": pages.told(message, settings.root)}, status)
+    def said(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        return JSONResponse({"error": pages.told(message, settings.root)}, status, headers)
 
     @app.exception_handler(FitterError)
     @app.exception_handler(Unanswered)
@@ -223,12 +255,14 @@ def _add_errors(app: FastAPI, settings: Settings) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        where = ".".join(str(word) for word in first["loc"][1:3] if isinstance(word, str))
-        return said(400, f"{where or 'the body'}: {first['msg']}: see /api for what may be asked")
+        where = next((word for word in first["loc"][1:] if isinstance(word, str)), "the body")
+        # one of several types is what each of them says
+        wrong = "no value of this kind is taken" if where in ASKED else first["msg"]
+        return said(400, f"{where}: {wrong}: see /api for what may be asked")
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> JSONResponse:
-        return said(error.status_code, error.detail)
+        return said(error.status_code, f"{error.detail}: see /api for what may be asked", error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> JSONResponse:

@@ -121,6 +121,9 @@ class Guard:
         found: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        if "transfer-encoding" in found and "content-length" in found:
+            # a proxy before this server may believe the other one, and see another request in the body
+            raise _RefusedError(400, "the body has two lengths: give Content-Length or Transfer-Encoding")
         hosts = found.get("host", [])
         if len(hosts) != 1 or not self.hosts.has(hosts[0]):
             raise _RefusedError(421, "this server is asked by another name than its own: use the address that it said")

@@ -35,8 +35,8 @@ _PATH = re.compile(r"(?<![\w:/.])/(?:[^\s/:;,'\"()]+/)+")
 """Directories of this machine in a message."""
 
 
-def page(root: Root | None) -> str:
-    """The page that plans are made on, with the names of what there is."""
+def page(root: Root | None, *, has_devices: bool) -> str:
+    """The page that plans are made on, with the names of what there is; ``has_devices``: this machine's, too."""
     kinds = PARAMETERS["type_k"].kind
     return (
         output_pages.environment(_TEMPLATES)
@@ -44,9 +44,11 @@ def page(root: Root | None) -> str:
         .render(
             models=root.models() if root is not None else (),
             has_root=root is not None,
+            has_devices=has_devices,
             shapes=shapes(),
             gpus=catalogue.gpus().values(),
             types=_TYPES,
+            default_type=DEFAULT_TYPE,
             cache_types=tuple(getattr(kinds, "words", ())),
             default_cache=DEFAULTS["type_k"],
             programs=tuple(PROGRAMS),
@@ -82,6 +84,7 @@ def api_page(schema: Mapping[str, Any]) -> str:
             "summary": call.get("summary", ""),
             "description": call.get("description", ""),
             "fields": _fields(call, schema),
+            "refusals": [(status, each["description"]) for status, each in call["responses"].items() if status >= "4"],
         }
         for path, methods in schema["paths"].items()
         for method, call in methods.items()

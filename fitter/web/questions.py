@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, WithJsonSchema, create_model
 
 from fitter.errors import UsageError
+from fitter.kinds import Choice, Flag, Kind, Number, Size, Texts, Whole
 from fitter.machine.gpu import parse_gpus
 from fitter.model.addresses import HUB
 from fitter.model.shapes.addresses import CONFIG, SHAPE
@@ -47,7 +48,7 @@ _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*):/", re.IGNORECASE)
 _SCHEMES = ("https", "http", HUB)
 
 _Text = Annotated[str, Field(max_length=_LONGEST)]
-_Value = bool | int | float | _Text | Annotated[list[int | _Text], Field(max_length=_MOST_CARDS)] | None
+_Value = bool | int | float | _Text | Annotated[list[StrictInt | _Text], Field(max_length=_MOST_CARDS)] | None
 
 
 class Asked(BaseModel):
@@ -58,7 +59,12 @@ class Asked(BaseModel):
     model: _Text = Field(
         description="A path below the server's --root, https://…, hf://org/repo/file.gguf, or shape://NAME[:TYPE]."
     )
-    gpus: list[_Text] = Field(min_length=1, max_length=_MOST_CARDS, description=PARAMETERS["gpus"].text)
+    gpus: list[_Text] | None = Field(
+        None,
+        min_length=1,
+        max_length=_MOST_CARDS,
+        description=f"{PARAMETERS['gpus'].text} [default: the server's own devices, where no other machine can ask it]",
+    )
     session: str = Field(
         "",
         max_length=64,
@@ -66,10 +72,17 @@ class Asked(BaseModel):
         description="A name of the asker's choice: a newer question with the same one ends this one, with status 409.",
     )
 
-    def keywords(self) -> dict[str, Any]:
-        """The parameters, as ``fitter.fit`` takes them. Raises ``UsageError``."""
+    def keywords(self, *, has_devices: bool) -> dict[str, Any]:
+        """The parameters, as ``fitter.fit`` takes them. Raises ``UsageError``, also where no card is named and the
+        server's own devices are not offered.
+        """
         given = {name: getattr(self, name, None) for name in ASKED}
-        parse_gpus(self.gpus)
+        if self.gpus is not None:
+            parse_gpus(self.gpus)
+        elif not has_devices:
+            raise UsageError(
+                "gpus is not set, and other machines can ask this server, so its own are not told: name cards"
+            )
         program = {"program": PARAMETERS["program"].check(given.pop("program") or PROGRAM)}
         return {**given, **program, "gpus": self.gpus, "time_limit": SECONDS}
 
@@ -78,9 +91,31 @@ PROGRAM = "llama-server"
 """What a plan is for, where nothing else is said: as on the command line."""
 
 
+def _schema(kind: Kind) -> dict[str, Any]:
+    """What JSON has for a parameter, which its ``kind`` checks in its own words."""
+    if isinstance(kind, Flag):
+        return {"type": "boolean"}
+    if isinstance(kind, Whole):
+        return {"type": "integer", "minimum": kind.least, "maximum": kind.most}
+    if isinstance(kind, Choice):
+        return {"type": "string", "enum": list(kind.words)}
+    if isinstance(kind, Texts):
+        return {"type": "array", "items": {"type": "string"}}
+    if isinstance(kind, (Size, Number)):
+        one = {"type": ["integer" if isinstance(kind, Size) else "number", "string"]}
+        return {"anyOf": [one, {"type": "array", "items": one}]} if kind.is_list else one
+    return {"type": "string"}
+
+
 def _meaning(name: str) -> str:
-    text = PARAMETERS[name].text
-    return f"{text.partition(' [default')[0]} [default: {PROGRAM}]" if name == "program" else text
+    each = PARAMETERS[name]
+    if name == "program":
+        return f"{each.help} [default: {PROGRAM}]"
+    if not isinstance(each.kind, Size):
+        return each.text
+    # the command line has MiB there
+    usual = re.sub(r"\d+", r"\g<0> MiB", each.default_text) if each.kind.in_mib else each.default_text
+    return f"{each.help} Bytes, or a text such as 24GiB. {usual}"
 
 
 if TYPE_CHECKING:
@@ -89,7 +124,13 @@ else:
     PlanQuestion = create_model(
         "PlanQuestion",
         __base__=Asked,
-        **{name: (_Value, Field(None, description=_meaning(name))) for name in ASKED},
+        **{
+            name: (
+                Annotated[_Value, WithJsonSchema({"anyOf": [_schema(PARAMETERS[name].kind), {"type": "null"}]})],
+                Field(None, description=_meaning(name)),
+            )
+            for name in ASKED
+        },
     )
     """A question for a plan: ``Asked``, and every parameter of ``ASKED``."""
 

@@ -19,6 +19,7 @@ from fitter.output import pages
 from fitter.parameters import AnyPath
 from fitter.planner import Planner
 from fitter.web.app import Settings, application
+from fitter.web.connection import Connection
 from fitter.web.files import Root
 from fitter.web.guard import LONGEST_HEADERS, Hosts
 from fitter.web.pool import WORKERS, Pool
@@ -55,7 +56,7 @@ def serve(
         server = _Server(
             uvicorn.Config(
                 application(settings, pool),
-                http="h11",
+                http=Connection,
                 ws="none",
                 lifespan="on",
                 # what is wrong is answered, and said by the application

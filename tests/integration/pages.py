@@ -63,4 +63,4 @@ def reads(locator: Locator, text: str) -> None:
     """Wait until it reads so. From outside: a page without `unsafe-eval` takes no condition of a test's own to poll."""
     from playwright.sync_api import expect
 
-    expect(locator).to_have_text(text)
+    expect(locator).to_have_text(text, timeout=30_000)

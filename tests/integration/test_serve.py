@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
 import pytest
 
 import fitter
@@ -25,6 +26,7 @@ from fitter.model.shapes import listing
 from fitter.output import report
 from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS
 from fitter.web.questions import ASKED
+from tests.integration.pages import reads
 from tools import ranges
 from tools.hub import hub_of
 from tools.serving_speed import Served, ask, load, serving
@@ -42,11 +44,15 @@ CARD = ["1GiB"]
 
 @dataclass(frozen=True)
 class Site:
-    """A server, the directory that it offers, and the files that another one has, which it may not ask."""
+    """A server, the directory that it offers, and the files that another one has, which it may not ask.
+
+    ``slow``: a connection whose headers do not come.
+    """
 
     served: Served
     root: Path
     files: ranges.FileServer
+    slow: socket.socket
 
     @property
     def url(self) -> str:
@@ -59,6 +65,11 @@ class Site:
         answer = connection.getresponse()
         assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
         return json.loads(answer.read())
+
+    def question(self) -> Any:
+        """The schema of a question."""
+        document = self.get("/api/openapi.json")
+        return document["components"]["schemas"]["PlanQuestion"]
 
     def plan(self, **question: Any) -> tuple[int, Any]:
         """What the API answers to a question."""
@@ -82,7 +93,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         ranges.serving(folder) as files,
         serving("--root", str(root), "--workers", "3", HF_ENDPOINT=files.url.rstrip("/"), HF_TOKEN=TOKEN) as served,
     ):
-        yield Site(served, root, files)
+        with socket.create_connection((served.host, served.port), 20) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
+            yield Site(served, root, files, slow)
         assert served.stop() == (0, [])
 
 
@@ -159,7 +172,12 @@ def test_pick_change_compare_share_and_open_again(site: Site, browser: Browser) 
         answered(page)
         assert [fact(page, "context", side) for side in "ab"] == ["2,048", "4,096"]
         rows = [row.inner_text().split("\t") for row in page.locator("#differences tbody tr").all()]
-        assert rows[:2] == [["verdict", "Fits", "Fits"], ["context", "2,048 tokens", "4,096 tokens"]]
+        assert rows[:4] == [
+            ["model", "deep/moe.gguf", "deep/moe.gguf"],
+            ["cards", "2x rtx-3090", "2x rtx-4090"],
+            ["verdict", "Fits", "Fits"],
+            ["context", "2,048 tokens", "4,096 tokens"],
+        ]
         page.locator("#share").click()
         page.locator("#share", has_text="Copied").wait_for()
         address = page.evaluate("navigator.clipboard.readText()")
@@ -204,6 +222,85 @@ def test_a_plan_that_fails_is_one_line(site: Site, browser: Browser) -> None:
         page.locator("#a-host").blur()
         answered(page)
         assert (failed.is_visible(), page.locator("#a .verdict").inner_text()) == (False, "Fits")
+
+
+def test_what_an_address_cannot_say_is_named(site: Site, browser: Browser) -> None:
+    strange = "a.margin=1000&a.n_seq_max=99&a.type_k=q9_9&a.n_ctx=many&a.owner=me&x=1"
+    with opened(browser, site, f"#a.model=dense.gguf&a.gpus=1GiB&a.type_v=q8_0&{strange}") as page:
+        note = page.locator("#ignored")
+        said = "x=1, a.margin=1000, a.n_seq_max=99, a.type_k=q9_9, a.n_ctx=many, a.owner=me"
+        reads(note, f"The address says what cannot be chosen here, which is ignored: {said}")
+        assert fact(page, "context") == "16,384"
+        page.locator("#a .steps").fill("3")
+        answered(page)
+        assert not note.is_visible()
+        assert page.url.partition("#")[2] == "a.model=dense.gguf&a.gpus=1GiB&a.n_ctx=1536&a.type_v=q8_0"
+        page.evaluate("location.hash = 'a.model=dense.gguf&a.gpus=2x+1GiB'")
+        reads(page.locator("#a .facts dt").nth(3), "on 2 devices")
+
+
+def test_numbers_that_make_no_sense_are_not_planned(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB") as page:
+        failed = page.locator("#a .failed")
+        page.locator("#a .count").fill("-3")
+        reads(failed, "How many of this card: give a whole number from 1 to 16")
+        page.locator("#a .count").fill("1")
+        page.locator("#a-context").fill("1.5")
+        reads(failed, "Context, in tokens: give a whole number from 1 to 1073741824")
+        assert page.locator("#a .verdict").count() == 0
+        page.locator("#a-context").fill("2048")
+        reads(page.locator("#a .verdict"), "Fits")
+
+
+def test_without_a_model_or_a_card_there_is_no_plan(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB") as page:
+        for field, value in (("#a-model", "dense.gguf"), ("#a .gpu", "1GiB")):
+            page.locator(field).fill("")
+            page.locator(field).blur()
+            reads(page.locator("#a .panel"), "Pick a model and a card.")
+            chosen(page, field, value)
+            assert page.locator("#a .verdict").inner_text() == "Fits"
+
+
+def test_a_server_that_ends_is_asked_again(site: Site, browser: Browser) -> None:
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB") as page:
+        # what it answers to a question that it ends
+        page.route("**/panel/a", lambda route: route.fulfill(json={"html": None, "error": None}))
+        page.locator("#a .steps").fill("3")
+        reads(page.locator("#a .failed"), "the server does not answer: start it again, then try again")
+        assert page.locator("#a .verdict").count() == 0
+        page.unroute("**/panel/a")
+        page.locator("#a .again").click()
+        reads(page.locator("#a .facts dd").first, "1,536 tokens")
+        assert not page.locator("#a .again").is_visible()
+
+
+def test_this_machine_is_planned_for_where_nobody_else_can_ask(site: Site, browser: Browser) -> None:
+    # a program that keeps nothing of prompts: what a server keeps depends on what is free
+    expected = fitter.fit(site.root / "dense.gguf", program="any", n_ctx=4096)
+    with opened(browser, site, "#a.model=dense.gguf&a.gpus=1GiB&a.n_ctx=4096&a.program=any") as page:
+        page.locator("#a .own").check()
+        answered(page)
+        assert (page.locator("#a .gpu").is_visible(), page.locator("#a .add").is_visible()) == (False, False)
+        assert fact(page, "host memory") == report.human(expected.host.used).split()[0]
+        shared = page.url
+        page.goto("about:blank")
+        page.goto(shared)
+        answered(page)
+        assert page.locator("#a .own").is_checked()
+        assert fact(page, "host memory") == report.human(expected.host.used).split()[0]
+    status, plan = site.plan(model="dense.gguf", n_ctx=4096, program="any")
+    assert (status, plan["arguments"]) == (200, list(expected.arguments()))
+    assert [each["name"] for each in plan["devices"]] == [use.name for use in expected.devices]
+    assert plan["host"]["used"] == expected.host.used
+
+
+def test_no_process_stays_on_this_machines_devices(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "dense.gguf", TINY_DENSE)
+    with serving("--root", str(tmp_path), "--workers", "1") as served:
+        for gpus, is_left in ((None, False), (CARD, True)):
+            assert ask(served.connection(), "/api/plan", {"model": "dense.gguf", "gpus": gpus})[0] == 200
+            assert bool(served.children()) == is_left
 
 
 def test_a_name_with_markup_is_text(site: Site, browser: Browser) -> None:
@@ -252,6 +349,10 @@ def test_the_api_has_a_page(site: Site, browser: Browser) -> None:
     page.goto(f"{site.url}api")
     assert page.locator("tbody th code").all_inner_texts() == list(keys)
     assert sorted(asked) == ["api", "style.css"]
+    meanings = dict(zip(keys, page.locator("tbody td").all_inner_texts(), strict=True))
+    assert meanings["host_margin"].endswith(" Bytes, or a text such as 24GiB. [default: 1024 MiB]")
+    answers = document["paths"]["/api/plan"]["post"]["responses"]
+    assert page.locator("dt").all_inner_texts() == [status for status in answers if status != "200"]
     context.close()
 
 
@@ -260,7 +361,9 @@ def test_the_api_has_a_page(site: Site, browser: Browser) -> None:
 
 def test_the_api_answers_as_fit_does(site: Site) -> None:
     words = {"gpus": ["rtx-3090", "8GiB"], "n_ctx": 4096, "type_k": "q8_0", "type_v": "q8_0", "n_seq_max": 2}
-    status, document = site.plan(model="dense.gguf", **words)
+    asked = {"model": "dense.gguf", **words}
+    jsonschema.validate(asked, site.question())
+    status, document = site.plan(**asked)
     expected = fitter.fit(site.root / "dense.gguf", program="llama-server", **words).to_dict()
     for each in (document, expected):
         del each["search"]
@@ -270,6 +373,27 @@ def test_the_api_answers_as_fit_does(site: Site) -> None:
         "libllama": Path(expected.pop("llama_cpp")["libllama"]).name,
     }
     assert (status, document) == (200, expected)
+
+
+TYPES: dict[str, tuple[str, Sequence[Any], Sequence[Any]]] = {
+    "a whole number": ("n_ctx", [4096, None], ["4096", -1, 1.5, [4096]]),
+    "a number of a range": ("n_seq_max", [1, 256], [0, 257]),
+    "yes or no": ("kv_unified", [True, False], ["true", 2]),
+    "a word": ("type_k", ["q8_0"], ["q9_9", 8, True]),
+    "a size": ("host_memory", ["64GiB", 1 << 36], [True, 1.5, ["64GiB"]]),
+    "a size for each card": ("margin", ["1GiB", 1 << 30, ["1GiB"], "auto"], [True, [True]]),
+    "a speed": ("host_bandwidth", ["60GB/s", 6e10], [True, ["60GB/s"]]),
+    "words": ("allow", [["ubatch"], []], [1, [1]]),
+}
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), TYPES.values(), ids=TYPES.keys())
+def test_the_document_says_what_is_taken(name: str, right: Sequence[Any], wrong: Sequence[Any], site: Site) -> None:
+    valid = jsonschema.Draft202012Validator(site.question()).is_valid
+    for values, expected in ((right, True), (wrong, False)):
+        for value in values:
+            asked = {"model": "dense.gguf", "gpus": CARD, name: value}
+            assert (valid(asked), site.plan(**asked)[0] == 200) == (expected, expected), value
 
 
 def test_the_lists_are_those_of_the_commands(site: Site) -> None:
@@ -298,6 +422,7 @@ WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
     "an unknown card": ({"gpus": ["rtx-9999"]}, 400, "--gpu 'rtx-9999': unknown GPU"),
     "too many cards": ({"gpus": ["17x rtx-4090"]}, 400, "llama.cpp has room for 16 devices at most"),
     "no context": ({"n_ctx": -1}, 400, "n_ctx"),
+    "an object": ({"n_ctx": {}}, 400, "n_ctx: no value of this kind is taken: see /api for what may be asked"),
     "half a token": ({"n_ctx": 1.5}, 400, "n_ctx"),
     "no number": ({"host_bandwidth": float("nan")}, 400, "is not a bandwidth: write a number and a unit"),
     "an endless number": ({"n_ctx": 10**300}, 400, "n_ctx"),
@@ -314,6 +439,7 @@ WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
 @pytest.mark.parametrize(("change", "status", "message"), WRONG.values(), ids=WRONG.keys())
 def test_what_cannot_be_is_one_line(change: dict[str, Any], status: int, message: str, site: Site) -> None:
     found, answer = site.plan(**{"model": "dense.gguf", "gpus": CARD, **change})
+    assert str(status) in site.get("/api/openapi.json")["paths"]["/api/plan"]["post"]["responses"]
     assert (found, set(answer)) == (status, {"error"}), answer
     assert message in answer["error"] and "\n" not in answer["error"]
     assert str(site.root.parent) not in answer["error"] and str(Path.home()) not in answer["error"]
@@ -422,6 +548,30 @@ def test_bodies_and_headers_have_limits(site: Site) -> None:
         assert found == (404 if number < LONGEST_HEADERS else status)
 
 
+def test_a_body_has_one_length(site: Site) -> None:
+    lines = (f"Host: {site.served.host}:{site.served.port}", "Content-Type: application/json", "Connection: close")
+    body = chunked(20, 1)
+    assert said(site, *lines, "Transfer-Encoding: chunked", body=body)[0] == 400, "no JSON"
+    status, text = said(site, *lines, "Transfer-Encoding: chunked", f"Content-Length: {len(body)}", body=body)
+    assert status == 400 and "the body has two lengths: give Content-Length or Transfer-Encoding" in text
+
+
+def test_what_is_not_there_says_where_to_look(site: Site) -> None:
+    for method, path, status, words in (
+        ("GET", "/none", 404, "Not Found"),
+        ("PUT", "/api/plan", 405, "Method Not Allowed"),
+    ):
+        connection = site.served.connection()
+        connection.request(method, path, b"{}", {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        found = (answer.status, json.loads(answer.read()), answer.headers["allow"])
+        assert found == (
+            status,
+            {"error": f"{words}: see /api for what may be asked"},
+            "POST" if status == 405 else None,
+        )
+
+
 @pytest.mark.parametrize("path", ["/", "/api", "/app.js", "/style.css", "/api/shapes", "/none", "/../etc/passwd"])
 def test_every_answer_has_its_headers(path: str, site: Site) -> None:
     connection = site.served.connection()
@@ -431,6 +581,10 @@ def test_every_answer_has_its_headers(path: str, site: Site) -> None:
     assert HEADERS.items() <= {name.lower(): value for name, value in answer.getheaders()}.items()
     assert answer.status == (404 if "none" in path or ".." in path else 200)
     assert "server" not in {name.lower() for name, _ in answer.getheaders()}
+
+
+def test_headers_that_do_not_come_end_the_connection(site: Site) -> None:
+    assert site.slow.recv(1) == b"", "after ten seconds, which the tests before this one take"
 
 
 # --- many, and the end

@@ -70,6 +70,12 @@ def test_no_bandwidth(text: str, says: str) -> None:
     assert repr(text) in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_what_is_no_bandwidth_is_shortened() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_bandwidth("9" * 300)
+    assert str(caught.value).startswith(f"'{'9' * 36}... is not a bandwidth: ")
+
+
 @given(st.text())
 def test_a_bandwidth_is_read_or_refused(text: str) -> None:
     try:

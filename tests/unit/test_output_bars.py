@@ -160,7 +160,11 @@ def test_a_pool_that_is_too_full_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("name", "beside", "above"),
-    [("12345678", "12345678", "a card"), ("CUDA0+host", "CUDA0+ho…", "CUDA0+host · a card")],
+    [
+        ("ROCm0+host", "ROCm0+host", "a card"),
+        ("Vulkan0+host", "Vulkan0+host", "a card"),
+        ("RPC0[10.0.0.1]", "RPC0[10.0.0.…", "RPC0[10.0.0.1] · a card"),
+    ],
 )
 def test_a_long_name_is_whole_above_its_bar(name: str, beside: str, above: str) -> None:
     root = ElementTree.fromstring(bars_svg({"devices": [{**CARD, "name": name}], "host": HOST}))

@@ -334,13 +334,15 @@ POOL = PoolUse("CUDA0+host", 64 * GIB, 60 * GIB, GIB, 3 * GIB, ("CUDA0", "host")
 
 
 def test_memory_that_is_shared() -> None:
-    plan = replace(make_plan(devices=("CUDA0",), host_free=60 * GIB), pools=(POOL,))
+    # what both map is counted once, in the parts as in their sum
+    pool = replace(POOL, used=2224 * MIB, mapped_twice=500 * MIB)
+    plan = replace(make_plan(devices=("CUDA0",), host_free=60 * GIB), pools=(pool,))
     lines = rendered(plan).splitlines()
     assert lines[1:5] == [
         "MiB         total   free  model  context  compute  used   left  margin",
         "CUDA0        8192   8192   2048      256      100  2404   5788    1024  Card of CUDA0",
         "host        61440  61440    300        0       20   320  61120    1024",
-        "CUDA0+host  65536  61440      -        -        -  3072  58368    1024  both together",
+        "CUDA0+host  65536  61440   1848      256      120  2224  59216    1024  both together",
     ]
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from fitter.errors import ModelError, UsageError
 from fitter.web import pages
+from fitter.web.app import Settings
 from fitter.web.files import Root
 from fitter.web.guard import HEADERS, LONGEST_BODY, LONGEST_HEADERS, Guard, Hosts
-from fitter.web.questions import wanted
+from fitter.web.questions import PlanQuestion, wanted
 
 OWN = "127.0.0.1:8080"
 JSON = ("content-type", "application/json")
@@ -260,3 +261,17 @@ MESSAGES = {
 @pytest.mark.parametrize(("message", "told"), MESSAGES.values(), ids=MESSAGES.keys())
 def test_messages_say_nothing_of_the_machine(message: str, told: str, root: Root) -> None:
     assert pages.told(message.format(root=root.path, home=Path.home()), root) == told
+
+
+@pytest.mark.parametrize(
+    ("host", "has_devices"), [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False)]
+)
+def test_who_may_plan_for_this_machine(host: str, has_devices: bool) -> None:
+    assert Settings(host=host).has_devices == has_devices
+    asked = PlanQuestion(model="shape://qwen3-0.6b", session="")
+    if has_devices:
+        assert asked.keywords(has_devices=has_devices)["gpus"] is None
+    else:
+        with pytest.raises(UsageError, match="so its own are not told: name cards"):
+            asked.keywords(has_devices=has_devices)
+    assert ("this machine" in pages.page(None, has_devices=has_devices)) == has_devices

@@ -3,6 +3,8 @@
   const contexts = document.body.dataset.contexts.split(",").map(Number);
   const said = document.getElementById("said");
   const PAUSE = 90;
+  const GONE = "the server does not answer: start it again, then try again";
+  const OWN = "this machine";
   const NAMES = ["model", "type", "n_ctx", "type_k", "type_v", "n_seq_max", "margin", "host_memory", "program"];
   const random = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (n) => n.toString(16).padStart(2, "0")).join("");
 
@@ -16,6 +18,9 @@
       this.form = this.section.querySelector("form");
       this.panel = this.section.querySelector(".panel");
       this.failed = this.section.querySelector(".failed");
+      this.again = this.section.querySelector(".again");
+      this.empty = this.panel.firstElementChild;
+      this.own = this.section.querySelector(".own");
       this.rows = this.section.querySelector(".rows");
       this.steps = this.section.querySelector(".steps");
       this.largest = this.section.querySelector(".largest");
@@ -25,6 +30,7 @@
       this.form.addEventListener("submit", (event) => event.preventDefault());
       this.form.addEventListener("input", (event) => this.changed(event.target, true));
       this.form.addEventListener("change", (event) => this.changed(event.target, false));
+      this.again.addEventListener("click", () => this.ask());
       this.section.querySelector(".add").addEventListener("click", () => {
         this.card("1", "").querySelector(".gpu").focus();
       });
@@ -75,7 +81,9 @@
         this.form.querySelector(`label[for="${range.id}"] output`).textContent = text;
         range.setAttribute("aria-valuetext", text);
       }
-      this.section.querySelector(".typed").hidden = !this.field("model").value.trim().startsWith("shape:");
+      this.section.querySelector(".typed").hidden = !/^shape:/i.test(this.field("model").value.trim());
+      for (const each of [this.rows, this.section.querySelector(".add")]) each.hidden = Boolean(this.own?.checked);
+      this.field("host_memory").placeholder = this.own?.checked ? "what is available" : "no limit";
     }
 
     // what was chosen, as the page's address has it
@@ -83,11 +91,7 @@
       const found = [["model", this.field("model").value.trim()]];
       const type = this.field("type").value.trim();
       if (type && !this.section.querySelector(".typed").hidden) found.push(["type", type]);
-      for (const row of this.rows.children) {
-        const name = row.querySelector(".gpu").value.trim();
-        const count = Number(row.querySelector(".count").value) || 1;
-        if (name) found.push(["gpus", count > 1 ? `${count}x ${name}` : name]);
-      }
+      found.push(...this.gpus.map((gpu) => ["gpus", gpu]));
       for (const name of NAMES.slice(2)) {
         const field = this.field(name);
         const value = field.value.trim();
@@ -96,33 +100,57 @@
       return found;
     }
 
+    // the file type of a shape; nothing else has a choice of it
+    get type() {
+      const field = this.field("type");
+      return field.closest("[hidden]") ? undefined : field.value.trim() || field.placeholder;
+    }
+
+    get gpus() {
+      if (this.own?.checked) return [OWN];
+      const rows = [...this.rows.children].map((row) => [row.querySelector(".count").value || "1", row.querySelector(".gpu").value.trim()]);
+      return rows.filter(([, name]) => name).map(([count, name]) => (count === "1" ? name : `${count}x ${name}`));
+    }
+
     usual(field) {
       if (field.matches("select")) return [...field.options].find((each) => each.defaultSelected)?.value ?? field.options[0].value;
       return field.defaultValue;
     }
 
-    set state(pairs) {
-      const of = (name) => pairs.filter(([key]) => key === name).map(([, value]) => value);
+    // have the fields say what an address does; what they cannot say is returned
+    take(pairs) {
+      const ignored = [];
       this.form.reset();
       this.rows.replaceChildren();
-      for (const gpu of of("gpus")) {
-        const match = /^(\d{1,2})\s*[x×*]\s*(.*)$/is.exec(gpu);
-        this.card(match ? match[1] : "1", match ? match[2] : gpu);
+      for (const [name, value] of pairs) {
+        if (name === "gpus" && value === OWN && this.own) {
+          this.own.checked = true;
+        } else if (name === "gpus") {
+          const match = /^(\d{1,2})\s*[x×*]\s*(.*)$/is.exec(value);
+          this.card(match ? match[1] : "1", match ? match[2] : value);
+        } else if (NAMES.includes(name)) {
+          const field = this.field(name);
+          if (field.type !== "number" || /^\d+$/.test(value)) field.value = value;
+          if (field.value === value) continue;
+          field.value = this.usual(field);
+          ignored.push(`${name}=${value}`);
+        } else {
+          ignored.push(`${name}=${value}`);
+        }
       }
       if (!this.rows.children.length) this.card("1", "");
-      for (const [name, value] of pairs) {
-        if (NAMES.includes(name)) this.field(name).value = value;
-      }
       this.largest.checked = this.field("n_ctx").value === "";
       if (this.largest.checked) this.steps.value = step(16384);
       this.label();
+      return ignored;
     }
 
     get question() {
       const asked = { gpus: [], session: this.session };
       let type = "";
       for (const [name, value] of this.state) {
-        if (name === "gpus") asked.gpus.push(value);
+        if (name === "gpus" && this.own?.checked) asked.gpus = null;
+        else if (name === "gpus") asked.gpus.push(value);
         else if (name === "type") type = value;
         else if (name === "n_ctx" || name === "n_seq_max") asked[name] = Number(value);
         else if (name === "margin") asked[name] = `${value}MiB`;
@@ -132,14 +160,22 @@
       return asked;
     }
 
+    // what a field says that no number is, where that is so
+    get wrong() {
+      const field = [...this.form.elements].find((each) => !each.closest("[hidden]") && !each.validity.valid && !each.validity.valueMissing);
+      return field && `${field.labels[0]?.textContent ?? field.ariaLabel}: give a whole number from ${field.min} to ${field.max}`;
+    }
+
     async ask() {
+      const wrong = this.wrong;
       const question = this.question;
-      const key = JSON.stringify(question);
+      const key = wrong ?? JSON.stringify(question);
       if (key === this.shown) return;
       this.asking?.abort();
-      this.shown = "";
-      if (!question.model || !question.gpus.length) return;
+      this.asking = null;
       this.shown = key;
+      if (wrong) return this.fail(wrong);
+      if (!question.model || question.gpus?.length === 0) return this.fail("");
       const asking = (this.asking = new AbortController());
       this.panel.setAttribute("aria-busy", "true");
       try {
@@ -149,17 +185,15 @@
         const { html, error } = await answer.json();
         if (asking !== this.asking) return;
         if (html) this.show(html);
-        else if (error) this.fail(error);
-      } catch (error) {
-        if (asking === this.asking && error.name !== "AbortError") this.fail("the server does not answer: start it again, and try again");
-      } finally {
-        if (asking === this.asking) this.panel.setAttribute("aria-busy", "false");
+        else this.fail(error ?? GONE);
+      } catch {
+        if (asking === this.asking) this.fail(GONE);
       }
     }
 
     show(html) {
       const open = new Set([...this.panel.querySelectorAll("details[open]")].map((each) => each.dataset.kept));
-      this.failed.hidden = true;
+      this.told("");
       // the server has escaped every name in it
       this.panel.innerHTML = html;
       for (const each of this.panel.querySelectorAll("details")) each.open = open.has(each.dataset.kept);
@@ -167,12 +201,19 @@
       compared();
     }
 
+    // no plan: what is wrong, or nothing where nothing was chosen yet
     fail(message) {
       this.shown = "";
-      this.panel.replaceChildren();
-      this.failed.textContent = message;
-      this.failed.hidden = false;
+      this.panel.replaceChildren(...(message ? [] : [this.empty]));
+      this.told(message);
       compared();
+    }
+
+    told(message) {
+      this.panel.setAttribute("aria-busy", "false");
+      this.failed.textContent = message;
+      this.failed.hidden = !message;
+      this.again.hidden = message !== GONE;
     }
   }
 
@@ -180,9 +221,11 @@
   const compare = document.getElementById("compare");
   const isCompared = () => !sides.b.section.hidden;
   const address = document.getElementById("address");
+  const ignored = document.getElementById("ignored");
   let waiting = 0;
 
   const changed = () => {
+    ignored.hidden = true;
     const pairs = Object.values(sides).flatMap((side) => (side.section.hidden ? [] : side.state.map(([name, value]) => [`${side.name}.${name}`, value])));
     history.replaceState(null, "", `#${new URLSearchParams(pairs)}`);
     address.textContent = location.href;
@@ -226,6 +269,11 @@
       for (const text of [one, other]) line.insertCell().textContent = text ?? "–";
       line.classList.toggle("chosen", one !== other);
     };
+    const both = (of) => Object.values(sides).map(of);
+    row("model", ...both((side) => side.field("model").value.trim()));
+    const types = both((side) => side.type);
+    if (types.some(Boolean)) row("quantization", ...types);
+    row("cards", ...both((side) => side.gpus.join(", ")));
     row("verdict", verdict(sides.a), verdict(sides.b));
     for (const name of new Set([...first.keys(), ...second.keys()])) row(name, first.get(name), second.get(name));
     place.replaceChildren(table);
@@ -235,15 +283,18 @@
     const every = [...new URLSearchParams(location.hash.slice(1))];
     const of = (name) => every.filter(([key]) => key.startsWith(`${name}.`)).map(([key, value]) => [key.slice(2), value]);
     const first = of("a");
-    sides.a.state = first.length ? first : [["model", "shape://qwen3-30b-a3b"], ["gpus", "rtx-4090"]];
-    sides.b.state = of("b");
+    const strange = every.filter(([key]) => !/^[ab]\./.test(key)).map(([key, value]) => `${key}=${value}`);
+    strange.push(...sides.a.take(first.length ? first : [["model", "shape://qwen3-30b-a3b"], ["gpus", "rtx-4090"]]).map((each) => `a.${each}`));
+    strange.push(...sides.b.take(of("b")).map((each) => `b.${each}`));
+    ignored.textContent = `The address says what cannot be chosen here, which is ignored: ${strange.join(", ").slice(0, 300)}`;
+    ignored.hidden = !strange.length;
     setCompared(of("b").length > 0);
     address.textContent = location.href;
     ask();
   };
 
   compare.addEventListener("click", () => {
-    if (!isCompared()) sides.b.state = sides.a.state;
+    if (!isCompared()) sides.b.take(sides.a.state);
     setCompared(!isCompared());
     compared();
     changed();
