@@ -17,7 +17,7 @@ from fitter.planning.given import are_given, wants_layers_on_devices
 from fitter.planning.known import CutShort, Known
 from fitter.planning.memory import HOST
 from fitter.planning.objective import GAIN, beats, is_better, is_worth_a_load, ordered
-from fitter.planning.pricing import bound_of
+from fitter.planning.pricing import bound_of, kept_by_all
 from fitter.planning.request import DeviceLimit
 from fitter.planning.trial import Trial
 
@@ -242,7 +242,8 @@ class Devices:
         if best.seconds is None or layout is None:
             return 1.0
         if best.seconds not in self._distances:
-            bound = bound_of(self._request, layout, best.seconds)
+            kept = kept_by_all(self._request, *best.used, best.breakdown, layout)
+            bound = bound_of(self._request, layout, best.seconds, None, kept)
             self._distances[best.seconds] = bound.times if bound else 1.0
         return self._distances[best.seconds]
 

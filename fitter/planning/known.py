@@ -93,7 +93,7 @@ class Known:
         self._units: dict[int, tuple[Unit, ...]] = before._units if before else {}
         self._layouts: dict[int, Layout] = before._layouts if before else {}
         self._estimated: dict[int, tuple[Unit, ...]] = {}
-        self._prices = PriceList(self.request, devices, self._units)
+        self._prices = PriceList(self.request, devices, self._units, self._layouts)
         self._partial: dict[tuple[int, Room, bool, bool], Placement | None] = {}
 
     def on(self, devices: tuple[DeviceLimit, ...], request: Request | None = None) -> Known:

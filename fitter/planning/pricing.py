@@ -16,7 +16,7 @@ from fitter.planning.given import pinned_devices
 from fitter.planning.memory import HOST, whole_units_of
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
-from fitter.planning.work import ModelFacts, Pieces, pieces_of, work_of, work_of_params
+from fitter.planning.work import ModelFacts, Pieces, as_measured, kept_on_host, pieces_of, work_of, work_of_params
 
 _WORTH_SAYING = 0.05
 """The share by which a reason must raise the bound to be one."""
@@ -98,7 +98,11 @@ def price_params(
     index of ``speeds``, or ``HOST``) of every tensor that an override catches. Generation is priced with
     ``live_tokens`` in the cache, by default with what the workload has there on average.
     """
-    work = work_of_params(pieces_at(facts, layout, params, breakdown), params, speeds.free, targets, breakdown.n_splits)
+    pieces = pieces_at(facts, layout, params, breakdown, targets)
+    work = work_of_params(pieces, params, speeds.free, targets, breakdown.n_splits)
+    if pieces.kept:
+        pieces = as_measured(pieces, work, [breakdown.on(name).model for name in speeds.names])
+        work = work_of_params(pieces, params, speeds.free, targets, breakdown.n_splits)
     return _priced(work, speeds, workload, breakdown, live_tokens)
 
 
@@ -120,20 +124,53 @@ def price_placement(
     speeds = Speeds(
         names, tuple(request.speeds[name] for name in names), tuple(d.free for d in devices), request.host_speed
     )
-    index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
-    pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
-    pieces = pieces_at(request.facts, layout, params, breakdown, pinned)
+    pieces = _measured(request, request.facts, devices, placement, params, breakdown, layout)
     return _priced(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown, None)
 
 
+def kept_by_all(
+    request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
+) -> frozenset[str]:
+    """What llama.cpp keeps on the host on all devices of ``request``, as far as ``placement`` and ``layout`` tell.
+
+    ``breakdown`` is what it measured for ``placement`` on ``devices``. A remote device is taken to have kernels for all.
+    """
+    if request.facts is None or any(speed.is_remote for speed in request.speeds.values()):
+        return frozenset()
+    pieces = _measured(request, request.facts, devices, placement, request.params, breakdown, layout)
+    return frozenset() if pieces.takes_kept else pieces.kept
+
+
+def _measured(
+    request: Request,
+    facts: ModelFacts,
+    devices: Sequence[DeviceLimit],
+    placement: Placement,
+    params: Params,
+    breakdown: Breakdown,
+    layout: Layout,
+) -> Pieces:
+    """The model with ``params`` on ``devices``, by what llama.cpp measured for ``placement`` there."""
+    index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
+    pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
+    pieces = pieces_at(facts, layout, params, breakdown, pinned)
+    if not pieces.kept:
+        return pieces
+    return as_measured(pieces, work_of(pieces, placement), [breakdown.on(device.name).model for device in devices])
+
+
 def bound_of(
-    request: Request, layout: Layout, trial_seconds: float, compute: Mapping[str, int] | None = None
+    request: Request,
+    layout: Layout,
+    trial_seconds: float,
+    compute: Mapping[str, int] | None = None,
+    kept: frozenset[str] = frozenset(),
 ) -> Bound | None:
     """What no placement on the devices of ``request`` is faster than, by its objective; ``None`` without prices.
 
     ``layout`` was recorded at the context of the plan or a smaller one, which only lowers it. ``compute``: bytes that
     compute buffers take of devices by name; none of those that are not there, which only lowers it as well.
-    ``trial_seconds``: the objective of the plan.
+    ``trial_seconds``: the objective of the plan. ``kept``: tensors that are known to be on the host in every placement.
     """
     if request.facts is None or request.host_speed is None or not request.devices:
         return None
@@ -149,7 +186,7 @@ def bound_of(
     devices = [device for device in request.devices if device in named or device.target > taken.get(device.name, 0)]
     index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
     pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
-    pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, pinned)
+    pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, pinned, kept)
     seconds = lower_bound(
         pieces,
         units,
@@ -162,11 +199,13 @@ def bound_of(
     return Bound(seconds, reached=trial_seconds) if math.isfinite(seconds) else None
 
 
-def reasons_of(request: Request, bound: Bound, layout: Layout, compute: Mapping[str, int]) -> tuple[Reason, ...]:
+def reasons_of(
+    request: Request, bound: Bound, layout: Layout, compute: Mapping[str, int], kept: frozenset[str] = frozenset()
+) -> tuple[Reason, ...]:
     """What keeps a plan from ``bound``, step by step, where it is far from it; nothing where it is not.
 
     ``layout`` was recorded at the context of the plan. ``compute``: bytes of compute buffers by device, those of the
-    plan, and of a device that it leaves out what llama.cpp asked for there when it was tried.
+    plan, and of a device that it leaves out what llama.cpp asked for there when it was tried. ``kept`` as for the bound.
     """
     reached = bound.reached or 0.0
     if not bound.is_far:
@@ -180,11 +219,11 @@ def reasons_of(request: Request, bound: Bound, layout: Layout, compute: Mapping[
             found.append(reason)
             least = reason.seconds
 
-    at_context = bound_of(request, layout, reached)
+    at_context = bound_of(request, layout, reached, None, kept)
     if at_context is not None:
         cache = sum(entry.bytes for entry in layout.entries if entry.kind == "context")
         step(Reason("context", min(at_context.seconds, reached), cache))
-    with_compute = bound_of(request, layout, reached, compute)
+    with_compute = bound_of(request, layout, reached, compute, kept)
     without_room = tuple(d.name for d in request.devices if 0 < d.target <= compute.get(d.name, 0))
     if with_compute is not None:
         step(Reason("compute", min(with_compute.seconds, reached), sum(compute.values()), without_room))
@@ -201,7 +240,8 @@ def pieces_at(
 ) -> Pieces:
     """The model at the context of ``layout``, with ``params`` that llama.cpp measured ``breakdown`` for."""
     units = whole_units_of(layout, facts.n_layer)
-    return pieces_of(facts, units, layout.n_ctx, params, breakdown.flash_attn, pinned)
+    kept = kept_on_host(facts, layout)
+    return pieces_of(facts, units, layout.n_ctx, params, breakdown.flash_attn, pinned, kept)
 
 
 def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown, live_tokens: int | None) -> Price:

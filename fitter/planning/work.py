@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from fitter.llama.types import Array, MetadataValue, Params
+from fitter.llama.types import Array, Layout, MetadataValue, Params
 from fitter.model.header import Model
-from fitter.model.tensors import Role, is_expert, layer_of, role_of
+from fitter.model.tensors import Role, is_expert, layer_of, role_of, stays_on_host
 from fitter.parameters import MAPPED, PARAMETERS
 from fitter.planning.cost import Attention, Layer, Weights, Work
 from fitter.planning.memory import HOST, Unit
@@ -187,6 +187,8 @@ class Pieces:
 
     ``attention`` and ``states`` have an entry for each of ``facts.layers``; a state is the bytes of a recurrent
     layer that every token reads and writes. ``pinned``: what the user's overrides place (a device's index or ``HOST``).
+    ``kept``: tensors that llama.cpp keeps on the host wherever their layer is, since the device has no kernels for
+    them, but for the devices ``takes_kept``, which do have some.
     """
 
     facts: ModelFacts
@@ -197,6 +199,8 @@ class Pieces:
     cache_on_host: bool
     pinned: Mapping[str, int] = field(default_factory=dict)
     is_mapped: bool = False
+    kept: frozenset[str] = frozenset()
+    takes_kept: frozenset[int] = frozenset()
     _made: dict[tuple[int, int, tuple[tuple[str, int], ...]], Layer] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -217,27 +221,35 @@ class Pieces:
     def _make(self, index: int, home: int, apart: Mapping[str, int]) -> Layer:
         facts = self.facts
         is_output = index == len(facts.layers)
-        sums: dict[tuple[int, bool], tuple[int, int, int]] = {}
-        for tensor in facts.output if is_output else facts.layers[index].tensors:
-            place = self.pinned.get(tensor.name, apart.get(tensor.name, home)), tensor.experts
-            size, n_params, n_looked_up = sums.get(place, (0, 0, 0))
-            sums[place] = size + tensor.bytes, n_params + tensor.n_params, n_looked_up + tensor.n_looked_up
+        tensors = facts.output if is_output else facts.layers[index].tensors
+        places = [self._place_of(tensor.name, apart.get(tensor.name, home)) for tensor in tensors]
+        sums: dict[tuple[int, bool, bool], tuple[int, int, int]] = {}
+        for tensor, (place, is_kept) in zip(tensors, places, strict=True):
+            key = place, tensor.experts, is_kept
+            size, n_params, n_looked_up = sums.get(key, (0, 0, 0))
+            sums[key] = size + tensor.bytes, n_params + tensor.n_params, n_looked_up + tensor.n_looked_up
         cache = HOST if self.cache_on_host and home != HOST else None
         if not is_output and self.states[index]:
-            place = home if cache is None else cache, False
-            size, *counts = sums.get(place, (0, 0, 0))
-            sums[place] = size + round(2 * self.states[index]), counts[0], counts[1]
+            key = home if cache is None else cache, False, False
+            size, *counts = sums.get(key, (0, 0, 0))
+            sums[key] = size + round(2 * self.states[index]), counts[0], counts[1]
         weights = tuple(
-            Weights(place, size, n_params, experts, n_looked_up)
-            for (place, experts), (size, n_params, n_looked_up) in sums.items()
+            Weights(place, size, n_params, experts, n_looked_up, is_kept)
+            for (place, experts, is_kept), (size, n_params, n_looked_up) in sums.items()
         )
         attention = None if is_output else self.attention[index]
         attends = None
         if attention and home == HOST:
-            layer = facts.layers[index]
-            projections = (self.pinned.get(t.name, apart.get(t.name, home)) for t in layer.tensors[: layer.n_attention])
-            attends = next((place for place in projections if place != HOST), None)
-        return Layer(home, weights, attention, cache if attention else None, attends)
+            projections = places[: facts.layers[index].n_attention]
+            attends = next((place for place, _ in projections if place != HOST), None)
+        n_kept = sum(is_kept for _, is_kept in places)
+        return Layer(home, weights, attention, cache if attention else None, attends, n_kept)
+
+    def _place_of(self, name: str, chosen: int) -> tuple[int, bool]:
+        """The place of a tensor for which ``chosen`` is, and whether llama.cpp keeps it on the host."""
+        wanted = self.pinned.get(name, chosen)
+        is_kept = name in self.kept and wanted not in self.takes_kept
+        return (HOST if is_kept else wanted), is_kept
 
     def work(self, layers: tuple[Layer, ...], n_splits: tuple[int, int] | None) -> Work:
         """The work of these layers, in the order in which they are computed."""
@@ -261,10 +273,12 @@ def pieces_of(
     params: Params,
     flash_attn: bool | None = None,
     pinned: Mapping[str, int] | None = None,
+    kept: frozenset[str] = frozenset(),
 ) -> Pieces:
     """What all placements have in common. ``units`` are those recorded at a context of ``n_ctx`` tokens.
 
-    ``params`` says what the cache is like; ``flash_attn`` whether flash attention is on where that is known.
+    ``params`` says what the cache is like; ``flash_attn`` whether flash attention is on where that is known. ``kept``
+    is what ``kept_on_host`` says of the same recording.
     """
     flash = params.flash_attn != "off" if flash_attn is None else flash_attn
     return Pieces(
@@ -279,7 +293,44 @@ def pieces_of(
         not params.offload_kqv,
         pinned or {},
         params.of_parameter(PARAMETERS["load_mode"]) in MAPPED,
+        kept,
     )
+
+
+def kept_on_host(facts: ModelFacts, layout: Layout) -> frozenset[str]:
+    """The tensors that are computed with and that llama.cpp left on the host in ``layout``, with all layers on a device.
+
+    It does so with weights of a type, or of an operation, that the device does not support
+    (``weight_buft_supported`` of its model loader).
+    """
+    known = layout.on_device.union(layout.unused)
+    return frozenset(name for name in facts.names if name not in known and not stays_on_host(name))
+
+
+def as_measured(pieces: Pieces, work: Work, on_devices: Sequence[int]) -> Pieces:
+    """``pieces`` with ``takes_kept``, by a load that ``work`` was made of them for.
+
+    ``on_devices``: bytes of weights that the load has on each device. What is kept on the host was recorded on a device
+    of one kind; another one may have kernels for it, and a remote one has all by its own account.
+    """
+    facts = pieces.facts
+    tensors = (*(layer.tensors for layer in facts.layers), facts.output)
+    others, kept = [0.0] * len(on_devices), [0.0] * len(on_devices)
+    for layer, weights, state in zip(work.layers, tensors, (*pieces.states, 0.0), strict=True):
+        for part in layer.weights:
+            if part.place != HOST:
+                others[part.place] += part.bytes
+        if layer.home != HOST and not pieces.cache_on_host:
+            # a state counts as weights that are read and written
+            others[layer.home] -= 2 * state
+        for tensor in weights:
+            # what an override of the user's puts on a device is there, whatever computes with it
+            is_there = tensor.name in pieces.pinned
+            place = pieces.pinned.get(tensor.name, layer.home)
+            if tensor.name in pieces.kept and place != HOST:
+                (others if is_there else kept)[place] += tensor.bytes
+    takes = frozenset(d for d, size in enumerate(on_devices) if kept[d] and size > others[d] + kept[d] / 2)
+    return replace(pieces, takes_kept=takes) if takes else pieces
 
 
 def _attention(layer: LayerFacts, window: int, cache: int, n_ctx: int, params: Params, flash: bool) -> Attention | None:
