@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import add
@@ -43,9 +43,10 @@ def lower_bound(
     """Seconds of ``workload`` that ``cost.price`` goes below for no placement within the budgets.
 
     Placements are all in which every layer with its cache, every tensor of a layer, and the output with its tensors,
-    each have a place of their own, on any of ``devices`` in any order, or on the host; tensors that are pinned, or kept
-    on the host by llama.cpp, stay where they are. ``units`` have the caches at the context of ``pieces``. ``budgets``: bytes that each device may hold of weights
-    and caches; ``host_budget`` the same of the host, ``None`` where it is unlimited. Infinite where nothing fits.
+    each have a place of their own, on any of ``devices`` in any order, or on the host; tensors that are pinned, or that
+    llama.cpp keeps on the host, stay where they are. ``units`` have the caches at the context of ``pieces``.
+    ``budgets``: bytes that each device may hold of weights and caches; ``host_budget`` the same of the host, ``None``
+    where it is unlimited. Infinite where nothing fits.
 
     Proof: ``price`` is at least the sum, over layers and tensors, of what each costs at its place, since it adds to
     that only graph splits (one at least, where anything is on a device and the token embedding is not), hops, the

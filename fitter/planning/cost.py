@@ -398,7 +398,7 @@ def _computes_on_host(layer: Layer) -> bool:
 
 
 def _are_projections_kept(layer: Layer) -> bool:
-    """Whether the host computes the projections of attention in prompts, too, and so attention next to a cache there."""
+    """Whether the host projects for attention in prompts, too, and so computes attention next to a cache there."""
     projections = _projections(layer)
     return projections is not None and projections.is_kept
 

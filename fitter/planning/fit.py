@@ -20,7 +20,7 @@ from fitter.planning.objective import objective_seconds, rank
 from fitter.planning.plan import Plan
 from fitter.planning.pooled import within_pools
 from fitter.planning.pools import pool_problem, pool_uses
-from fitter.planning.pricing import bound_of, kept_by_all, price_placement, reasons_of
+from fitter.planning.pricing import bound_of, kept_by_all, kept_notes, price_placement, reasons_of
 from fitter.planning.real_load import room_for, with_room
 from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Request
 from fitter.planning.search import search
@@ -85,7 +85,7 @@ def fit(
         levers=used(chosen.request, found),
         shared=uses,
         pools=pools,
-        notes=request.notes,
+        notes=(*request.notes, *found.notes),
     )
 
 
@@ -323,7 +323,8 @@ class _Fit:
             compute = latest | {device.name: price.breakdown.on(device.name).compute for device in devices}
             recorded = record(replace(trial.params, tensor_buft_overrides=()))
             bound = replace(bound, reasons=reasons_of(request, bound, recorded, compute, kept))
-        return Candidate(request, trial, price, tuple(choices[-3:]), bound)
+        notes = kept_notes(request, devices, placement, price.breakdown, layout)
+        return Candidate(request, trial, price, tuple(choices[-3:]), bound, notes=notes)
 
     def _timed(self, question: Callable[[Params], _T]) -> Callable[[Params], _T]:
         """``question``, which notes where the time limit has ended it."""

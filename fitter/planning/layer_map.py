@@ -8,7 +8,7 @@ from typing import Any
 
 from fitter.llama.types import LAYOUT_DEVICE, Layout
 from fitter.model.header import Model
-from fitter.model.tensors import Role, role_of
+from fitter.model.tensors import Role, role_of, stays_on_host
 from fitter.planning.memory import HOST, cache_layer, is_state, layer_index
 from fitter.planning.placement import counts_for_split
 from fitter.planning.plan import Plan
@@ -91,7 +91,8 @@ def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> 
     """The map of ``plan`` for the ``model`` that it is of; ``None`` where layers are not each on one device.
 
     ``layout`` is what llama.cpp recorded with the plan's context, ``matches`` the index of the override that catches
-    each of the model's tensors, -1 for none.
+    each of the model's tensors, -1 for none. What the layout does not have is on the host, since the device that it was
+    recorded on does not compute with it; but not where a device of another kind was measured to have it.
     """
     if plan.params.split_mode not in ("layer", "none"):
         return None
@@ -104,7 +105,7 @@ def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> 
         for tensor, found in zip(model.tensors, matches, strict=True)
         if found >= 0
     }
-    sums: dict[tuple[str, int], dict[int, int]] = {}
+    sums: _Sums = {}
     for entry in layout.entries:
         on_device = entry.buffer_type == LAYOUT_DEVICE
         size = -(-entry.bytes // layout.alignment) * layout.alignment if on_device else entry.bytes
@@ -115,10 +116,45 @@ def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> 
         else:
             layer, group = _cell_of(entry.name, model.n_layer, on_device)
             place = targets.get(entry.name, homes[min(layer, model.n_layer)] if on_device else HOST)
-        cell = sums.setdefault((group, layer), {})
-        cell[place] = cell.get(place, 0) + size
+        _add(sums, (group, layer), place, size)
+    _add_unrecorded(sums, plan, model, layout, homes, targets)
     found = LayerMap(model.n_layer, (*devices, HOST_NAME), tuple(_cells(sums, devices)))
     return found if _agrees(found, plan) else None
+
+
+_Sums = dict[tuple[str, int], dict[int, int]]
+"""Bytes by group and layer, and by place."""
+
+
+def _add(sums: _Sums, key: tuple[str, int], place: int, size: int) -> None:
+    cell = sums.setdefault(key, {})
+    cell[place] = cell.get(place, 0) + size
+
+
+def _add_unrecorded(
+    sums: _Sums, plan: Plan, model: Model, layout: Layout, homes: Sequence[int], targets: Mapping[str, int]
+) -> None:
+    """Add the tensors that are loaded and not in ``layout``; ``sums`` has all others."""
+    every = {entry.name for entry in layout.entries}
+    on_host = {entry.name for entry in layout.entries if entry.buffer_type != LAYOUT_DEVICE}
+    placed = []
+    for tensor in model.tensors:
+        # an embedding that serves as the output is there twice
+        is_input = stays_on_host(tensor.name)
+        if tensor.name not in (on_host if is_input else every) and tensor.name not in layout.unused:
+            layer, group = _cell_of(tensor.name, model.n_layer, not is_input)
+            home = targets.get(tensor.name, HOST if is_input else homes[min(layer, model.n_layer)])
+            placed.append((tensor, (group, layer), home))
+    lacks = [_measured(plan, name) for name in plan.breakdown.devices]
+    for cell in sums.values():
+        for place, size in cell.items():
+            if place != HOST:
+                lacks[place] -= size
+    of_home = [sum(tensor.bytes for tensor, _, home in placed if home == d) for d in range(len(lacks))]
+    for tensor, key, home in placed:
+        # all of it is there, or nothing
+        is_there = home != HOST and (tensor.name in targets or lacks[home] > of_home[home] / 2)
+        _add(sums, key, home if is_there else HOST, tensor.bytes)
 
 
 def _homes(plan: Plan, n_units: int) -> list[int]:
@@ -161,9 +197,13 @@ _TOLERANCE = 0.01
 
 
 def _agrees(found: LayerMap, plan: Plan) -> bool:
-    """Whether the map has on each device what llama.cpp measured there; otherwise it would show something untrue."""
-    measured = dict.fromkeys(plan.breakdown.devices, 0)
-    for row in plan.breakdown.rows:
-        if row.device in measured and not row.is_host:
-            measured[row.device] += row.model + row.context
+    """Whether the map has everywhere what llama.cpp measured there; otherwise it would show something untrue."""
+    host = plan.breakdown.host
+    measured = {name: _measured(plan, name) for name in plan.breakdown.devices} | {HOST_NAME: host.model + host.context}
     return all(abs(found.on(name) - size) <= _TOLERANCE * max(size, 2**20) for name, size in measured.items())
+
+
+def _measured(plan: Plan, device: str) -> int:
+    """Bytes of weights and caches on a device."""
+    row = plan.breakdown.on(device)
+    return row.model + row.context

@@ -17,6 +17,7 @@ from fitter.planning.memory import HOST, whole_units_of
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
 from fitter.planning.work import ModelFacts, Pieces, as_measured, kept_on_host, pieces_of, work_of, work_of_params
+from fitter.text import human
 
 _WORTH_SAYING = 0.05
 """The share by which a reason must raise the bound to be one."""
@@ -133,12 +134,31 @@ def kept_by_all(
 ) -> frozenset[str]:
     """What llama.cpp keeps on the host on all devices of ``request``, as far as ``placement`` and ``layout`` tell.
 
-    ``breakdown`` is what it measured for ``placement`` on ``devices``. A remote device is taken to have kernels for all.
+    ``breakdown`` is what it measured for ``placement`` on ``devices``. Remote devices are taken to compute with all.
     """
     if request.facts is None or any(speed.is_remote for speed in request.speeds.values()):
         return frozenset()
     pieces = _measured(request, request.facts, devices, placement, request.params, breakdown, layout)
     return frozenset() if pieces.takes_kept else pieces.kept
+
+
+def kept_notes(
+    request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
+) -> tuple[str, ...]:
+    """What is to be said of tensors that llama.cpp keeps on the host, of layers that are on devices."""
+    if request.facts is None:
+        return ()
+    pieces = _measured(request, request.facts, devices, placement, request.params, breakdown, layout)
+    layers = [layer for layer in work_of(pieces, placement).layers if layer.home != HOST and layer.n_kept]
+    if not layers:
+        return ()
+    count = sum(layer.n_kept for layer in layers)
+    size = round(sum(weights.bytes for layer in layers for weights in layer.weights if weights.is_kept))
+    names = ", ".join(devices[d].name for d in sorted({layer.home for layer in layers}))
+    return (
+        f"{count} tensors ({human(size)}) of layers on {names} stay in host memory, and the host computes with them: "
+        "llama.cpp has no kernels for them there",
+    )
 
 
 def _measured(
@@ -205,7 +225,8 @@ def reasons_of(
     """What keeps a plan from ``bound``, step by step, where it is far from it; nothing where it is not.
 
     ``layout`` was recorded at the context of the plan. ``compute``: bytes of compute buffers by device, those of the
-    plan, and of a device that it leaves out what llama.cpp asked for there when it was tried. ``kept`` as for the bound.
+    plan, and of a device that it leaves out what llama.cpp asked for there when it was tried. ``kept`` as in
+    ``bound_of``.
     """
     reached = bound.reached or 0.0
     if not bound.is_far:

@@ -298,9 +298,9 @@ def pieces_of(
 
 
 def kept_on_host(facts: ModelFacts, layout: Layout) -> frozenset[str]:
-    """The tensors that are computed with and that llama.cpp left on the host in ``layout``, with all layers on a device.
+    """The tensors that are computed with, and that ``layout`` does not have on its device, which has all layers.
 
-    It does so with weights of a type, or of an operation, that the device does not support
+    llama.cpp keeps weights on the host whose type, or whose operation, the device does not support
     (``weight_buft_supported`` of its model loader).
     """
     known = layout.on_device.union(layout.unused)
