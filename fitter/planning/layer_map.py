@@ -118,6 +118,7 @@ def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> 
             place = targets.get(entry.name, homes[min(layer, model.n_layer)] if on_device else HOST)
         _add(sums, (group, layer), place, size)
     _add_unrecorded(sums, plan, model, layout, homes, targets)
+    _take_once(sums, plan, model.n_layer, layout)
     found = LayerMap(model.n_layer, (*devices, HOST_NAME), tuple(_cells(sums, devices)))
     return found if _agrees(found, plan) else None
 
@@ -192,15 +193,29 @@ def _cells(sums: Mapping[tuple[str, int], Mapping[int, int]], devices: Sequence[
     return cells
 
 
+def _take_once(sums: _Sums, plan: Plan, n_layer: int, layout: Layout) -> None:
+    """Leave an embedding that serves as the output out of the latter where llama.cpp has both in one host buffer."""
+    twice = [e for e in layout.entries if e.buffer_type == LAYOUT_DEVICE and stays_on_host(e.name)]
+    output = sums.get((_ENDS, n_layer), {})
+    on_host = sum(cell.get(HOST, 0) for cell in sums.values())
+    for entry in twice:
+        if output.get(HOST, 0) >= entry.bytes and on_host - _on_host(plan) > entry.bytes / 2:
+            output[HOST] -= -(-entry.bytes // layout.alignment) * layout.alignment
+
+
 _TOLERANCE = 0.01
 """How far the bytes of a device in the map may be from the measured ones: devices align tensors differently."""
 
 
 def _agrees(found: LayerMap, plan: Plan) -> bool:
     """Whether the map has everywhere what llama.cpp measured there; otherwise it would show something untrue."""
-    host = plan.breakdown.host
-    measured = {name: _measured(plan, name) for name in plan.breakdown.devices} | {HOST_NAME: host.model + host.context}
+    measured = {name: _measured(plan, name) for name in plan.breakdown.devices} | {HOST_NAME: _on_host(plan)}
     return all(abs(found.on(name) - size) <= _TOLERANCE * max(size, 2**20) for name, size in measured.items())
+
+
+def _on_host(plan: Plan) -> int:
+    """Bytes of weights and caches on the host."""
+    return plan.breakdown.host.model + plan.breakdown.host.context
 
 
 def _measured(plan: Plan, device: str) -> int:

@@ -160,6 +160,18 @@ def test_an_embedding_in_memory_that_no_device_reads(is_tied: bool) -> None:
     assert where(found, "embedding and output") == [(-1, {"host": EMBEDDING}), (4, {"CUDA1": 140})]
 
 
+@pytest.mark.parametrize(("is_twice", "cells"), [(False, [-1]), (True, [-1, 4])], ids=["one buffer", "two buffers"])
+def test_an_embedding_that_is_an_output_on_the_host(is_twice: bool, cells: list[int]) -> None:
+    entries = (
+        *(entry for entry in ENTRIES if entry.name != "output.weight"),
+        LayoutEntry(LAYOUT_DEVICE, "token_embd.weight", "model", EMBEDDING),
+    )
+    params = replace(ON_FIRST, n_gpu_layers=0)
+    plan = plan_with(params, 0, 0, on_host=4 * 1130 + EMBEDDING * is_twice)
+    found = map_of(plan, MODEL, replace(LAYOUT, entries=entries, unused=("output.weight",)), [-1] * len(NAMES))
+    assert where(found, "embedding and output") == [(layer, {"host": EMBEDDING}) for layer in cells]
+
+
 def test_what_llama_cpp_does_not_load_is_nowhere() -> None:
     unused = tuple(name for name in NAMES if "exps" in name)
     plan = plan_with(ON_FIRST, 3 * 130, 130 + 70)
