@@ -366,7 +366,7 @@ def _sorted(
     for tensor in tensors:
         if not tensor.bytes:
             continue
-        is_kept = tensor.name in pieces.kept
+        is_kept = pieces.kept.has(tensor.name, HOST)
         if not is_kept and tensor.name not in pieces.pinned:
             free.append(tensor)
             continue

@@ -14,7 +14,7 @@ from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning import context_limit, given, pooled, proposals
 from fitter.planning.explain import Choice
-from fitter.planning.memory import Unit, between, units_of
+from fitter.planning.memory import HOST, Unit, between, units_of
 from fitter.planning.objective import is_better, lacks_less, rank
 from fitter.planning.placement import Placement, caches_on
 from fitter.planning.prices import PriceList, Prices
@@ -132,7 +132,8 @@ class Known:
             request = self.request
             layout = self._ask(self.callbacks.record, replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
             self._layouts[n_ctx] = layout
-            self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, request.pinned)
+            elsewhere = dict.fromkeys(request.too_large, HOST) | request.pinned
+            self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, elsewhere)
         return self._units[n_ctx]
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,8 @@ def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> 
 
     ``layout`` is what llama.cpp recorded with the plan's context, ``matches`` the index of the override that catches
     each of the model's tensors, -1 for none. What the layout does not have is on the host, since the device that it was
-    recorded on does not compute with it; but not where a device of another kind was measured to have it.
+    recorded on does not compute with it; but not where a device of another kind was measured to have it. Nor has a
+    device what is too large for one tensor there, which the recording one takes.
     """
     if plan.params.split_mode not in ("layer", "none"):
         return None
@@ -106,6 +107,7 @@ def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> 
         if found >= 0
     }
     sums: _Sums = {}
+    by_rule: list[tuple[int, tuple[str, int], int]] = []
     for entry in layout.entries:
         on_device = entry.buffer_type == LAYOUT_DEVICE
         size = -(-entry.bytes // layout.alignment) * layout.alignment if on_device else entry.bytes
@@ -116,7 +118,10 @@ def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> 
         else:
             layer, group = _cell_of(entry.name, model.n_layer, on_device)
             place = targets.get(entry.name, homes[min(layer, model.n_layer)] if on_device else HOST)
+            if on_device and entry.name not in targets:
+                by_rule.append((size, (group, layer), place))
         _add(sums, (group, layer), place, size)
+    _leave_largest(sums, plan, by_rule)
     _add_unrecorded(sums, plan, model, layout, homes, targets)
     _take_once(sums, plan, model.n_layer, layout)
     found = LayerMap(model.n_layer, (*devices, HOST_NAME), tuple(_cells(sums, devices)))
@@ -130,6 +135,32 @@ _Sums = dict[tuple[str, int], dict[int, int]]
 def _add(sums: _Sums, key: tuple[str, int], place: int, size: int) -> None:
     cell = sums.setdefault(key, {})
     cell[place] = cell.get(place, 0) + size
+
+
+def _lacks(sums: _Sums, plan: Plan) -> list[int]:
+    """What each device was measured to have beyond ``sums``."""
+    lacks = [_measured(plan, name) for name in plan.breakdown.devices]
+    for cell in sums.values():
+        for place, size in cell.items():
+            if place != HOST:
+                lacks[place] -= size
+    return lacks
+
+
+def _leave_largest(sums: _Sums, plan: Plan, weights: Iterable[tuple[int, tuple[str, int], int]]) -> None:
+    """Put the largest of ``weights`` on the host, as many as each device was measured not to have.
+
+    They are sizes with group and layer, and place. A device takes tensors up to some size.
+    """
+    lacks = _lacks(sums, plan)
+    is_all = [False] * len(lacks)
+    for size, key, place in sorted(weights, reverse=True):
+        if place != HOST and not is_all[place]:
+            is_all[place] = size > -lacks[place]
+            if not is_all[place]:
+                _add(sums, key, place, -size)
+                _add(sums, key, HOST, size)
+                lacks[place] += size
 
 
 def _add_unrecorded(
@@ -146,11 +177,7 @@ def _add_unrecorded(
             layer, group = _cell_of(tensor.name, model.n_layer, not is_input)
             home = targets.get(tensor.name, HOST if is_input else homes[min(layer, model.n_layer)])
             placed.append((tensor, (group, layer), home))
-    lacks = [_measured(plan, name) for name in plan.breakdown.devices]
-    for cell in sums.values():
-        for place, size in cell.items():
-            if place != HOST:
-                lacks[place] -= size
+    lacks = _lacks(sums, plan)
     of_home = [sum(tensor.bytes for tensor, _, home in placed if home == d) for d in range(len(lacks))]
     for tensor, key, home in placed:
         # all of it is there, or nothing

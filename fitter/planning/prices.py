@@ -27,7 +27,7 @@ from fitter.planning.memory import HOST, Unit
 from fitter.planning.objective import objective_seconds
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
-from fitter.planning.work import Pieces, as_measured, kept_on_host, pieces_of, work_of
+from fitter.planning.work import NOTHING_KEPT, Kept, Pieces, as_measured, kept_on_host, pieces_of, work_of
 
 
 class Prices:
@@ -43,7 +43,7 @@ class Prices:
         devices: Sequence[DeviceLimit],
         units: Sequence[Unit],
         n_ctx: int,
-        kept: frozenset[str] = frozenset(),
+        kept: Kept = NOTHING_KEPT,
     ) -> None:
         assert request.facts is not None and request.host_speed is not None
         self._request = request
@@ -236,5 +236,8 @@ class PriceList:
     def _on(self, kept: Sequence[int]) -> Prices:
         n_ctx = max(self._recorded)
         layout, facts = self._layouts.get(n_ctx), self._request.facts
-        on_host = kept_on_host(facts, layout) if facts and layout else frozenset[str]()
-        return Prices(self._request, [self._devices[d] for d in kept], self._recorded[n_ctx], n_ctx, on_host)
+        devices = [self._devices[d] for d in kept]
+        on_host = NOTHING_KEPT
+        if facts and layout:
+            on_host = kept_on_host(facts, layout, [device.largest_tensor for device in devices])
+        return Prices(self._request, devices, self._recorded[n_ctx], n_ctx, on_host)

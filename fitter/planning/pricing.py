@@ -16,7 +16,17 @@ from fitter.planning.given import pinned_devices
 from fitter.planning.memory import HOST, whole_units_of
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
-from fitter.planning.work import ModelFacts, Pieces, as_measured, kept_on_host, pieces_of, work_of, work_of_params
+from fitter.planning.work import (
+    NOTHING_KEPT,
+    Kept,
+    ModelFacts,
+    Pieces,
+    as_measured,
+    kept_on_host,
+    pieces_of,
+    work_of,
+    work_of_params,
+)
 from fitter.text import human
 
 _WORTH_SAYING = 0.05
@@ -75,12 +85,16 @@ class Price:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Names, speeds and free bytes of the devices that a model is on, in its order, and the host's speed."""
+    """Names, speeds and free bytes of the devices that a model is on, in its order, and the host's speed.
+
+    ``largest_tensors``: what each takes in one tensor, ``None`` where it names no limit.
+    """
 
     names: tuple[str, ...]
     devices: tuple[DeviceSpeed, ...]
     free: tuple[int, ...]
     host: HostSpeed
+    largest_tensors: tuple[int | None, ...] = ()
 
 
 def price_params(
@@ -99,7 +113,7 @@ def price_params(
     index of ``speeds``, or ``HOST``) of every tensor that an override catches. Generation is priced with
     ``live_tokens`` in the cache, by default with what the workload has there on average.
     """
-    pieces = pieces_at(facts, layout, params, breakdown, targets)
+    pieces = pieces_at(facts, layout, params, breakdown, targets, speeds.largest_tensors)
     work = work_of_params(pieces, params, speeds.free, targets, breakdown.n_splits)
     if pieces.kept:
         pieces = as_measured(pieces, work, [breakdown.on(name).model for name in speeds.names])
@@ -131,15 +145,17 @@ def price_placement(
 
 def kept_by_all(
     request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
-) -> frozenset[str]:
+) -> Kept:
     """What llama.cpp keeps on the host on all devices of ``request``, as far as ``placement`` and ``layout`` tell.
 
     ``breakdown`` is what it measured for ``placement`` on ``devices``. Remote devices are taken to compute with all.
     """
-    if request.facts is None or any(speed.is_remote for speed in request.speeds.values()):
-        return frozenset()
+    if request.facts is None:
+        return NOTHING_KEPT
     pieces = _measured(request, request.facts, devices, placement, request.params, breakdown, layout)
-    return frozenset() if pieces.takes_kept else pieces.kept
+    found = kept_on_host(request.facts, layout, [device.largest_tensor for device in request.devices])
+    is_of_all = not pieces.kept.takes and not any(speed.is_remote for speed in request.speeds.values())
+    return found if is_of_all else replace(found, without_kernels=frozenset())
 
 
 def kept_notes(
@@ -149,15 +165,21 @@ def kept_notes(
     if request.facts is None:
         return ()
     pieces = _measured(request, request.facts, devices, placement, request.params, breakdown, layout)
-    layers = [layer for layer in work_of(pieces, placement).layers if layer.home != HOST and layer.n_kept]
-    if not layers:
+    tensors = (*(layer.tensors for layer in request.facts.layers), request.facts.output)
+    count, size, homes, reasons = 0, 0, set[int](), set[str]()
+    for layer, weights in zip(work_of(pieces, placement).layers, tensors, strict=True):
+        for tensor in weights if layer.home != HOST and layer.n_kept else ():
+            if pieces.kept.has(tensor.name, layer.home) and tensor.name not in pieces.pinned:
+                is_too_large = pieces.kept.is_too_large(tensor.name, layer.home)
+                count, size = count + 1, size + tensor.bytes
+                homes.add(layer.home)
+                reasons.add("are larger than a tensor may be" if is_too_large else "have no kernels in llama.cpp")
+    if not count:
         return ()
-    count = sum(layer.n_kept for layer in layers)
-    size = round(sum(weights.bytes for layer in layers for weights in layer.weights if weights.is_kept))
-    names = ", ".join(devices[d].name for d in sorted({layer.home for layer in layers}))
+    names = ", ".join(devices[d].name for d in sorted(homes))
     return (
         f"{count} tensors ({human(size)}) of layers on {names} stay in host memory, and the host computes with them: "
-        "llama.cpp has no kernels for them there",
+        f"they {' or '.join(sorted(reasons))} there",
     )
 
 
@@ -173,7 +195,8 @@ def _measured(
     """The model with ``params`` on ``devices``, by what llama.cpp measured for ``placement`` there."""
     index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
     pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
-    pieces = pieces_at(facts, layout, params, breakdown, pinned)
+    largest_tensors = [device.largest_tensor for device in devices]
+    pieces = pieces_at(facts, layout, params, breakdown, pinned, largest_tensors)
     if not pieces.kept:
         return pieces
     return as_measured(pieces, work_of(pieces, placement), [breakdown.on(device.name).model for device in devices])
@@ -184,7 +207,7 @@ def bound_of(
     layout: Layout,
     trial_seconds: float,
     compute: Mapping[str, int] | None = None,
-    kept: frozenset[str] = frozenset(),
+    kept: Kept = NOTHING_KEPT,
 ) -> Bound | None:
     """What no placement on the devices of ``request`` is faster than, by its objective; ``None`` without prices.
 
@@ -220,7 +243,7 @@ def bound_of(
 
 
 def reasons_of(
-    request: Request, bound: Bound, layout: Layout, compute: Mapping[str, int], kept: frozenset[str] = frozenset()
+    request: Request, bound: Bound, layout: Layout, compute: Mapping[str, int], kept: Kept = NOTHING_KEPT
 ) -> tuple[Reason, ...]:
     """What keeps a plan from ``bound``, step by step, where it is far from it; nothing where it is not.
 
@@ -258,10 +281,14 @@ def pieces_at(
     params: Params,
     breakdown: Breakdown,
     pinned: Mapping[str, int] | None = None,
+    largest_tensors: Sequence[int | None] = (),
 ) -> Pieces:
-    """The model at the context of ``layout``, with ``params`` that llama.cpp measured ``breakdown`` for."""
+    """The model at the context of ``layout``, with ``params`` that llama.cpp measured ``breakdown`` for.
+
+    ``largest_tensors``: what each device takes in one tensor, ``None`` where it names no limit.
+    """
     units = whole_units_of(layout, facts.n_layer)
-    kept = kept_on_host(facts, layout)
+    kept = kept_on_host(facts, layout, largest_tensors)
     return pieces_of(facts, units, layout.n_ctx, params, breakdown.flash_attn, pinned, kept)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -142,6 +143,14 @@ class Request:
     def n_streams(self) -> int:
         """Separate KV caches that share ``n_ctx``, as upstream counts them."""
         return 1 if self.params.kv_unified else self.params.n_seq_max
+
+    @property
+    def too_large(self) -> frozenset[str]:
+        """Tensors that are larger than one may be on any device: llama.cpp keeps them on the host."""
+        mosts = [device.largest_tensor or math.inf for device in self.devices]
+        if self.facts is None or not mosts:
+            return frozenset()
+        return frozenset(tensor.name for tensor in self.facts.tensors if tensor.bytes > max(mosts))
 
     @property
     def alignment(self) -> int:

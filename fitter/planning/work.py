@@ -94,11 +94,14 @@ class ModelFacts:
     window: int
 
     @property
-    def names(self) -> list[str]:
+    def tensors(self) -> list[WeightFacts]:
         """All tensors that are computed with."""
-        return [
-            tensor.name for tensors in (*(layer.tensors for layer in self.layers), self.output) for tensor in tensors
-        ]
+        return [tensor for tensors in (*(layer.tensors for layer in self.layers), self.output) for tensor in tensors]
+
+    @property
+    def names(self) -> list[str]:
+        """Their names."""
+        return [tensor.name for tensor in self.tensors]
 
 
 def facts_of(model: Model) -> ModelFacts:
@@ -182,13 +185,41 @@ def _is_projection(name: str) -> bool:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Tensors that llama.cpp keeps on the host wherever their layer is, since devices cannot compute with them.
+
+    ``without_kernels``: those for which the device that recorded the model has none. ``takes``: the devices, by index,
+    that were measured to have them all the same. ``too_large``: for each device what is larger than a tensor may be
+    there.
+    """
+
+    without_kernels: frozenset[str] = frozenset()
+    takes: frozenset[int] = frozenset()
+    too_large: tuple[frozenset[str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.without_kernels) or any(self.too_large)
+
+    def has(self, name: str, place: int) -> bool:
+        """Whether the host computes with a tensor of a layer at ``place``; at ``HOST``: whether no device would."""
+        if place == HOST:
+            return name in self.without_kernels or (bool(self.too_large) and all(name in of for of in self.too_large))
+        return (name in self.without_kernels and place not in self.takes) or self.is_too_large(name, place)
+
+    def is_too_large(self, name: str, device: int) -> bool:
+        """Whether a tensor is larger than one may be on a device."""
+        return device < len(self.too_large) and name in self.too_large[device]
+
+
+NOTHING_KEPT = Kept()
+
+
+@dataclass(frozen=True)
 class Pieces:
     """A model at one context: all that placements of it have in common.
 
     ``attention`` and ``states`` have an entry for each of ``facts.layers``; a state is the bytes of a recurrent
     layer that every token reads and writes. ``pinned``: what the user's overrides place (a device's index or ``HOST``).
-    ``kept``: tensors that llama.cpp keeps on the host wherever their layer is, since the device has no kernels for
-    them, but for the devices ``takes_kept``, which do have some.
     """
 
     facts: ModelFacts
@@ -199,8 +230,7 @@ class Pieces:
     cache_on_host: bool
     pinned: Mapping[str, int] = field(default_factory=dict)
     is_mapped: bool = False
-    kept: frozenset[str] = frozenset()
-    takes_kept: frozenset[int] = frozenset()
+    kept: Kept = NOTHING_KEPT
     _made: dict[tuple[int, int, tuple[tuple[str, int], ...]], Layer] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -248,7 +278,7 @@ class Pieces:
     def _place_of(self, name: str, chosen: int) -> tuple[int, bool]:
         """The place of a tensor for which ``chosen`` is, and whether llama.cpp keeps it on the host."""
         wanted = self.pinned.get(name, chosen)
-        is_kept = name in self.kept and wanted not in self.takes_kept
+        is_kept = self.kept.has(name, wanted)
         return (HOST if is_kept else wanted), is_kept
 
     def work(self, layers: tuple[Layer, ...], n_splits: tuple[int, int] | None) -> Work:
@@ -273,12 +303,11 @@ def pieces_of(
     params: Params,
     flash_attn: bool | None = None,
     pinned: Mapping[str, int] | None = None,
-    kept: frozenset[str] = frozenset(),
+    kept: Kept = NOTHING_KEPT,
 ) -> Pieces:
     """What all placements have in common. ``units`` are those recorded at a context of ``n_ctx`` tokens.
 
-    ``params`` says what the cache is like; ``flash_attn`` whether flash attention is on where that is known. ``kept``
-    is what ``kept_on_host`` says of the same recording.
+    ``params`` says what the cache is like; ``flash_attn`` whether flash attention is on where that is known.
     """
     flash = params.flash_attn != "off" if flash_attn is None else flash_attn
     return Pieces(
@@ -297,21 +326,27 @@ def pieces_of(
     )
 
 
-def kept_on_host(facts: ModelFacts, layout: Layout) -> frozenset[str]:
-    """The tensors that are computed with, and that ``layout`` does not have on its device, which has all layers.
+def kept_on_host(facts: ModelFacts, layout: Layout, largest_tensors: Sequence[int | None]) -> Kept:
+    """What llama.cpp keeps on the host of the model that ``layout`` was recorded of, with all layers on its device.
 
-    llama.cpp keeps weights on the host whose type, or whose operation, the device does not support
-    (``weight_buft_supported`` of its model loader).
+    ``largest_tensors``: the bytes that each device of the model takes in one tensor, ``None`` where it names no limit.
+    The device that records names none. llama.cpp keeps weights on the host whose type, size or operation a device does
+    not support (``weight_buft_supported`` of its model loader).
     """
     known = layout.on_device.union(layout.unused)
-    return frozenset(name for name in facts.names if name not in known and not stays_on_host(name))
+    without = frozenset(name for name in facts.names if name not in known and not stays_on_host(name))
+    if not any(largest_tensors):
+        return Kept(without)
+    sizes = {tensor.name: tensor.bytes for tensor in facts.tensors}
+    too_large = (frozenset(name for name, size in sizes.items() if most and size > most) for most in largest_tensors)
+    return Kept(without, too_large=tuple(too_large))
 
 
 def as_measured(pieces: Pieces, work: Work, on_devices: Sequence[int]) -> Pieces:
-    """``pieces`` with ``takes_kept``, by a load that ``work`` was made of them for.
+    """``pieces`` with what a load has shown of its devices; ``work`` was made of them for that load.
 
-    ``on_devices``: bytes of weights that the load has on each device. What is kept on the host was recorded on a device
-    of one kind; another one may have kernels for it, and a remote one has all by its own account.
+    ``on_devices``: bytes of weights that the load has on each device. What has no kernels was recorded on a device of
+    one kind; another kind may have them, and a remote device has all by its own account.
     """
     facts = pieces.facts
     tensors = (*(layer.tensors for layer in facts.layers), facts.output)
@@ -327,10 +362,13 @@ def as_measured(pieces: Pieces, work: Work, on_devices: Sequence[int]) -> Pieces
             # what an override of the user's puts on a device is there, whatever computes with it
             is_there = tensor.name in pieces.pinned
             place = pieces.pinned.get(tensor.name, layer.home)
-            if tensor.name in pieces.kept and place != HOST:
-                (others if is_there else kept)[place] += tensor.bytes
+            if place != HOST and pieces.kept.has(tensor.name, place):
+                if is_there:
+                    others[place] += tensor.bytes
+                elif not pieces.kept.is_too_large(tensor.name, place):
+                    kept[place] += tensor.bytes
     takes = frozenset(d for d, size in enumerate(on_devices) if kept[d] and size > others[d] + kept[d] / 2)
-    return replace(pieces, takes_kept=takes) if takes else pieces
+    return replace(pieces, kept=replace(pieces.kept, takes=takes)) if takes else pieces
 
 
 def _attention(layer: LayerFacts, window: int, cache: int, n_ctx: int, params: Params, flash: bool) -> Attention | None:

@@ -18,8 +18,8 @@ from tools import rpc_servers
 
 TERNARY = "shape://llama-3.2-1b:TQ2_0"
 NOTE = (
-    "112 tensors (239.2 MiB) of layers on {} stay in host memory, and the host computes with them: llama.cpp has no "
-    "kernels for them there"
+    "112 tensors (239.2 MiB) of layers on {} stay in host memory, and the host computes with them: they have no "
+    "kernels in llama.cpp there"
 )
 
 
@@ -62,7 +62,7 @@ def test_what_is_kept_is_what_llama_cpp_has_on_the_host(
     with one_load(Ask.of_a_load({"gpus": (gpu,), "n_ctx": 512}), model, worker, None) as load:
         breakdown, layout = load.measured()
         facts, tensors = facts_of(load.model), {tensor.name: tensor.bytes for tensor in load.model.tensors}
-    kept = kept_on_host(facts, layout)
+    kept = kept_on_host(facts, layout, ()).without_kernels
     assert len(kept) == count and (not name or name in kept)
     # and the load has room for all of them there, beside the embeddings
     on_device = sum(tensors[each] for each in layout.on_device if each in tensors)
@@ -104,6 +104,35 @@ def test_quantizations_that_the_host_computes_are_not_the_fastest() -> None:
     assert all(4 * speeds[name] < min(speeds["Q8_0"], speeds["Q2_K"]) for name in ("TQ2_0", "TQ1_0")), speeds
 
 
+TOO_LARGE = "shape://llama-4-maverick:Q8_0"
+
+
+def test_a_card_does_not_compute_with_what_is_too_large_for_it(worker: Worker) -> None:
+    vulkan, cuda = (
+        planned(worker, TOO_LARGE, gpu, host_memory="600GiB") for gpu in ("vulkan:512GiB", "cuda:9.0:512GiB")
+    )
+    assert vulkan.fits and cuda.fits and vulkan.params.n_gpu_layers == cuda.params.n_gpu_layers == 49
+    assert vulkan.breakdown.host.model > 380 * 2**30 and cuda.breakdown.host.model < 2 * 2**30
+    assert vulkan.estimate and cuda.estimate
+    parts = {part.name: part for part in vulkan.estimate.parts}
+    assert parts["host: weights"].generation > 2 * parts["Vulkan0: weights"].generation
+    assert not any(part.name.startswith("host: weights") for part in cuda.estimate.parts)
+    assert [note for note in vulkan.notes if "host computes" in note] == [
+        "72 tensors (382.5 GiB) of layers on Vulkan0 stay in host memory, and the host computes with them: they are "
+        "larger than a tensor may be there"
+    ]
+    found = fitter.estimate(
+        TOO_LARGE, gpus="vulkan:512GiB", n_ctx=4096, host_bandwidth="60GB/s", n_seq_max=4, kv_unified=True
+    )
+    assert found.estimate == vulkan.estimate.estimate
+
+
+def test_what_is_too_large_for_a_card_takes_no_room_on_it(worker: Worker) -> None:
+    small, large = (planned(worker, TOO_LARGE, gpu, host_memory="600GiB") for gpu in ("vulkan:20GiB", "vulkan:512GiB"))
+    assert small.breakdown.on("Vulkan0").model == large.breakdown.on("Vulkan0").model
+    assert small.params.tensor_buft_overrides == () and small.params.n_gpu_layers == 49
+
+
 MAPPED: dict[str, tuple[str, tuple[str, ...], dict[str, object]]] = {
     "ternary": (TERNARY, ("rtx-4090",), {}),
     "ternary, a part on the card": (TERNARY, ("rtx-4090",), {"n_gpu_layers": 5}),
@@ -116,6 +145,12 @@ MAPPED: dict[str, tuple[str, tuple[str, ...], dict[str, object]]] = {
     "two kinds, the second has none": (TERNARY, ("vulkan:8GiB", "rtx-4060"), {"tensor_split": [1, 0]}),
     "ternary experts, a small card": ("shape://qwen3-30b-a3b:TQ1_0", ("4GiB",), {}),
     "a state": ("shape://mamba-130m", ("vulkan:8GiB",), {}),
+    "too large for a tensor": ("shape://llama-4-maverick:Q8_0", ("vulkan:24GiB",), {"host_memory": "600GiB"}),
+    "a part of it is": ("shape://llama-4-maverick:Q4_K_M", ("vulkan:24GiB",), {"host_memory": "600GiB"}),
+    "too large for one of two": (
+        *("shape://llama-4-maverick:Q8_0", ("vulkan:24GiB", "rtx-4090")),
+        {"host_memory": "600GiB", "tensor_split": [29, 20], "cpu_moe": False},
+    ),
     "embeddings of each layer": ("shape://gemma-3n-e4b:Q4_0", ("8GiB",), {}),
 }
 

@@ -16,7 +16,7 @@ from fitter.machine.speed import DeviceSpeed, HostSpeed
 from fitter.planning.bound import lower_bound
 from fitter.planning.cost import Attention, Costs, Family, HostCosts, Work, Workload, default, price
 from fitter.planning.memory import HOST, Unit
-from fitter.planning.work import LayerFacts, ModelFacts, Pieces, WeightFacts
+from fitter.planning.work import Kept, LayerFacts, ModelFacts, Pieces, WeightFacts
 
 FAST = DeviceSpeed(1000e9, 160e12, 31.5e9, "cuda", "8.9", "test", True)
 SLOW = DeviceSpeed(300e9, 40e12, 15.8e9, "cuda", "8.9", "test", True)
@@ -63,7 +63,7 @@ def model(
     given = {"n_ubatch": 512, "op_offload": True, "cache_on_host": False, **more}
     count = len(layers)
     pieces = Pieces(
-        facts, (attention,) * count, (float(state),) * count, pinned=pinned or {}, kept=frozenset(kept), **given
+        facts, (attention,) * count, (float(state),) * count, pinned=pinned or {}, kept=Kept(frozenset(kept)), **given
     )  # type: ignore[arg-type]
     units = tuple(Unit(i, 0, cache + state, (), state) for i in range(count))
     return pieces, (*units, Unit(count, 0, 0))
@@ -80,7 +80,7 @@ def placements(pieces: Pieces, units: Sequence[Unit], used: Sequence[int]) -> It
     places = [HOST, *order]
     ways = []
     for index, (layer, unit) in enumerate(zip(facts.layers, units, strict=False)):
-        free = [tensor for tensor in layer.tensors if tensor.name not in (*pieces.pinned, *pieces.kept)]
+        free = [tensor for tensor in layer.tensors if tensor.name not in (*pieces.pinned, *pieces.kept.without_kernels)]
         ways.append(
             [
                 (
@@ -98,7 +98,7 @@ def placements(pieces: Pieces, units: Sequence[Unit], used: Sequence[int]) -> It
                 for apart in itertools.product(places, repeat=len(free))
             ]
         )
-    free = [tensor for tensor in facts.output if tensor.name not in (*pieces.pinned, *pieces.kept)]
+    free = [tensor for tensor in facts.output if tensor.name not in (*pieces.pinned, *pieces.kept.without_kernels)]
     ways.append(
         [
             (ordered.layer(len(facts.layers), order.get(home, HOST)), [(home, tensor.bytes) for tensor in free])

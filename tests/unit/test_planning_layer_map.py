@@ -58,6 +58,10 @@ MODEL = Model(
 LAYOUT = Layout(ENTRIES, 1, 4096)
 
 
+def replace_bytes(tensor: TensorInfo, size: int) -> TensorInfo:
+    return TensorInfo(tensor.name, tensor.type, tensor.shape, size)
+
+
 def plan_with(params: Params, *on_devices: int, caches: Sequence[int] = (0, 0), on_host: int = 0) -> Plan:
     """A plan whose devices, and whose host beside the embedding, have so many bytes of weights and caches."""
     names = ("CUDA0", "CUDA1")
@@ -133,7 +137,7 @@ def test_weights_that_no_layout_has_are_where_they_were_measured(
 ) -> None:
     sizes = {"exps": 1000}
     model = replace(
-        MODEL, tensors=tuple(each._replace(bytes=sizes.get(each.name[-11:-7], 1)) for each in MODEL.tensors)
+        MODEL, tensors=tuple(replace_bytes(each, sizes.get(each.name[-11:-7], 1)) for each in MODEL.tensors)
     )
     plan = plan_with(ON_FIRST, *on_devices, on_host=1000 * expected.count("host"))
     found = map_of(plan, model, WITHOUT_EXPERTS, [-1] * len(NAMES))
@@ -153,7 +157,7 @@ def test_overrides_say_where_weights_are_that_no_layout_has() -> None:
 def test_an_embedding_in_memory_that_no_device_reads(is_tied: bool) -> None:
     output = "token_embd.weight" if is_tied else "output.weight"
     entries = (*ENTRIES[1:], LayoutEntry(LAYOUT_DEVICE, output, "model", 70))
-    tensors = tuple(each._replace(bytes=EMBEDDING) if "embd" in each.name else each for each in MODEL.tensors)
+    tensors = tuple(replace_bytes(each, EMBEDDING) if "embd" in each.name else each for each in MODEL.tensors)
     model = replace(MODEL, tensors=tensors)
     plan = plan_with(ON_FIRST, 3 * 1130, 1130 + 2 * 70)
     found = map_of(plan, model, replace(LAYOUT, entries=entries), [-1] * len(NAMES))
