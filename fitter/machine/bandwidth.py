@@ -17,6 +17,7 @@ from pathlib import Path
 from fitter.errors import UsageError
 from fitter.machine.host import host_memory
 from fitter.machine.speed import HostSpeed, default_host
+from fitter.machine.stored import write_if_possible
 from fitter.values import UNITS
 
 _SCHEMA = 1
@@ -212,16 +213,4 @@ def _read(host: Host) -> float | None:
 
 
 def _write(host: Host, bandwidth: float) -> None:
-    write_cache(cache_path(), {"schema": _SCHEMA, "hosts": {**_entries(), key_of(host): bandwidth}})
-
-
-def write_cache(path: Path, document: object) -> None:
-    """Write a JSON file, all of it or nothing. Does nothing if it cannot be written."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+    write_if_possible(cache_path(), {"schema": _SCHEMA, "hosts": {**_entries(), key_of(host): bandwidth}})

@@ -13,6 +13,7 @@ from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed
 from fitter.machine import bandwidth, catalogue
 from fitter.machine.speed import REMOTE, DeviceSpeed, speed_of
+from fitter.machine.stored import write_if_possible
 
 _SCHEMA = 1
 _MIB = 2**20
@@ -157,4 +158,4 @@ def _read() -> dict[str, MeasuredSpeed]:
 def _write(measured: Mapping[str, MeasuredSpeed]) -> None:
     entries = {**_entries(), **{key: (speed, time.time()) for key, speed in measured.items()}}
     devices = {key: {**asdict(speed), "time": when} for key, (speed, when) in entries.items()}
-    bandwidth.write_cache(cache_path(), {"schema": _SCHEMA, "devices": devices})
+    write_if_possible(cache_path(), {"schema": _SCHEMA, "devices": devices})
