@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.parameters import DEFAULTS
 
 # What ``--allow`` accepts; ``fitter.planning.levers`` makes changes of a request of them.
 from fitter.parameters import LEVERS as LEVERS
@@ -18,8 +19,9 @@ from fitter.planning.work import ModelFacts
 MIB = 1024 * 1024
 DEFAULT_MARGIN = 1024 * MIB
 """``--fit-target`` of llama.cpp."""
-DEFAULT_HOST_MARGIN = 1024 * MIB
-DEFAULT_FIT_CTX = 4096
+DEFAULT_HOST_MARGIN: int = DEFAULTS["host_margin"]
+"""``--host-margin``."""
+DEFAULT_FIT_CTX: int = DEFAULTS["fit_ctx"]
 """``--fit-ctx`` of llama.cpp."""
 OBJECTIVES = ("request", "generation", "prompt", "context")
 """What a fit can be best at: the time of the request, generation or prompt processing alone, the most context."""
