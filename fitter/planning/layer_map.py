@@ -10,7 +10,7 @@ from fitter.llama.types import LAYOUT_DEVICE, Layout
 from fitter.model.header import Model
 from fitter.model.tensors import Role, role_of, stays_on_host
 from fitter.planning.memory import HOST, cache_layer, is_state, layer_index
-from fitter.planning.placement import counts_for_split
+from fitter.planning.placement import split_by
 from fitter.planning.plan import Plan
 
 HOST_NAME = "host"
@@ -187,17 +187,9 @@ def _add_unrecorded(
 
 def _homes(plan: Plan, n_units: int) -> list[int]:
     """The place of each layer, and of the output last, as llama.cpp chooses it."""
-    devices, params = plan.breakdown.devices, plan.params
     free = {use.name: use.free for use in plan.devices}
-    n_gpu_layers = n_units if params.n_gpu_layers < 0 else min(params.n_gpu_layers, n_units)
-    split = params.tensor_split if params.tensor_split and any(params.tensor_split) else None
-    shares = [*split] if split else [float(free[name]) for name in devices]
-    shares = [*shares, *[0.0] * len(devices)][: len(devices)]
-    counts = counts_for_split(n_gpu_layers, shares) if devices else ()
-    homes = [HOST] * (n_units - sum(counts))
-    for device, count in enumerate(counts):
-        homes += [device] * count
-    return homes
+    on_devices = [free[name] for name in plan.breakdown.devices]
+    return split_by(n_units, plan.params.n_gpu_layers, plan.params.tensor_split, on_devices).homes
 
 
 def _cell_of(name: str, n_layer: int, on_device: bool) -> tuple[int, str]:

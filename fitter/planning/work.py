@@ -18,7 +18,7 @@ from fitter.model.tensors import Role, is_expert, layer_of, role_of, stays_on_ho
 from fitter.parameters import MAPPED, PARAMETERS
 from fitter.planning.cost import Attention, Layer, Weights, Work
 from fitter.planning.memory import HOST, Unit
-from fitter.planning.placement import Placement, counts_for_split
+from fitter.planning.placement import Placement, split_by
 
 _FLOATS = ("f32", "f16", "bf16")
 
@@ -412,7 +412,7 @@ def work_of(pieces: Pieces, placement: Placement, n_splits: tuple[int, int] | No
     moved: dict[int, list[tuple[str, int]]] = {}
     for item, target in placement.moved:
         moved.setdefault(item.layer, []).extend((f"{item.stem}.{suffix}", target) for suffix in item.suffixes)
-    homes = _homes(placement.first, placement.counts)
+    homes = placement.homes
     return pieces.work(
         tuple(pieces.layer(index, homes[unit], tuple(moved.get(unit, ()))) for index, unit in _computed(pieces.facts)),
         n_splits,
@@ -430,11 +430,7 @@ def work_of_params(
 
     ``targets`` has the place (a device's index or ``HOST``) of every tensor that an override catches.
     """
-    n_units = pieces.facts.n_layer + 1
-    n_gpu_layers = n_units if params.n_gpu_layers < 0 else min(params.n_gpu_layers, n_units)
-    split = params.tensor_split if params.tensor_split and any(params.tensor_split) else tuple(map(float, free))
-    counts = counts_for_split(n_gpu_layers, (*split, *[0.0] * len(free))[: len(free)]) if free else ()
-    homes = _homes(n_units - sum(counts), counts)
+    homes = split_by(pieces.facts.n_layer + 1, params.n_gpu_layers, params.tensor_split, free).homes
     caught: dict[int | None, list[tuple[str, int]]] = {}
     for name, target in targets.items():
         caught.setdefault(layer_of(name), []).append((name, target))
@@ -452,11 +448,3 @@ def _computed(facts: ModelFacts) -> Iterable[tuple[int, int]]:
     """Index among computed layers, the output the last, and among units, of everything that is computed."""
     yield from ((index, index) for index in range(len(facts.layers)))
     yield len(facts.layers), facts.n_layer
-
-
-def _homes(first: int, counts: Sequence[int]) -> list[int]:
-    """The place of every unit."""
-    homes = [HOST] * first
-    for device, count in enumerate(counts):
-        homes += [device] * count
-    return homes
