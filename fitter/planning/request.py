@@ -15,8 +15,8 @@ from fitter.parameters import LEVERS as LEVERS
 from fitter.planning.cost import Workload
 from fitter.planning.limits import own_context
 from fitter.planning.work import ModelFacts
+from fitter.values import MIB as MIB
 
-MIB = 1024 * 1024
 DEFAULT_MARGIN = 1024 * MIB
 """``--fit-target`` of llama.cpp."""
 DEFAULT_HOST_MARGIN: int = DEFAULTS["host_margin"]
