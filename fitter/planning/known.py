@@ -163,6 +163,11 @@ class Known:
         """Whether it is for the search to say which devices have the model."""
         return given.chooses_devices(self.request, self.devices)
 
+    @property
+    def keeps_on_host(self) -> bool:
+        """Whether llama.cpp keeps weights on the host whose layer is on a device; asked where things are priced."""
+        return self.is_priced and bool(self.prices().kept)
+
     def prices(self) -> Prices:
         """Prices on all devices; where nothing was recorded, the smallest context is."""
         if not self._units:

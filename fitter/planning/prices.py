@@ -57,6 +57,11 @@ class Prices:
         self._n_units = len(units)
         self._times: Times | None = None
 
+    @property
+    def kept(self) -> Kept:
+        """What llama.cpp keeps on the host of layers on these devices, as far as it was recorded."""
+        return self._pieces.kept
+
     def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
         """The objective with ``placement``, by the graph splits and the attention measured for it, or as expected."""
         pieces, n_splits = self._pieces, None

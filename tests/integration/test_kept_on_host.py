@@ -96,6 +96,24 @@ def test_an_estimate_says_the_same(worker: Worker) -> None:
     assert plan.estimate is not None and found.estimate == plan.estimate.estimate
 
 
+@pytest.mark.parametrize(
+    ("workload", "n_gpu_layers"),
+    [
+        pytest.param({"prompt": 2048, "generate": 512}, 17, id="attention is worth the splits"),
+        pytest.param({"prompt": 64, "generate": 512}, 1, id="little to attend to is not"),
+    ],
+)
+def test_layers_of_which_little_is_computed_there_are_on_a_card_where_that_is_faster(
+    worker: Worker, workload: dict[str, object], n_gpu_layers: int
+) -> None:
+    plan = planned(worker, TERNARY, "rtx-4090", **workload)
+    assert plan.params.n_gpu_layers == n_gpu_layers and plan.estimate is not None
+    for other in {1, 17} - {n_gpu_layers}:
+        slower = planned(worker, TERNARY, "rtx-4090", **workload, n_gpu_layers=other)
+        assert slower.estimate is not None and slower.params.n_gpu_layers == other
+        assert slower.estimate.seconds > 1.1 * plan.estimate.seconds
+
+
 def test_quantizations_that_the_host_computes_are_not_the_fastest() -> None:
     found = fitter.quants(
         "shape://llama-3.2-1b", types="Q8_0,Q4_K_M,Q2_K,TQ2_0,TQ1_0", gpus="rtx-4090", host_memory="64GiB", n_ctx=4096
@@ -144,7 +162,7 @@ MAPPED: dict[str, tuple[str, tuple[str, ...], dict[str, object]]] = {
     "two kinds, the first has no kernels": (TERNARY, ("rtx-4060", "vulkan:8GiB"), {"tensor_split": [1, 1]}),
     "two kinds, the second has none": (TERNARY, ("vulkan:8GiB", "rtx-4060"), {"tensor_split": [1, 0]}),
     "ternary experts, a small card": ("shape://qwen3-30b-a3b:TQ1_0", ("4GiB",), {}),
-    "a state": ("shape://mamba-130m", ("vulkan:8GiB",), {}),
+    "a state": ("shape://mamba-130m", ("vulkan:8GiB",), {"n_gpu_layers": 25}),
     "too large for a tensor": ("shape://llama-4-maverick:Q8_0", ("vulkan:24GiB",), {"host_memory": "600GiB"}),
     "a part of it is": ("shape://llama-4-maverick:Q4_K_M", ("vulkan:24GiB",), {"host_memory": "600GiB"}),
     "too large for one of two": (
