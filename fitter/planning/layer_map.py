@@ -188,7 +188,7 @@ def _add_unrecorded(
 def _homes(plan: Plan, n_units: int) -> list[int]:
     """The place of each layer, and of the output last, as llama.cpp chooses it."""
     free = {use.name: use.free for use in plan.devices}
-    on_devices = [free[name] for name in plan.breakdown.devices]
+    on_devices = [free.get(name, 0) for name in plan.breakdown.devices]
     return split_by(n_units, plan.params.n_gpu_layers, plan.params.tensor_split, on_devices).homes
 
 
