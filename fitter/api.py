@@ -247,6 +247,7 @@ def estimate(
                 tuple(speeds[info.name] for info in infos),
                 tuple(info.free for info in infos),
                 speed_of_host(ask.host_bandwidth, is_described=ask.is_described, virtual=ask.virtual),
+                tuple(info.largest_tensor for info in infos),
             ),
             pinned_by(load.params, load.model, infos, every, load.worker.match),
             workload,

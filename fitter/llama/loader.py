@@ -18,7 +18,7 @@ from fitter.llama.caches import PADDED, caches_of
 from fitter.llama.devices import Device, Registry, every_device, register_virtual, registry
 from fitter.llama.headers import Headers
 from fitter.llama.layouts import read_whole
-from fitter.llama.log import captured_log, failure, flash_attn_from, lines_of_context, n_splits_from
+from fitter.llama.log import captured_log, failure, flash_attn_from, lines_of_context, n_splits_from, unused_from
 from fitter.llama.parameters import apply, apply_context, is_placed_alone, model_key, overrides_of
 from fitter.llama.placing import CAN_FORK, Placer, can_hold, place, split_of
 from fitter.llama.splits import check_build, split_counted, takes_nothing
@@ -38,6 +38,9 @@ from fitter.llama.types import (
 
 OWN = "own"
 """The role of the model's own file, where a skeleton is measured beside it."""
+
+_LAYOUT = "layout"
+"""The role of the model whose tensors' sizes are recorded."""
 
 _MOST_PLACERS = 2
 
@@ -161,7 +164,8 @@ class Loader:
         with self._recorded(path, replace(params, ctx_type=Params.ctx_type)) as context:
             total = breakdown_of(context)
         entries = tuple(record.entry for record in _records(self._library, backend))
-        layout = Layout(entries, int(backend.fitter_virtual_alignment()), total.n_ctx)
+        unused = self._models[_LAYOUT].unused
+        layout = Layout(entries, int(backend.fitter_virtual_alignment()), total.n_ctx, unused)
         _check_layout(layout, total)
         return layout
 
@@ -202,7 +206,7 @@ class Loader:
             n_outputs_max=Params.n_outputs_max,
             lora=(),
         )
-        dummy = self._model("layout", path, everything, Registry((recorder,), (recorder,)))
+        dummy = self._model(_LAYOUT, path, everything, Registry((recorder,), (recorder,)))
         backend.fitter_virtual_record_clear()
         try:
             backend.fitter_virtual_record(1)
@@ -304,7 +308,10 @@ def _load_dummy(
 
 
 class _Dummy:
-    """A ``model`` loaded with ``no_alloc``. ``pointers``: the memory that its parameters point to."""
+    """A ``model`` loaded with ``no_alloc``. ``pointers``: the memory that its parameters point to.
+
+    ``unused``: tensors of it that llama.cpp does not load, by the log of the question in which it is loaded.
+    """
 
     def __init__(
         self,
@@ -318,6 +325,7 @@ class _Dummy:
         self.key = key
         self.model = model
         self.name = name
+        self.unused = unused_from(line.text for line in captured_log())
         self._pointers = pointers
         self._library = library
         self._llama = library.llama

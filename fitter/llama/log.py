@@ -97,6 +97,14 @@ def n_splits_from(log: Iterable[str]) -> tuple[int, int] | None:
     return answer
 
 
+_UNUSED = re.compile(r"model has unused tensor (\S+) \(size = ")
+
+
+def unused_from(log: Iterable[str]) -> tuple[str, ...]:
+    """The tensors of a model that llama.cpp does not load, from its log."""
+    return tuple(dict.fromkeys(found[1] for line in log if (found := _UNUSED.search(line))))
+
+
 _CONTEXT = ": constructing llama_context"
 
 

@@ -292,12 +292,19 @@ class LayoutEntry(NamedTuple):
 class Layout:
     """Every weight and cache tensor, with the size that llama.cpp requested for it.
 
-    Recorded in a dummy load with all layers on one virtual device; ``alignment`` is that device's.
+    Recorded in a dummy load with all layers on one virtual device; ``alignment`` is that device's. What is on the host
+    has an entry only where it is in memory that the device can read. ``unused``: tensors that llama.cpp does not load.
     """
 
     entries: tuple[LayoutEntry, ...]
     alignment: int
     n_ctx: int
+    unused: tuple[str, ...] = ()
+
+    @property
+    def on_device(self) -> frozenset[str]:
+        """The names of all that is on the device."""
+        return frozenset(entry.name for entry in self.entries if entry.buffer_type == LAYOUT_DEVICE)
 
 
 class CacheTensor(NamedTuple):

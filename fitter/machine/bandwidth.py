@@ -17,22 +17,24 @@ from pathlib import Path
 from fitter.errors import UsageError
 from fitter.machine.host import host_memory
 from fitter.machine.speed import HostSpeed, default_host
-from fitter.values import UNITS, shown
+from fitter.machine.stored import write_if_possible
+from fitter.values import MIB, UNITS, shown
 
 _SCHEMA = 1
 
-_MIB = 2**20
 
 _BANDWIDTH = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?:([a-z]+)\s*/\s*s)?", re.IGNORECASE | re.ASCII)
 _LEAST, _MOST = 10**8, 10**14
+"""Bytes per second that a figure may say; others are a slip of the unit, or of a damaged file."""
 
-_LEAST_READ = 32 * _MIB
+_LEAST_READ = 32 * MIB
 """The fewest bytes that each thread reads, so that reading takes far longer than starting the threads."""
 
 _CACHES = 3
 """Read so many times the size of the last-level caches: read in order, none of it then stays in them."""
 
 _SECONDS = 0.25
+"""How long passes are repeated at least."""
 _PASSES = 5
 """Other programs may slow some passes down, so the fastest one counts."""
 
@@ -159,7 +161,7 @@ def cache_bytes(root: Path = Path("/")) -> int:
             if (index / "level").read_text().strip() == "3":
                 size = (index / "size").read_text().strip()
                 caches[(index / "shared_cpu_list").read_text()] = int(size.removesuffix("K")) * 1024
-    return sum(caches.values()) or 32 * _MIB
+    return sum(caches.values()) or 32 * MIB
 
 
 def _physical_cores(root: Path = Path("/")) -> int:
@@ -213,16 +215,4 @@ def _read(host: Host) -> float | None:
 
 
 def _write(host: Host, bandwidth: float) -> None:
-    write_cache(cache_path(), {"schema": _SCHEMA, "hosts": {**_entries(), key_of(host): bandwidth}})
-
-
-def write_cache(path: Path, document: object) -> None:
-    """Write a JSON file, all of it or nothing. Does nothing if it cannot be written."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+    write_if_possible(cache_path(), {"schema": _SCHEMA, "hosts": {**_entries(), key_of(host): bandwidth}})

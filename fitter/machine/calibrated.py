@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from fitter.errors import AnswerError
 from fitter.llama.types import DeviceInfo
+from fitter.machine.stored import write
 
 _SCHEMA = 1
 
@@ -43,7 +43,7 @@ def read() -> tuple[Calibrated, ...]:
     try:
         document = json.loads(store_path().read_text(encoding="utf-8"))
         return tuple(_device(entry) for entry in document["devices"]) if document["schema"] == _SCHEMA else ()
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ()
 
 
@@ -55,14 +55,8 @@ def store(measured: Iterable[Calibrated]) -> Path:
     devices = {_key(device): device for device in (*read(), *measured)}
     document = {"schema": _SCHEMA, "devices": [asdict(device) for device in devices.values()]}
     path = store_path()
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write(path, document)
     except OSError as error:
         raise AnswerError(
             f"{path} cannot be written ({error.strerror}): set XDG_CONFIG_HOME, or add --no-store"
@@ -84,6 +78,7 @@ def _key(device: Calibrated) -> tuple[str, str, int]:
 
 def _device(entry: dict[str, Any]) -> Calibrated:
     device = Calibrated(entry["backend"], entry["description"], entry["total"], entry["outside"], entry["context"])
-    if not isinstance(device.outside, int) or device.outside < 0:
-        raise ValueError(device.outside)
+    texts, sizes = (device.backend, device.description), (device.total, device.outside, device.context or 0)
+    if not (all(isinstance(text, str) for text in texts) and all(isinstance(n, int) and n >= 0 for n in sizes)):
+        raise ValueError(device)
     return device

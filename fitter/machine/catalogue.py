@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter.machine import shared_memory
-
-MIB = 1024 * 1024
+from fitter.values import MIB
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,16 @@ from fitter.errors import LlamaCppError, UsageError
 from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed
 from fitter.machine import bandwidth, catalogue
 from fitter.machine.speed import REMOTE, DeviceSpeed, speed_of
+from fitter.machine.stored import write_if_possible
+from fitter.values import MIB
 
 _SCHEMA = 1
-_MIB = 2**20
 _GB = 10**9
 
 _SECONDS = 0.5
 """About how long to measure a device."""
 
-_MEMORY = 320 * _MIB
+_MEMORY = 320 * MIB
 """Bytes of its memory to read: more than the caches of most processors hold."""
 
 _STORED_SECONDS = 24 * 3600.0
@@ -126,7 +127,7 @@ def _short(value: float) -> str:
 def _key(device: DeviceInfo, before: Sequence[DeviceInfo]) -> str:
     """The server, the index of the device there, and its memory."""
     index = sum(other.description == device.description for other in before)
-    return f"{device.description}, device {index}, {round(device.total / _MIB)} MiB"
+    return f"{device.description}, device {index}, {round(device.total / MIB)} MiB"
 
 
 def _entries() -> dict[str, tuple[MeasuredSpeed, float]]:
@@ -157,4 +158,4 @@ def _read() -> dict[str, MeasuredSpeed]:
 def _write(measured: Mapping[str, MeasuredSpeed]) -> None:
     entries = {**_entries(), **{key: (speed, time.time()) for key, speed in measured.items()}}
     devices = {key: {**asdict(speed), "time": when} for key, (speed, when) in entries.items()}
-    bandwidth.write_cache(cache_path(), {"schema": _SCHEMA, "devices": devices})
+    write_if_possible(cache_path(), {"schema": _SCHEMA, "devices": devices})

@@ -18,6 +18,7 @@ _STEP = 2**14
 """The pages of a Mac; a limit is in whole ones."""
 
 _PAGE = 4096
+"""The pages in which Linux counts what a GPU may map (``ttm.pages_limit``)."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ REMOTE = "remote"
 _GIB = 2**30
 
 _OLDEST_RDNA = AMD_OFFSET + 0x1010
+"""The compute capability of ``gfx1010``, the first of RDNA, as ggml-cuda counts them."""
 
 
 @dataclass(frozen=True)

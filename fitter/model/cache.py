@@ -19,6 +19,7 @@ MOST = 2 << 30
 STAYS_SECONDS = 24 * 3600
 """How long what was used last stays, however much there is: somebody may still be reading it."""
 _LOOKED_SECONDS = 3600
+"""How long nobody looks again whether there is too much."""
 _LOOKED, _LEAVING = ".looked-after", ".leaving-"
 
 

@@ -22,9 +22,11 @@ from fitter.model.ranges import Patience
 from fitter.text import printable
 
 _LONGEST_PAGE = 8 << 20
+"""Bytes of an answer."""
 _MOST_PAGES, _MOST_FILES = 100, 100_000
 """A page of the hub's has a thousand files."""
 _LONGEST_PATH = 1024
+"""Characters of a file's path."""
 _NEXT = re.compile(r"<([^<>]*)>\s*;\s*rel=\"next\"")
 
 

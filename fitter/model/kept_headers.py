@@ -132,9 +132,16 @@ def _of(model: Sequence[Address]) -> Path:
 def _read(place: Path) -> Entry | None:
     try:
         found = json.loads((place / _ABOUT).read_text(encoding="utf-8"))
-        return Entry(place, tuple(Kept(**each) for each in found))
+        files = tuple(Kept(**each) for each in found)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
+    return Entry(place, files) if all(map(_is_possible, files)) else None
+
+
+def _is_possible(kept: Kept) -> bool:
+    texts, sizes = (kept.name, kept.tag, kept.digest), (kept.file_bytes, kept.header_bytes)
+    is_typed = all(isinstance(text, str) for text in texts) and all(isinstance(size, int) for size in sizes)
+    return is_typed and 0 <= kept.header_bytes <= kept.file_bytes
 
 
 def _write(entry: Entry, headers: Sequence[Header], words: str) -> None:

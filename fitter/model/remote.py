@@ -30,6 +30,7 @@ DEFAULT_TIMEOUT = 60.0
 _BELIEVED = 60.0
 """Seconds for which an answer is taken as still true, so that a plan asks once."""
 _AT_ONCE = 16
+"""How many files of a model are asked for at the same time."""
 _FIRST_OF_FIRST, _FIRST_OF_OTHERS = 1 << 14, 1 << 12
 """Bytes that are read first: of the file with the metadata, and of one that only has tensors."""
 

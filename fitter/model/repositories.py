@@ -29,6 +29,7 @@ _FILE_TYPE = re.compile(
     re.IGNORECASE,
 )
 _MOST_NAMED = 12
+"""How many file types a message lists."""
 
 
 @dataclass(frozen=True)

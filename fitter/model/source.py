@@ -15,6 +15,7 @@ _SPLIT = re.compile(r"(?P<prefix>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})
 _AS_ON_HUB = re.compile(r"(?:(?:huggingface|hf)\.co/)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?<!\.gguf)/?")
 """A path like the name of a repository."""
 _NEWEST = 3
+"""The newest version of GGUF that there is."""
 _NAMED = 3
 """How many files a message lists by name; more are only counted."""
 

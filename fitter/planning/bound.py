@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import add
@@ -43,9 +43,10 @@ def lower_bound(
     """Seconds of ``workload`` that ``cost.price`` goes below for no placement within the budgets.
 
     Placements are all in which every layer with its cache, every tensor of a layer, and the output with its tensors,
-    each have a place of their own, on any of ``devices`` in any order, or on the host; pinned tensors stay where they
-    are. ``units`` have the caches at the context of ``pieces``. ``budgets``: bytes that each device may hold of weights
-    and caches; ``host_budget`` the same of the host, ``None`` where it is unlimited. Infinite where nothing fits.
+    each have a place of their own, on any of ``devices`` in any order, or on the host; tensors that are pinned, or that
+    llama.cpp keeps on the host, stay where they are. ``units`` have the caches at the context of ``pieces``.
+    ``budgets``: bytes that each device may hold of weights and caches; ``host_budget`` the same of the host, ``None``
+    where it is unlimited. Infinite where nothing fits.
 
     Proof: ``price`` is at least the sum, over layers and tensors, of what each costs at its place, since it adds to
     that only graph splits (one at least, where anything is on a device and the token embedding is not), hops, the
@@ -167,12 +168,13 @@ class _Sort(NamedTuple):
     looked_up_per_byte: float
     experts: bool
     slowest: _Slowest
+    is_kept: bool = False
 
 
-def _sort_of(tensor: WeightFacts, slowest: Sequence[_Slowest]) -> _Sort:
+def _sort_of(tensor: WeightFacts, slowest: Sequence[_Slowest], is_kept: bool = False) -> _Sort:
     """``slowest``: not of experts, and of experts."""
     n_params, n_looked_up = tensor.n_params / tensor.bytes, tensor.n_looked_up / tensor.bytes
-    return _Sort(n_params, n_looked_up, tensor.experts, slowest[tensor.experts])
+    return _Sort(n_params, n_looked_up, tensor.experts, slowest[tensor.experts], is_kept)
 
 
 class _Places:
@@ -227,7 +229,8 @@ class _Places:
                     generation = looked_up.generation
                 return at.request(Seconds(of_byte.prompt + of_param.prompt, generation))
 
-            on_host = min(seconds(HOST, at) for at in self._hosts)
+            # what llama.cpp keeps on the host, no device computes with in a prompt either
+            on_host = min(seconds(HOST, at) for at in (self._hosts[-1:] if sort.is_kept else self._hosts))
             self._prices[sort] = (*(seconds(d, self._at) for d in self._devices), on_host)
         return self._prices[sort]
 
@@ -297,7 +300,7 @@ def _items(places: _Places, pieces: Pieces, units: Sequence[Unit]) -> _Items:
     for layer, attention, state, unit in zip(pieces.facts.layers, pieces.attention, pieces.states, units, strict=False):
         # a recurrent state is read as weights are, and written
         state_bytes = round(2 * state)
-        free, fixed, slowest = _sorted(layer.tensors, pieces.pinned, places, state_bytes)
+        free, fixed, slowest = _sorted(layer.tensors, pieces, places, state_bytes)
         items.add_fixed(fixed)
         projections = free[: layer.n_attention]
         is_free = len(free) - len(projections) == len(layer.tensors) - layer.n_attention
@@ -331,7 +334,7 @@ def _items(places: _Places, pieces: Pieces, units: Sequence[Unit]) -> _Items:
         items.heads[head] = items.heads.get(head, 0) + count
     for sort, size in weights.items():
         items.add_bytes(places.weights(sort), size)
-    free, fixed, slowest = _sorted(pieces.facts.output, pieces.pinned, places, 0)
+    free, fixed, slowest = _sorted(pieces.facts.output, pieces, places, 0)
     items.add_fixed(fixed)
     seconds = places.layer(None, False)
     for tensor in free:
@@ -342,7 +345,7 @@ def _items(places: _Places, pieces: Pieces, units: Sequence[Unit]) -> _Items:
 
 
 def _sorted(
-    tensors: Sequence[WeightFacts], pinned: Mapping[str, int], places: _Places, state_bytes: int
+    tensors: Sequence[WeightFacts], pieces: Pieces, places: _Places, state_bytes: int
 ) -> tuple[list[WeightFacts], float, tuple[_Slowest, _Slowest]]:
     """Tensors that have a choice, what the others cost, and what takes longest, not of experts and of experts.
 
@@ -363,11 +366,12 @@ def _sorted(
     for tensor in tensors:
         if not tensor.bytes:
             continue
-        if tensor.name not in pinned:
+        is_kept = pieces.kept.has(tensor.name, HOST)
+        if not is_kept and tensor.name not in pieces.pinned:
             free.append(tensor)
             continue
-        of_byte = places.weights(_sort_of(tensor, slowest))
-        fixed += tensor.bytes * of_byte[places.place_of(pinned[tensor.name])]
+        of_byte = places.weights(_sort_of(tensor, slowest, is_kept))
+        fixed += tensor.bytes * of_byte[places.place_of(HOST if is_kept else pieces.pinned[tensor.name])]
     return free, fixed, slowest
 
 

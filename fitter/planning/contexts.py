@@ -18,7 +18,9 @@ from fitter.planning.settling import settle_fastest, settle_partial, settle_whol
 from fitter.planning.trial import Trial
 
 _MAX_CONTEXTS = 40
+"""How many contexts are tried between one that fits and one that does not; the last half of them halve what is left."""
 _MAX_CRASHES = 8
+"""How many contexts are tried below one that llama.cpp aborts at."""
 
 _CONTEXTS_TO_SPILL = 8
 """Contexts that are asked about between what fits as a whole and what the devices hold in total."""

@@ -112,7 +112,8 @@ class Weights:
     """Weights of one layer that are in one place: a device's index, or ``HOST``.
 
     ``bytes`` as stored, ``n_params`` in number, of which ``n_looked_up`` have a type that a processor looks up in
-    tables; ``experts``: routed experts, of which a token reads only those used.
+    tables; ``experts``: routed experts, of which a token reads only those used. ``is_kept``: the host computes with
+    them in prompts, too, since no device can.
     """
 
     place: int
@@ -120,6 +121,7 @@ class Weights:
     n_params: float
     experts: bool = False
     n_looked_up: float = 0
+    is_kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class Layer:
 
     ``home``: the place that has it. ``cache``: that of its KV cache where it is another, as with ``-nkvo``.
     ``attends``: the device that computes attention to a cache on the host, since it has projections of a layer there.
+    ``n_kept``: tensors that llama.cpp keeps on the host wherever the layer is, since no device computes with them.
     """
 
     home: int
@@ -135,6 +138,12 @@ class Layer:
     attention: Attention | None = None
     cache: int | None = None
     attends: int | None = None
+    n_kept: int = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the host computes with weights of it in prompts, too."""
+        return self.n_kept > 0
 
 
 @dataclass(frozen=True)
@@ -317,7 +326,7 @@ def tensor_seconds(weights: Weights, at: Setting) -> Seconds:
             flops / (family.compute * device.compute) + prompt_bytes / bandwidth, generation_bytes / bandwidth
         )
     bandwidth = costs.host.bandwidth * at.host.bandwidth
-    if at.streams:
+    if at.streams and not weights.is_kept:
         # the first device takes over what the host has, and reads it over PCIe for every micro batch
         device, family = at.devices[at.streamer], at.families[at.streamer]
         prompt = prompt_bytes / at.stream + flops / (family.compute * device.compute)
@@ -336,10 +345,11 @@ def _fixed(layer: Layer, at: Setting) -> Seconds:
     sync = at.costs.host.sync * at.threads
     if layer.home == HOST:
         # attention and feed-forward
-        return Seconds(at.families[at.streamer].layer if at.streams else 2 * sync, 2 * sync)
+        streamer = at.families[at.streamer].layer if at.streams else 0.0
+        return Seconds(streamer + (2 * sync if layer.is_kept or not at.streams else 0.0), 2 * sync)
     home = at.families[layer.home].layer
     away = sync if any(weights.place == HOST for weights in layer.weights) else 0.0
-    return Seconds(home + (0 if at.streams else away), home + away)
+    return Seconds(home + (away if layer.is_kept or not at.streams else 0.0), home + away)
 
 
 def attention_seconds(layer: Layer, at: Setting) -> Seconds:
@@ -364,7 +374,7 @@ def attention_seconds(layer: Layer, at: Setting) -> Seconds:
         read = attention.kv_bytes * (attention.sharing if attention.quantized else 1)
         reached = family.quantized_cache if attention.quantized else family.cache
         generation = read * seen / (reached * device.bandwidth)
-    if cache != HOST or at.streams:
+    if cache != HOST or (at.streams and not _are_projections_kept(layer)):
         place = cache if cache != HOST else at.streamer
         device, family = at.devices[place], at.families[place]
         prompt = flops / (family.attention * device.compute)
@@ -383,8 +393,19 @@ def _computes_on_host(layer: Layer) -> bool:
     """
     if layer.home == HOST:
         return layer.attends is None
-    dense = [weights for weights in layer.weights if not weights.experts]
-    return bool(dense) and dense[0].place == HOST
+    projections = _projections(layer)
+    return projections is not None and projections.place == HOST
+
+
+def _are_projections_kept(layer: Layer) -> bool:
+    """Whether the host projects for attention in prompts, too, and so computes attention next to a cache there."""
+    projections = _projections(layer)
+    return projections is not None and projections.is_kept
+
+
+def _projections(layer: Layer) -> Weights | None:
+    """The weights that attention begins with: the first that are not experts."""
+    return next((weights for weights in layer.weights if not weights.experts), None)
 
 
 def predicted_splits(work: Work, bare_splits: int) -> int:
@@ -392,6 +413,7 @@ def predicted_splits(work: Work, bare_splits: int) -> int:
 
     Tensors of a layer that are apart from it are one change there and one back, and so is a cache on the host; the
     token embedding is on the host. ``bare_splits`` are those of a layer that has nothing but its cache on a device.
+    Tensors that llama.cpp keeps on the host are between others of their layer: ``_splits_of_kept``.
     """
     splits = 1
     place = HOST
@@ -401,8 +423,9 @@ def predicted_splits(work: Work, bare_splits: int) -> int:
         if layer.attention and place != HOST and all(weights.place == HOST for weights in layer.weights):
             # norms, queries, keys, attention, the output: there and back for each
             splits += bare_splits
-        elif any(weights.place != place for weights in layer.weights):
-            splits += 2 * len({weights.place for weights in layer.weights} - {place})
+        else:
+            splits += 2 * len({weights.place for weights in layer.weights if not weights.is_kept} - {place})
+            splits += _splits_of_kept(layer)
         if layer.attention and layer.cache not in (None, place):
             splits += 2
     return splits
@@ -417,9 +440,19 @@ def predicted_prompt_splits(work: Work) -> int:
     for layer in work.layers:
         if layer.home == HOST:
             splits += 12
-        elif any(weights.place == HOST for weights in layer.weights):
+        elif any(weights.place == HOST and not weights.is_kept for weights in layer.weights):
             splits += 3
+        splits += _splits_of_kept(layer)
     return splits
+
+
+def _splits_of_kept(layer: Layer) -> int:
+    """Graph splits of a layer on a device, of whose tensors llama.cpp keeps some on the host.
+
+    One more than there are: within two of what llama.cpp itself counts in dummy loads of eleven models in ``TQ2_0`` on
+    CUDA, with one to nine such tensors in each layer, and of three with one (``ssm_a``) on Vulkan.
+    """
+    return layer.n_kept + 1 if layer.n_kept and layer.home != HOST else 0
 
 
 def hops(work: Work, remote: Collection[int] = ()) -> int:

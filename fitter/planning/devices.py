@@ -17,7 +17,7 @@ from fitter.planning.given import are_given, wants_layers_on_devices
 from fitter.planning.known import CutShort, Known
 from fitter.planning.memory import HOST
 from fitter.planning.objective import GAIN, beats, is_better, is_worth_a_load, ordered
-from fitter.planning.pricing import bound_of
+from fitter.planning.pricing import bound_of, kept_by_all
 from fitter.planning.request import DeviceLimit
 from fitter.planning.trial import Trial
 
@@ -215,10 +215,29 @@ class Devices:
 
         It has no cache, so that a device may take it at a context that it does not take otherwise.
         """
-        request, n_ctx = self._request, best.params.n_ctx
-        is_open = not are_given(request) and "n_gpu_layers" not in request.fixed
+        is_open = not are_given(self._request) and "n_gpu_layers" not in self._request.fixed
         if not is_open or not best.fits or best.seconds is None or best.params.devices:
             return best
+        return self._or_last_layer(best)
+
+    def with_few_layers(self, best: Trial) -> Trial:
+        """``best``, or where llama.cpp keeps most weights of its layers on the host, a plan with the last layer alone.
+
+        What is left on the devices may save less than the graph's splits cost, with a split for each such weight.
+        """
+        request = self._request
+        is_open = not are_given(request) and "n_gpu_layers" not in request.fixed
+        splits = best.breakdown.n_splits
+        if not is_open or not best.fits or not best.params.devices or splits is None or splits[1] <= request.n_layer:
+            return best
+        known = self._first.on(best.devices)
+        if not known.keeps_on_host:
+            return best
+        return self._or_last_layer(replace(best, seconds=known.seconds(best.placement, best.breakdown)))
+
+    def _or_last_layer(self, best: Trial) -> Trial:
+        """``best``, or a better plan with the last layer alone on a device."""
+        request, n_ctx = self._request, best.params.n_ctx
         last = replace(
             request,
             params=replace(request.params, n_ctx=n_ctx, n_gpu_layers=1),
@@ -242,7 +261,8 @@ class Devices:
         if best.seconds is None or layout is None:
             return 1.0
         if best.seconds not in self._distances:
-            bound = bound_of(self._request, layout, best.seconds)
+            kept = kept_by_all(self._request, *best.used, best.breakdown, layout)
+            bound = bound_of(self._request, layout, best.seconds, None, kept)
             self._distances[best.seconds] = bound.times if bound else 1.0
         return self._distances[best.seconds]
 

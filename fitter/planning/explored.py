@@ -263,6 +263,7 @@ _RATE = re.compile(
 _JOINED = re.compile(r"\s*(?:,(?!\d)|\bat\b|\band\b|\bwith\b|\+)\s*")
 _SAY = "say such as '32k context at 20 t/s', 'prompt 500 t/s' or 'fits'"
 _LARGEST = 10**9
+"""The largest figure that may be asked for, far beyond all that there are."""
 
 
 def parse_requirement(text: str) -> Requirement:

@@ -20,7 +20,7 @@ from fitter.planning.objective import objective_seconds, rank
 from fitter.planning.plan import Plan
 from fitter.planning.pooled import within_pools
 from fitter.planning.pools import pool_problem, pool_uses
-from fitter.planning.pricing import bound_of, price_placement, reasons_of
+from fitter.planning.pricing import bound_of, kept_by_all, kept_notes, price_placement, reasons_of
 from fitter.planning.real_load import room_for, with_room
 from fitter.planning.request import MIB, DeviceLimit, Measure, Progress, Request
 from fitter.planning.search import search
@@ -85,7 +85,7 @@ def fit(
         levers=used(chosen.request, found),
         shared=uses,
         pools=pools,
-        notes=request.notes,
+        notes=(*request.notes, *found.notes),
     )
 
 
@@ -317,12 +317,14 @@ class _Fit:
         bound = None
         if not changes(request):
             smallest = min(layouts or [layout], key=lambda layout: layout.n_ctx)
-            bound = bound_of(request, smallest, objective_seconds(request, price.estimate))
+            kept = kept_by_all(request, devices, placement, price.breakdown, layout)
+            bound = bound_of(request, smallest, objective_seconds(request, price.estimate), None, kept)
         if bound is not None and bound.is_far:
             compute = latest | {device.name: price.breakdown.on(device.name).compute for device in devices}
             recorded = record(replace(trial.params, tensor_buft_overrides=()))
-            bound = replace(bound, reasons=reasons_of(request, bound, recorded, compute))
-        return Candidate(request, trial, price, tuple(choices[-3:]), bound)
+            bound = replace(bound, reasons=reasons_of(request, bound, recorded, compute, kept))
+        notes = kept_notes(request, devices, placement, price.breakdown, layout)
+        return Candidate(request, trial, price, tuple(choices[-3:]), bound, notes=notes)
 
     def _timed(self, question: Callable[[Params], _T]) -> Callable[[Params], _T]:
         """``question``, which notes where the time limit has ended it."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fitter.llama.types import MAX_USED_DEVICES, Params
 from fitter.planning.memory import HOST
-from fitter.planning.placement import Placement, counts_for_split, merged, overrides_of
+from fitter.planning.placement import Placement, merged, overrides_of, split_by
 from fitter.planning.request import DeviceLimit, Request
 
 
@@ -66,10 +66,7 @@ def units_on_devices(request: Request) -> int:
 def split_counts(request: Request, devices: Sequence[DeviceLimit], n_gpu_layers: int) -> tuple[int, ...]:
     """Layers per device as llama.cpp splits them: by the user's ``tensor_split``, else by free memory."""
     split = request.params.tensor_split if "tensor_split" in request.fixed else None
-    if split is None or not any(split):
-        split = tuple(float(device.free) for device in devices)
-    padded = (*split, *([0.0] * len(devices)))[: len(devices)]
-    return counts_for_split(n_gpu_layers, padded)
+    return split_by(request.n_layer + 1, n_gpu_layers, split, [device.free for device in devices]).counts
 
 
 def default_placement(request: Request, devices: Sequence[DeviceLimit]) -> Placement:

@@ -14,7 +14,7 @@ from fitter.errors import TimeLimitError
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.planning import context_limit, given, pooled, proposals
 from fitter.planning.explain import Choice
-from fitter.planning.memory import Unit, between, units_of
+from fitter.planning.memory import HOST, Unit, between, units_of
 from fitter.planning.objective import is_better, lacks_less, rank
 from fitter.planning.placement import Placement, caches_on
 from fitter.planning.prices import PriceList, Prices
@@ -93,7 +93,7 @@ class Known:
         self._units: dict[int, tuple[Unit, ...]] = before._units if before else {}
         self._layouts: dict[int, Layout] = before._layouts if before else {}
         self._estimated: dict[int, tuple[Unit, ...]] = {}
-        self._prices = PriceList(self.request, devices, self._units)
+        self._prices = PriceList(self.request, devices, self._units, self._layouts)
         self._partial: dict[tuple[int, Room, bool, bool], Placement | None] = {}
 
     def on(self, devices: tuple[DeviceLimit, ...], request: Request | None = None) -> Known:
@@ -132,7 +132,8 @@ class Known:
             request = self.request
             layout = self._ask(self.callbacks.record, replace(request.params, n_ctx=n_ctx, tensor_buft_overrides=()))
             self._layouts[n_ctx] = layout
-            self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, request.pinned)
+            elsewhere = dict.fromkeys(request.too_large, HOST) | request.pinned
+            self._units[n_ctx] = units_of(layout, request.n_layer, request.is_movable, elsewhere)
         return self._units[n_ctx]
 
     @property
@@ -161,6 +162,11 @@ class Known:
     def chooses_devices(self) -> bool:
         """Whether it is for the search to say which devices have the model."""
         return given.chooses_devices(self.request, self.devices)
+
+    @property
+    def keeps_on_host(self) -> bool:
+        """Whether llama.cpp keeps weights on the host whose layer is on a device; asked where things are priced."""
+        return self.is_priced and bool(self.prices().kept)
 
     def prices(self) -> Prices:
         """Prices on all devices; where nothing was recorded, the smallest context is."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fitter.llama.types import LAYOUT_DEVICE, Layout
 from fitter.model.header import Model
-from fitter.model.tensors import Role, role_of
+from fitter.model.tensors import Role, role_of, stays_on_host
 from fitter.planning.memory import HOST, cache_layer, is_state, layer_index
-from fitter.planning.placement import counts_for_split
+from fitter.planning.placement import split_by
 from fitter.planning.plan import Plan
 
 HOST_NAME = "host"
@@ -91,7 +91,9 @@ def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> 
     """The map of ``plan`` for the ``model`` that it is of; ``None`` where layers are not each on one device.
 
     ``layout`` is what llama.cpp recorded with the plan's context, ``matches`` the index of the override that catches
-    each of the model's tensors, -1 for none.
+    each of the model's tensors, -1 for none. What the layout does not have is on the host, since the device that it was
+    recorded on does not compute with it; but not where a device of another kind was measured to have it. Nor has a
+    device what is too large for one tensor there, which the recording one takes.
     """
     if plan.params.split_mode not in ("layer", "none"):
         return None
@@ -104,7 +106,8 @@ def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> 
         for tensor, found in zip(model.tensors, matches, strict=True)
         if found >= 0
     }
-    sums: dict[tuple[str, int], dict[int, int]] = {}
+    sums: _Sums = {}
+    by_rule: list[tuple[int, tuple[str, int], int]] = []
     for entry in layout.entries:
         on_device = entry.buffer_type == LAYOUT_DEVICE
         size = -(-entry.bytes // layout.alignment) * layout.alignment if on_device else entry.bytes
@@ -115,25 +118,78 @@ def map_of(plan: Plan, model: Model, layout: Layout, matches: Sequence[int]) -> 
         else:
             layer, group = _cell_of(entry.name, model.n_layer, on_device)
             place = targets.get(entry.name, homes[min(layer, model.n_layer)] if on_device else HOST)
-        cell = sums.setdefault((group, layer), {})
-        cell[place] = cell.get(place, 0) + size
+            if on_device and entry.name not in targets:
+                by_rule.append((size, (group, layer), place))
+        _add(sums, (group, layer), place, size)
+    _leave_largest(sums, plan, by_rule)
+    _add_unrecorded(sums, plan, model, layout, homes, targets)
+    _take_once(sums, plan, model.n_layer, layout)
     found = LayerMap(model.n_layer, (*devices, HOST_NAME), tuple(_cells(sums, devices)))
     return found if _agrees(found, plan) else None
 
 
+_Sums = dict[tuple[str, int], dict[int, int]]
+"""Bytes by group and layer, and by place."""
+
+
+def _add(sums: _Sums, key: tuple[str, int], place: int, size: int) -> None:
+    cell = sums.setdefault(key, {})
+    cell[place] = cell.get(place, 0) + size
+
+
+def _lacks(sums: _Sums, plan: Plan) -> list[int]:
+    """What each device was measured to have beyond ``sums``."""
+    lacks = [_measured(plan, name) for name in plan.breakdown.devices]
+    for cell in sums.values():
+        for place, size in cell.items():
+            if place != HOST:
+                lacks[place] -= size
+    return lacks
+
+
+def _leave_largest(sums: _Sums, plan: Plan, weights: Iterable[tuple[int, tuple[str, int], int]]) -> None:
+    """Put the largest of ``weights`` on the host, as many as each device was measured not to have.
+
+    They are sizes with group and layer, and place. A device takes tensors up to some size.
+    """
+    lacks = _lacks(sums, plan)
+    is_all = [False] * len(lacks)
+    for size, key, place in sorted(weights, reverse=True):
+        if place != HOST and not is_all[place]:
+            is_all[place] = size > -lacks[place]
+            if not is_all[place]:
+                _add(sums, key, place, -size)
+                _add(sums, key, HOST, size)
+                lacks[place] += size
+
+
+def _add_unrecorded(
+    sums: _Sums, plan: Plan, model: Model, layout: Layout, homes: Sequence[int], targets: Mapping[str, int]
+) -> None:
+    """Add the tensors that are loaded and not in ``layout``; ``sums`` has all others."""
+    every = {entry.name for entry in layout.entries}
+    on_host = {entry.name for entry in layout.entries if entry.buffer_type != LAYOUT_DEVICE}
+    placed = []
+    for tensor in model.tensors:
+        # an embedding that serves as the output is there twice
+        is_input = stays_on_host(tensor.name)
+        if tensor.name not in (on_host if is_input else every) and tensor.name not in layout.unused:
+            layer, group = _cell_of(tensor.name, model.n_layer, not is_input)
+            home = targets.get(tensor.name, HOST if is_input else homes[min(layer, model.n_layer)])
+            placed.append((tensor, (group, layer), home))
+    lacks = _lacks(sums, plan)
+    of_home = [sum(tensor.bytes for tensor, _, home in placed if home == d) for d in range(len(lacks))]
+    for tensor, key, home in placed:
+        # all of it is there, or nothing
+        is_there = home != HOST and (tensor.name in targets or lacks[home] > of_home[home] / 2)
+        _add(sums, key, home if is_there else HOST, tensor.bytes)
+
+
 def _homes(plan: Plan, n_units: int) -> list[int]:
     """The place of each layer, and of the output last, as llama.cpp chooses it."""
-    devices, params = plan.breakdown.devices, plan.params
     free = {use.name: use.free for use in plan.devices}
-    n_gpu_layers = n_units if params.n_gpu_layers < 0 else min(params.n_gpu_layers, n_units)
-    split = params.tensor_split if params.tensor_split and any(params.tensor_split) else None
-    shares = [*split] if split else [float(free[name]) for name in devices]
-    shares = [*shares, *[0.0] * len(devices)][: len(devices)]
-    counts = counts_for_split(n_gpu_layers, shares) if devices else ()
-    homes = [HOST] * (n_units - sum(counts))
-    for device, count in enumerate(counts):
-        homes += [device] * count
-    return homes
+    on_devices = [free.get(name, 0) for name in plan.breakdown.devices]
+    return split_by(n_units, plan.params.n_gpu_layers, plan.params.tensor_split, on_devices).homes
 
 
 def _cell_of(name: str, n_layer: int, on_device: bool) -> tuple[int, str]:
@@ -156,14 +212,32 @@ def _cells(sums: Mapping[tuple[str, int], Mapping[int, int]], devices: Sequence[
     return cells
 
 
+def _take_once(sums: _Sums, plan: Plan, n_layer: int, layout: Layout) -> None:
+    """Leave an embedding that serves as the output out of the latter where llama.cpp has both in one host buffer."""
+    twice = [e for e in layout.entries if e.buffer_type == LAYOUT_DEVICE and stays_on_host(e.name)]
+    output = sums.get((_ENDS, n_layer), {})
+    on_host = sum(cell.get(HOST, 0) for cell in sums.values())
+    for entry in twice:
+        if output.get(HOST, 0) >= entry.bytes and on_host - _on_host(plan) > entry.bytes / 2:
+            output[HOST] -= -(-entry.bytes // layout.alignment) * layout.alignment
+
+
 _TOLERANCE = 0.01
 """How far the bytes of a device in the map may be from the measured ones: devices align tensors differently."""
 
 
 def _agrees(found: LayerMap, plan: Plan) -> bool:
-    """Whether the map has on each device what llama.cpp measured there; otherwise it would show something untrue."""
-    measured = dict.fromkeys(plan.breakdown.devices, 0)
-    for row in plan.breakdown.rows:
-        if row.device in measured and not row.is_host:
-            measured[row.device] += row.model + row.context
+    """Whether the map has everywhere what llama.cpp measured there; otherwise it would show something untrue."""
+    measured = {name: _measured(plan, name) for name in plan.breakdown.devices} | {HOST_NAME: _on_host(plan)}
     return all(abs(found.on(name) - size) <= _TOLERANCE * max(size, 2**20) for name, size in measured.items())
+
+
+def _on_host(plan: Plan) -> int:
+    """Bytes of weights and caches on the host."""
+    return plan.breakdown.host.model + plan.breakdown.host.context
+
+
+def _measured(plan: Plan, device: str) -> int:
+    """Bytes of weights and caches on a device."""
+    row = plan.breakdown.on(device)
+    return row.model + row.context

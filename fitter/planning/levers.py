@@ -41,6 +41,7 @@ class Candidate:
     """The best trial of a changed request, and what it takes in time where that is known, with why it was chosen.
 
     ``excess`` is what makes the context too large that the request asks for, where the trial has the largest there is.
+    ``notes`` are to be said of the plan.
     """
 
     request: Request
@@ -49,6 +50,7 @@ class Candidate:
     choices: tuple[Choice, ...] = ()
     bound: Bound | None = None
     excess: Excess | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float | None:

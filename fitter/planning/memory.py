@@ -88,8 +88,8 @@ def units_of(
 ) -> tuple[Unit, ...]:
     """Sum a recorded layout up into ``n_layer`` layers and the output.
 
-    ``is_movable`` says of a tensor's name whether it may leave its layer. ``pinned`` holds tensors that an override of
-    the user's puts elsewhere: they count for no layer. Tensors without a layer count for the output;
+    ``is_movable`` says of a tensor's name whether it may leave its layer. ``pinned`` holds tensors that are where they
+    are, whatever their layer's place: they count for no layer. Tensors without a layer count for the output;
     those that llama.cpp keeps on the host even with all layers on the device count for none.
     """
     return _units_of(layout, n_layer, is_movable, frozenset((pinned or {}).items()))

@@ -30,6 +30,11 @@ class Placement:
         """Units on devices."""
         return sum(self.counts)
 
+    @property
+    def homes(self) -> list[int]:
+        """The place of each unit, in order: a device's index, or ``HOST``."""
+        return [HOST] * self.first + [device for device, count in enumerate(self.counts) for _ in range(count)]
+
     def ranges(self) -> list[tuple[int, int]]:
         """First and one past the last unit of each device."""
         ranges = []
@@ -55,9 +60,9 @@ class Placement:
 def weights_on(units: Sequence[Unit], placement: Placement) -> list[int]:
     """Weight bytes per device."""
     totals = [sum(unit.weights for unit in units[start:stop]) for start, stop in placement.ranges()]
-    home = _homes(placement)
+    home = placement.homes
     for item, target in placement.moved:
-        if home.get(item.layer, HOST) != HOST:
+        if home[item.layer] != HOST:
             totals[home[item.layer]] -= item.bytes
         if target != HOST:
             totals[target] += item.bytes
@@ -67,10 +72,6 @@ def weights_on(units: Sequence[Unit], placement: Placement) -> list[int]:
 def caches_on(units: Sequence[Unit], placement: Placement) -> list[int]:
     """Cache bytes per device."""
     return [sum(unit.cache for unit in units[start:stop]) for start, stop in placement.ranges()]
-
-
-def _homes(placement: Placement) -> dict[int, int]:
-    return {index: d for d, (start, stop) in enumerate(placement.ranges()) for index in range(start, stop)}
 
 
 def overrides_of(placement: Placement, buffer_types: Sequence[str]) -> tuple[TensorBuftOverride, ...]:
@@ -173,6 +174,20 @@ def _numbers(layers: Sequence[int]) -> list[str]:
 
 def _any_of(choices: Sequence[object]) -> str:
     return str(choices[0]) if len(choices) == 1 else "(" + "|".join(map(str, choices)) + ")"
+
+
+def split_by(n_units: int, n_gpu_layers: int, tensor_split: Sequence[float] | None, free: Sequence[int]) -> Placement:
+    """Where llama.cpp puts ``n_units`` layers, the output counted as one, with so many of them on devices.
+
+    ``n_gpu_layers`` below 0 are all. Without a ``tensor_split`` that is not all 0 they are shared out by the ``free``
+    bytes of the devices.
+    """
+    if not free:
+        return Placement(n_units, ())
+    on_devices = n_units if n_gpu_layers < 0 else min(n_gpu_layers, n_units)
+    shares = tensor_split if tensor_split and any(tensor_split) else [float(size) for size in free]
+    counts = counts_for_split(on_devices, (*shares, *[0.0] * len(free))[: len(free)])
+    return Placement(n_units - sum(counts), counts)
 
 
 def counts_for_split(n_gpu_layers: int, tensor_split: Sequence[float]) -> tuple[int, ...]:

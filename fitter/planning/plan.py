@@ -146,8 +146,9 @@ class Plan:
     llama_cpp: LlamaCpp | None = None
     """The build of llama.cpp that it was made with; ``None`` where a file does not say it."""
     notes: tuple[str, ...] = ()
-    """Who answered for described devices, a line each: a CUDA backend, or rules of fitter's that were not compared with
-    this build of llama.cpp, or not as equal as with others. Empty where nothing is to be said.
+    """What else is to be said of it, a line each: who answered for described devices, where that is a CUDA backend, or
+    rules of fitter's that were not compared with this build of llama.cpp; weights that llama.cpp has the host compute
+    with although their layer is on a device; devices that are not used. Empty where nothing is.
     """
     pools: tuple[PoolUse, ...] = ()
     """Memory that devices and the host share, and what all of them take of it; empty where each has its own."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from fitter.llama.types import Breakdown
+from fitter.llama.types import Breakdown, Layout
 from fitter.planning.boundaries import Times
 from fitter.planning.cost import (
     Estimate,
@@ -27,33 +27,49 @@ from fitter.planning.memory import HOST, Unit
 from fitter.planning.objective import objective_seconds
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
-from fitter.planning.work import Pieces, pieces_of, work_of
+from fitter.planning.work import NOTHING_KEPT, Kept, Pieces, as_measured, kept_on_host, pieces_of, work_of
 
 
 class Prices:
     """Prices of placements on ``devices``, in their order, by ``request``'s objective. Seconds.
 
     ``units`` are those recorded at a context of ``n_ctx``; prices hold at every context, since a token's part of the
-    cache does.
+    cache does. ``kept``: what llama.cpp keeps on the host (``work.kept_on_host``).
     """
 
-    def __init__(self, request: Request, devices: Sequence[DeviceLimit], units: Sequence[Unit], n_ctx: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        devices: Sequence[DeviceLimit],
+        units: Sequence[Unit],
+        n_ctx: int,
+        kept: Kept = NOTHING_KEPT,
+    ) -> None:
         assert request.facts is not None and request.host_speed is not None
         self._request = request
-        self._devices = [request.speeds[device.name] for device in devices]
+        self._names = [device.name for device in devices]
+        self._devices = [request.speeds[name] for name in self._names]
         self._host = request.host_speed
         index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
         pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
-        self._pieces: Pieces = pieces_of(request.facts, units, n_ctx, request.params, None, pinned)
+        self._pieces: Pieces = pieces_of(request.facts, units, n_ctx, request.params, None, pinned, kept)
         self._flash: dict[bool | None, Pieces] = {}
         self._n_units = len(units)
         self._times: Times | None = None
+
+    @property
+    def kept(self) -> Kept:
+        """What llama.cpp keeps on the host of layers on these devices, as far as it was recorded."""
+        return self._pieces.kept
 
     def seconds(self, placement: Placement, measured: Breakdown | None = None) -> float:
         """The objective with ``placement``, by the graph splits and the attention measured for it, or as expected."""
         pieces, n_splits = self._pieces, None
         if measured is not None:
             pieces, n_splits = self._with_flash(measured.flash_attn), measured.n_splits
+            if pieces.kept:
+                on_devices = [measured.on(name).model for name in self._names]
+                pieces = as_measured(pieces, work_of(pieces, placement), on_devices)
         return self.of(price(work_of(pieces, placement, n_splits), self._devices, self._host, self._request.workload))
 
     def _with_flash(self, flash: bool | None) -> Pieces:
@@ -184,16 +200,21 @@ class Prices:
 class PriceList:
     """Prices on ``devices``, and on those of them alone that a placement has a use for: idle ones take no part.
 
-    ``recorded`` has the units of every context that was recorded so far. Prices are made when they are first asked for,
-    with those of the largest.
+    ``recorded`` has the units of every context that was recorded so far, ``layouts`` what they were made of, where
+    llama.cpp may keep weights on the host. Prices are made when they are first asked for, with those of the largest.
     """
 
     def __init__(
-        self, request: Request, devices: tuple[DeviceLimit, ...], recorded: Mapping[int, Sequence[Unit]]
+        self,
+        request: Request,
+        devices: tuple[DeviceLimit, ...],
+        recorded: Mapping[int, Sequence[Unit]],
+        layouts: Mapping[int, Layout] | None = None,
     ) -> None:
         self._request = request
         self._devices = devices
         self._recorded = recorded
+        self._layouts = {} if layouts is None else layouts
         self._in_use: dict[tuple[int, ...], Prices] = {}
 
     @cached_property
@@ -219,4 +240,9 @@ class PriceList:
 
     def _on(self, kept: Sequence[int]) -> Prices:
         n_ctx = max(self._recorded)
-        return Prices(self._request, [self._devices[d] for d in kept], self._recorded[n_ctx], n_ctx)
+        layout, facts = self._layouts.get(n_ctx), self._request.facts
+        devices = [self._devices[d] for d in kept]
+        on_host = NOTHING_KEPT
+        if facts and layout:
+            on_host = kept_on_host(facts, layout, [device.largest_tensor for device in devices])
+        return Prices(self._request, devices, self._recorded[n_ctx], n_ctx, on_host)

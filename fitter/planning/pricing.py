@@ -16,7 +16,18 @@ from fitter.planning.given import pinned_devices
 from fitter.planning.memory import HOST, whole_units_of
 from fitter.planning.placement import Placement
 from fitter.planning.request import DeviceLimit, Request
-from fitter.planning.work import ModelFacts, Pieces, pieces_of, work_of, work_of_params
+from fitter.planning.work import (
+    NOTHING_KEPT,
+    Kept,
+    ModelFacts,
+    Pieces,
+    as_measured,
+    kept_on_host,
+    pieces_of,
+    work_of,
+    work_of_params,
+)
+from fitter.text import human
 
 _WORTH_SAYING = 0.05
 """The share by which a reason must raise the bound to be one."""
@@ -74,12 +85,16 @@ class Price:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Names, speeds and free bytes of the devices that a model is on, in its order, and the host's speed."""
+    """Names, speeds and free bytes of the devices that a model is on, in its order, and the host's speed.
+
+    ``largest_tensors``: what each takes in one tensor, ``None`` where it names no limit.
+    """
 
     names: tuple[str, ...]
     devices: tuple[DeviceSpeed, ...]
     free: tuple[int, ...]
     host: HostSpeed
+    largest_tensors: tuple[int | None, ...] = ()
 
 
 def price_params(
@@ -98,7 +113,11 @@ def price_params(
     index of ``speeds``, or ``HOST``) of every tensor that an override catches. Generation is priced with
     ``live_tokens`` in the cache, by default with what the workload has there on average.
     """
-    work = work_of_params(pieces_at(facts, layout, params, breakdown), params, speeds.free, targets, breakdown.n_splits)
+    pieces = pieces_at(facts, layout, params, breakdown, targets, speeds.largest_tensors)
+    work = work_of_params(pieces, params, speeds.free, targets, breakdown.n_splits)
+    if pieces.kept:
+        pieces = as_measured(pieces, work, [breakdown.on(name).model for name in speeds.names])
+        work = work_of_params(pieces, params, speeds.free, targets, breakdown.n_splits)
     return _priced(work, speeds, workload, breakdown, live_tokens)
 
 
@@ -120,20 +139,81 @@ def price_placement(
     speeds = Speeds(
         names, tuple(request.speeds[name] for name in names), tuple(d.free for d in devices), request.host_speed
     )
-    index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
-    pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
-    pieces = pieces_at(request.facts, layout, params, breakdown, pinned)
+    pieces = _measured(request, request.facts, devices, placement, params, breakdown, layout)
     return _priced(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown, None)
 
 
+def kept_by_all(
+    request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
+) -> Kept:
+    """What llama.cpp keeps on the host on all devices of ``request``, as far as ``placement`` and ``layout`` tell.
+
+    ``breakdown`` is what it measured for ``placement`` on ``devices``. Remote devices are taken to compute with all.
+    """
+    if request.facts is None:
+        return NOTHING_KEPT
+    pieces = _measured(request, request.facts, devices, placement, request.params, breakdown, layout)
+    found = kept_on_host(request.facts, layout, [device.largest_tensor for device in request.devices])
+    is_of_all = not pieces.kept.takes and not any(speed.is_remote for speed in request.speeds.values())
+    return found if is_of_all else replace(found, without_kernels=frozenset())
+
+
+def kept_notes(
+    request: Request, devices: Sequence[DeviceLimit], placement: Placement, breakdown: Breakdown, layout: Layout
+) -> tuple[str, ...]:
+    """What is to be said of tensors that llama.cpp keeps on the host, of layers that are on devices."""
+    if request.facts is None:
+        return ()
+    pieces = _measured(request, request.facts, devices, placement, request.params, breakdown, layout)
+    tensors = (*(layer.tensors for layer in request.facts.layers), request.facts.output)
+    count, size, homes, reasons = 0, 0, set[int](), set[str]()
+    for layer, weights in zip(work_of(pieces, placement).layers, tensors, strict=True):
+        for tensor in weights if layer.home != HOST and layer.n_kept else ():
+            if pieces.kept.has(tensor.name, layer.home) and tensor.name not in pieces.pinned:
+                is_too_large = pieces.kept.is_too_large(tensor.name, layer.home)
+                count, size = count + 1, size + tensor.bytes
+                homes.add(layer.home)
+                reasons.add("are larger than a tensor may be" if is_too_large else "have no kernels in llama.cpp")
+    if not count:
+        return ()
+    names = ", ".join(devices[d].name for d in sorted(homes))
+    return (
+        f"{count} tensors ({human(size)}) of layers on {names} stay in host memory, and the host computes with them: "
+        f"they {' or '.join(sorted(reasons))} there",
+    )
+
+
+def _measured(
+    request: Request,
+    facts: ModelFacts,
+    devices: Sequence[DeviceLimit],
+    placement: Placement,
+    params: Params,
+    breakdown: Breakdown,
+    layout: Layout,
+) -> Pieces:
+    """The model with ``params`` on ``devices``, by what llama.cpp measured for ``placement`` there."""
+    index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
+    pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
+    largest_tensors = [device.largest_tensor for device in devices]
+    pieces = pieces_at(facts, layout, params, breakdown, pinned, largest_tensors)
+    if not pieces.kept:
+        return pieces
+    return as_measured(pieces, work_of(pieces, placement), [breakdown.on(device.name).model for device in devices])
+
+
 def bound_of(
-    request: Request, layout: Layout, trial_seconds: float, compute: Mapping[str, int] | None = None
+    request: Request,
+    layout: Layout,
+    trial_seconds: float,
+    compute: Mapping[str, int] | None = None,
+    kept: Kept = NOTHING_KEPT,
 ) -> Bound | None:
     """What no placement on the devices of ``request`` is faster than, by its objective; ``None`` without prices.
 
     ``layout`` was recorded at the context of the plan or a smaller one, which only lowers it. ``compute``: bytes that
     compute buffers take of devices by name; none of those that are not there, which only lowers it as well.
-    ``trial_seconds``: the objective of the plan.
+    ``trial_seconds``: the objective of the plan. ``kept``: tensors that are known to be on the host in every placement.
     """
     if request.facts is None or request.host_speed is None or not request.devices:
         return None
@@ -149,7 +229,7 @@ def bound_of(
     devices = [device for device in request.devices if device in named or device.target > taken.get(device.name, 0)]
     index_of = {request.devices.index(device): d for d, device in enumerate(devices)}
     pinned = {name: index_of.get(target, HOST) for name, target in request.pinned.items()}
-    pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, pinned)
+    pieces = pieces_of(request.facts, units, layout.n_ctx, request.params, None, pinned, kept)
     seconds = lower_bound(
         pieces,
         units,
@@ -162,11 +242,14 @@ def bound_of(
     return Bound(seconds, reached=trial_seconds) if math.isfinite(seconds) else None
 
 
-def reasons_of(request: Request, bound: Bound, layout: Layout, compute: Mapping[str, int]) -> tuple[Reason, ...]:
+def reasons_of(
+    request: Request, bound: Bound, layout: Layout, compute: Mapping[str, int], kept: Kept = NOTHING_KEPT
+) -> tuple[Reason, ...]:
     """What keeps a plan from ``bound``, step by step, where it is far from it; nothing where it is not.
 
     ``layout`` was recorded at the context of the plan. ``compute``: bytes of compute buffers by device, those of the
-    plan, and of a device that it leaves out what llama.cpp asked for there when it was tried.
+    plan, and of a device that it leaves out what llama.cpp asked for there when it was tried. ``kept`` as in
+    ``bound_of``.
     """
     reached = bound.reached or 0.0
     if not bound.is_far:
@@ -180,11 +263,11 @@ def reasons_of(request: Request, bound: Bound, layout: Layout, compute: Mapping[
             found.append(reason)
             least = reason.seconds
 
-    at_context = bound_of(request, layout, reached)
+    at_context = bound_of(request, layout, reached, None, kept)
     if at_context is not None:
         cache = sum(entry.bytes for entry in layout.entries if entry.kind == "context")
         step(Reason("context", min(at_context.seconds, reached), cache))
-    with_compute = bound_of(request, layout, reached, compute)
+    with_compute = bound_of(request, layout, reached, compute, kept)
     without_room = tuple(d.name for d in request.devices if 0 < d.target <= compute.get(d.name, 0))
     if with_compute is not None:
         step(Reason("compute", min(with_compute.seconds, reached), sum(compute.values()), without_room))
@@ -198,10 +281,15 @@ def pieces_at(
     params: Params,
     breakdown: Breakdown,
     pinned: Mapping[str, int] | None = None,
+    largest_tensors: Sequence[int | None] = (),
 ) -> Pieces:
-    """The model at the context of ``layout``, with ``params`` that llama.cpp measured ``breakdown`` for."""
+    """The model at the context of ``layout``, with ``params`` that llama.cpp measured ``breakdown`` for.
+
+    ``largest_tensors``: what each device takes in one tensor, ``None`` where it names no limit.
+    """
     units = whole_units_of(layout, facts.n_layer)
-    return pieces_of(facts, units, layout.n_ctx, params, breakdown.flash_attn, pinned)
+    kept = kept_on_host(facts, layout, largest_tensors)
+    return pieces_of(facts, units, layout.n_ctx, params, breakdown.flash_attn, pinned, kept)
 
 
 def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown, live_tokens: int | None) -> Price:

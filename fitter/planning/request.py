@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fitter.llama.types import Breakdown, Layout, Params
 from fitter.machine.speed import DeviceSpeed, HostSpeed
+from fitter.parameters import DEFAULTS
 
 # What ``--allow`` accepts; ``fitter.planning.levers`` makes changes of a request of them.
 from fitter.parameters import LEVERS as LEVERS
 from fitter.planning.cost import Workload
 from fitter.planning.limits import own_context
 from fitter.planning.work import ModelFacts
+from fitter.values import MIB as MIB
 
-MIB = 1024 * 1024
 DEFAULT_MARGIN = 1024 * MIB
 """``--fit-target`` of llama.cpp."""
-DEFAULT_HOST_MARGIN = 1024 * MIB
-DEFAULT_FIT_CTX = 4096
+DEFAULT_HOST_MARGIN: int = DEFAULTS["host_margin"]
+"""``--host-margin``."""
+DEFAULT_FIT_CTX: int = DEFAULTS["fit_ctx"]
 """``--fit-ctx`` of llama.cpp."""
 OBJECTIVES = ("request", "generation", "prompt", "context")
 """What a fit can be best at: the time of the request, generation or prompt processing alone, the most context."""
@@ -142,6 +145,14 @@ class Request:
     def n_streams(self) -> int:
         """Separate KV caches that share ``n_ctx``, as upstream counts them."""
         return 1 if self.params.kv_unified else self.params.n_seq_max
+
+    @property
+    def too_large(self) -> frozenset[str]:
+        """Tensors that are larger than one may be on any device: llama.cpp keeps them on the host."""
+        mosts = [device.largest_tensor or math.inf for device in self.devices]
+        if self.facts is None or not mosts:
+            return frozenset()
+        return frozenset(tensor.name for tensor in self.facts.tensors if tensor.bytes > max(mosts))
 
     @property
     def alignment(self) -> int:

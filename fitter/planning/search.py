@@ -92,4 +92,5 @@ def _best(known: Known) -> tuple[Trial, float]:
     best = devices.without_doubtful(best)
     best = devices.on_others(best)
     best = devices.with_the_last_layer(best)
+    best = devices.with_few_layers(best)
     return best, devices.distance(best)

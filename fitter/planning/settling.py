@@ -16,7 +16,9 @@ from fitter.planning.proposals import Situation, fastest, whole
 from fitter.planning.trial import Trial
 
 _MAX_CORRECTIONS = 12
+"""How many placements are measured for one plan at one context, each corrected by the one before."""
 _MAX_FILLS = 8
+"""How many items are brought back one by one to a layer that has room for them after all."""
 
 Propose = Callable[[Situation], "Placement | None"]
 

@@ -19,7 +19,7 @@ from fitter.planning.memory import HOST
 from fitter.planning.placement import Placement
 from fitter.planning.pricing import Price, Speeds, joined, named, pieces_at, price_params, sources_of
 from fitter.planning.request import Request
-from fitter.planning.work import ModelFacts, work_of
+from fitter.planning.work import ModelFacts, Pieces, as_measured, work_of
 
 SUMS_OF_A_LAYER = 2
 """After attention, and after the feed-forward part; only one of both where the host has computed the other part."""
@@ -60,7 +60,7 @@ def price_split(
         request.host_speed,
     )
     pieces = pieces_at(request.facts, layout, params, breakdown, request.pinned)
-    return _priced(work_of(pieces, placement, breakdown.n_splits), speeds, request.workload, breakdown)
+    return _priced(_work(pieces, placement, breakdown), speeds, request.workload, breakdown)
 
 
 def priced_as_placed(
@@ -79,12 +79,20 @@ def priced_as_placed(
     n_units = facts.n_layer + 1
     used = params.n_gpu_layers if 0 <= params.n_gpu_layers <= n_units else n_units
     pieces = pieces_at(facts, layout, params, breakdown, dict.fromkeys(targets, HOST))
-    work = work_of(pieces, Placement(n_units - used, (used,)), breakdown.n_splits)
+    work = _work(pieces, Placement(n_units - used, (used,)), breakdown)
     whole = _priced(work, speeds, workload, breakdown)
     if live_tokens is None:
         return whole
     at_depth = _priced(work, speeds, Workload(0, 0, live_tokens), breakdown)
     return replace(whole, live_tokens=live_tokens, estimate=joined(whole.estimate, at_depth.estimate, workload))
+
+
+def _work(pieces: Pieces, placement: Placement, breakdown: Breakdown) -> Work:
+    """The work of ``placement``, for which llama.cpp measured ``breakdown``."""
+    if pieces.kept:
+        on_devices = sum(row.model for row in breakdown.rows if not row.is_host)
+        pieces = as_measured(pieces, work_of(pieces, placement), [on_devices])
+    return work_of(pieces, placement, breakdown.n_splits)
 
 
 def _priced(work: Work, speeds: Speeds, workload: Workload, breakdown: Breakdown) -> Price:

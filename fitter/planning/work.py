@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from fitter.llama.types import Array, MetadataValue, Params
+from fitter.llama.types import Array, Layout, MetadataValue, Params
 from fitter.model.header import Model
-from fitter.model.tensors import Role, is_expert, layer_of, role_of
+from fitter.model.tensors import Role, is_expert, layer_of, role_of, stays_on_host
 from fitter.parameters import MAPPED, PARAMETERS
 from fitter.planning.cost import Attention, Layer, Weights, Work
 from fitter.planning.memory import HOST, Unit
-from fitter.planning.placement import Placement, counts_for_split
+from fitter.planning.placement import Placement, split_by
 
 _FLOATS = ("f32", "f16", "bf16")
 
@@ -94,11 +94,14 @@ class ModelFacts:
     window: int
 
     @property
-    def names(self) -> list[str]:
+    def tensors(self) -> list[WeightFacts]:
         """All tensors that are computed with."""
-        return [
-            tensor.name for tensors in (*(layer.tensors for layer in self.layers), self.output) for tensor in tensors
-        ]
+        return [tensor for tensors in (*(layer.tensors for layer in self.layers), self.output) for tensor in tensors]
+
+    @property
+    def names(self) -> list[str]:
+        """Their names."""
+        return [tensor.name for tensor in self.tensors]
 
 
 def facts_of(model: Model) -> ModelFacts:
@@ -182,6 +185,36 @@ def _is_projection(name: str) -> bool:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Tensors that llama.cpp keeps on the host wherever their layer is, since devices cannot compute with them.
+
+    ``without_kernels``: those for which the device that recorded the model has none. ``takes``: the devices, by index,
+    that were measured to have them all the same. ``too_large``: for each device what is larger than a tensor may be
+    there.
+    """
+
+    without_kernels: frozenset[str] = frozenset()
+    takes: frozenset[int] = frozenset()
+    too_large: tuple[frozenset[str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.without_kernels) or any(self.too_large)
+
+    def has(self, name: str, place: int) -> bool:
+        """Whether the host computes with a tensor of a layer at ``place``; at ``HOST``: whether no device would."""
+        if place == HOST:
+            return name in self.without_kernels or (bool(self.too_large) and all(name in of for of in self.too_large))
+        return (name in self.without_kernels and place not in self.takes) or self.is_too_large(name, place)
+
+    def is_too_large(self, name: str, device: int) -> bool:
+        """Whether a tensor is larger than one may be on a device."""
+        return device < len(self.too_large) and name in self.too_large[device]
+
+
+NOTHING_KEPT = Kept()
+
+
+@dataclass(frozen=True)
 class Pieces:
     """A model at one context: all that placements of it have in common.
 
@@ -197,6 +230,7 @@ class Pieces:
     cache_on_host: bool
     pinned: Mapping[str, int] = field(default_factory=dict)
     is_mapped: bool = False
+    kept: Kept = NOTHING_KEPT
     _made: dict[tuple[int, int, tuple[tuple[str, int], ...]], Layer] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -217,27 +251,35 @@ class Pieces:
     def _make(self, index: int, home: int, apart: Mapping[str, int]) -> Layer:
         facts = self.facts
         is_output = index == len(facts.layers)
-        sums: dict[tuple[int, bool], tuple[int, int, int]] = {}
-        for tensor in facts.output if is_output else facts.layers[index].tensors:
-            place = self.pinned.get(tensor.name, apart.get(tensor.name, home)), tensor.experts
-            size, n_params, n_looked_up = sums.get(place, (0, 0, 0))
-            sums[place] = size + tensor.bytes, n_params + tensor.n_params, n_looked_up + tensor.n_looked_up
+        tensors = facts.output if is_output else facts.layers[index].tensors
+        places = [self._place_of(tensor.name, apart.get(tensor.name, home)) for tensor in tensors]
+        sums: dict[tuple[int, bool, bool], tuple[int, int, int]] = {}
+        for tensor, (place, is_kept) in zip(tensors, places, strict=True):
+            key = place, tensor.experts, is_kept
+            size, n_params, n_looked_up = sums.get(key, (0, 0, 0))
+            sums[key] = size + tensor.bytes, n_params + tensor.n_params, n_looked_up + tensor.n_looked_up
         cache = HOST if self.cache_on_host and home != HOST else None
         if not is_output and self.states[index]:
-            place = home if cache is None else cache, False
-            size, *counts = sums.get(place, (0, 0, 0))
-            sums[place] = size + round(2 * self.states[index]), counts[0], counts[1]
+            key = home if cache is None else cache, False, False
+            size, *counts = sums.get(key, (0, 0, 0))
+            sums[key] = size + round(2 * self.states[index]), counts[0], counts[1]
         weights = tuple(
-            Weights(place, size, n_params, experts, n_looked_up)
-            for (place, experts), (size, n_params, n_looked_up) in sums.items()
+            Weights(place, size, n_params, experts, n_looked_up, is_kept)
+            for (place, experts, is_kept), (size, n_params, n_looked_up) in sums.items()
         )
         attention = None if is_output else self.attention[index]
         attends = None
         if attention and home == HOST:
-            layer = facts.layers[index]
-            projections = (self.pinned.get(t.name, apart.get(t.name, home)) for t in layer.tensors[: layer.n_attention])
-            attends = next((place for place in projections if place != HOST), None)
-        return Layer(home, weights, attention, cache if attention else None, attends)
+            projections = places[: facts.layers[index].n_attention]
+            attends = next((place for place, _ in projections if place != HOST), None)
+        n_kept = sum(is_kept for _, is_kept in places)
+        return Layer(home, weights, attention, cache if attention else None, attends, n_kept)
+
+    def _place_of(self, name: str, chosen: int) -> tuple[int, bool]:
+        """The place of a tensor for which ``chosen`` is, and whether llama.cpp keeps it on the host."""
+        wanted = self.pinned.get(name, chosen)
+        is_kept = self.kept.has(name, wanted)
+        return (HOST if is_kept else wanted), is_kept
 
     def work(self, layers: tuple[Layer, ...], n_splits: tuple[int, int] | None) -> Work:
         """The work of these layers, in the order in which they are computed."""
@@ -261,6 +303,7 @@ def pieces_of(
     params: Params,
     flash_attn: bool | None = None,
     pinned: Mapping[str, int] | None = None,
+    kept: Kept = NOTHING_KEPT,
 ) -> Pieces:
     """What all placements have in common. ``units`` are those recorded at a context of ``n_ctx`` tokens.
 
@@ -279,7 +322,53 @@ def pieces_of(
         not params.offload_kqv,
         pinned or {},
         params.of_parameter(PARAMETERS["load_mode"]) in MAPPED,
+        kept,
     )
+
+
+def kept_on_host(facts: ModelFacts, layout: Layout, largest_tensors: Sequence[int | None]) -> Kept:
+    """What llama.cpp keeps on the host of the model that ``layout`` was recorded of, with all layers on its device.
+
+    ``largest_tensors``: the bytes that each device of the model takes in one tensor, ``None`` where it names no limit.
+    The device that records names none. llama.cpp keeps weights on the host whose type, size or operation a device does
+    not support (``weight_buft_supported`` of its model loader).
+    """
+    known = layout.on_device.union(layout.unused)
+    without = frozenset(name for name in facts.names if name not in known and not stays_on_host(name))
+    if not any(largest_tensors):
+        return Kept(without)
+    sizes = {tensor.name: tensor.bytes for tensor in facts.tensors}
+    too_large = (frozenset(name for name, size in sizes.items() if most and size > most) for most in largest_tensors)
+    return Kept(without, too_large=tuple(too_large))
+
+
+def as_measured(pieces: Pieces, work: Work, on_devices: Sequence[int]) -> Pieces:
+    """``pieces`` with what a load has shown of its devices; ``work`` was made of them for that load.
+
+    ``on_devices``: bytes of weights that the load has on each device. What has no kernels was recorded on a device of
+    one kind; another kind may have them, and a remote device has all by its own account.
+    """
+    facts = pieces.facts
+    tensors = (*(layer.tensors for layer in facts.layers), facts.output)
+    others, kept = [0.0] * len(on_devices), [0.0] * len(on_devices)
+    for layer, weights, state in zip(work.layers, tensors, (*pieces.states, 0.0), strict=True):
+        for part in layer.weights:
+            if part.place != HOST:
+                others[part.place] += part.bytes
+        if layer.home != HOST and not pieces.cache_on_host:
+            # a state counts as weights that are read and written
+            others[layer.home] -= 2 * state
+        for tensor in weights:
+            # what an override of the user's puts on a device is there, whatever computes with it
+            is_there = tensor.name in pieces.pinned
+            place = pieces.pinned.get(tensor.name, layer.home)
+            if place != HOST and pieces.kept.has(tensor.name, place):
+                if is_there:
+                    others[place] += tensor.bytes
+                elif not pieces.kept.is_too_large(tensor.name, place):
+                    kept[place] += tensor.bytes
+    takes = frozenset(d for d, size in enumerate(on_devices) if kept[d] and size > others[d] + kept[d] / 2)
+    return replace(pieces, kept=replace(pieces.kept, takes=takes)) if takes else pieces
 
 
 def _attention(layer: LayerFacts, window: int, cache: int, n_ctx: int, params: Params, flash: bool) -> Attention | None:
@@ -323,7 +412,7 @@ def work_of(pieces: Pieces, placement: Placement, n_splits: tuple[int, int] | No
     moved: dict[int, list[tuple[str, int]]] = {}
     for item, target in placement.moved:
         moved.setdefault(item.layer, []).extend((f"{item.stem}.{suffix}", target) for suffix in item.suffixes)
-    homes = _homes(placement.first, placement.counts)
+    homes = placement.homes
     return pieces.work(
         tuple(pieces.layer(index, homes[unit], tuple(moved.get(unit, ()))) for index, unit in _computed(pieces.facts)),
         n_splits,
@@ -341,11 +430,7 @@ def work_of_params(
 
     ``targets`` has the place (a device's index or ``HOST``) of every tensor that an override catches.
     """
-    n_units = pieces.facts.n_layer + 1
-    n_gpu_layers = n_units if params.n_gpu_layers < 0 else min(params.n_gpu_layers, n_units)
-    split = params.tensor_split if params.tensor_split and any(params.tensor_split) else tuple(map(float, free))
-    counts = counts_for_split(n_gpu_layers, (*split, *[0.0] * len(free))[: len(free)]) if free else ()
-    homes = _homes(n_units - sum(counts), counts)
+    homes = split_by(pieces.facts.n_layer + 1, params.n_gpu_layers, params.tensor_split, free).homes
     caught: dict[int | None, list[tuple[str, int]]] = {}
     for name, target in targets.items():
         caught.setdefault(layer_of(name), []).append((name, target))
@@ -363,11 +448,3 @@ def _computed(facts: ModelFacts) -> Iterable[tuple[int, int]]:
     """Index among computed layers, the output the last, and among units, of everything that is computed."""
     yield from ((index, index) for index in range(len(facts.layers)))
     yield len(facts.layers), facts.n_layer
-
-
-def _homes(first: int, counts: Sequence[int]) -> list[int]:
-    """The place of every unit."""
-    homes = [HOST] * first
-    for device, count in enumerate(counts):
-        homes += [device] * count
-    return homes

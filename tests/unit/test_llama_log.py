@@ -8,7 +8,7 @@ from fitter.errors import UsageError
 from fitter.llama.devices import Device, default_devices
 from fitter.llama.functions import same_commit
 from fitter.llama.library import Versions, is_same_version
-from fitter.llama.log import LogLine, flash_attn_from, n_splits_from, reason
+from fitter.llama.log import LogLine, flash_attn_from, n_splits_from, reason, unused_from
 from fitter.llama.types import DeviceInfo, VirtualDevice, describe
 
 CHOSEN = "llama_context: flash_attn            = {}"
@@ -38,6 +38,13 @@ FLASH_ATTN: dict[str, tuple[list[str], bool | None]] = {
 @pytest.mark.parametrize(("log", "expected"), FLASH_ATTN.values(), ids=FLASH_ATTN.keys())
 def test_flash_attention_from_the_log(log: list[str], expected: bool | None) -> None:
     assert flash_attn_from(log) is expected
+
+
+def test_unused_tensors_from_the_log() -> None:
+    line = "model has unused tensor blk.46.attn_q.bias (size = 49152 bytes) -- ignoring\n"
+    others = ["load_tensors: loading model tensors", line.replace("46.attn_q.bias", "46.nextn.eh_proj.weight")]
+    assert unused_from([line, *others, line]) == ("blk.46.attn_q.bias", "blk.46.nextn.eh_proj.weight")
+    assert unused_from(others[:1]) == ()
 
 
 SPLITS: dict[str, tuple[str, tuple[int, int] | None]] = {

@@ -66,6 +66,10 @@ DAMAGED = {
     "no document": "[]",
     "a field is missing": json.dumps({"schema": 1, "devices": [{"backend": "CUDA"}]}),
     "a text for a number": json.dumps({"schema": 1, "devices": [{**ENTRY, "outside": "1"}]}),
+    "a list for a name": json.dumps({"schema": 1, "devices": [{**ENTRY, "backend": []}]}),
+    "a list for memory": json.dumps({"schema": 1, "devices": [{**ENTRY, "total": []}]}),
+    "a text for what a process takes": json.dumps({"schema": 1, "devices": [{**ENTRY, "context": "1"}]}),
+    "too deep": "[" * 100_000,
     "less than nothing": json.dumps({"schema": 1, "devices": [{**ENTRY, "outside": -1}]}),
 }
 

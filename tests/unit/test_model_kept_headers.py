@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from fitter.errors import ModelError
 from fitter.model import kept_headers
 from fitter.model.addresses import Address
-from fitter.model.kept_headers import Entry, Header, keep
+from fitter.model.kept_headers import Entry, Header, keep, newest
 
 MODEL = [Address("https://host/m.gguf", "https://host/m.gguf")]
 HEADER = Header("m.gguf", '"1"', 5000, b"GGUF" + b"x" * 1000)
@@ -43,6 +44,30 @@ def test_another_one_replaces_it_too(monkeypatch: pytest.MonkeyPatch, times: int
     monkeypatch.setattr(shutil, "rmtree", removed)
     assert keep(MODEL, [HEADER]).is_whole() and left == [0]
     assert [path.name for path in entry.folder.parent.iterdir()] == [entry.folder.name]
+
+
+DAMAGED: dict[str, dict[str, object]] = {
+    "another length": {"file_bytes": 5001},
+    "another digest": {"digest": "0"},
+    "a text for a size": {"header_bytes": "1004"},
+    "no length": {"file_bytes": None},
+    "a list for a name": {"name": []},
+    "less than nothing": {"header_bytes": -1},
+    "more header than file": {"header_bytes": 2**70},
+    "another field": {"size": 1},
+}
+
+
+@pytest.mark.parametrize("changed", DAMAGED.values(), ids=DAMAGED)
+def test_what_is_said_of_it_is_damaged(changed: dict[str, object]) -> None:
+    entry = keep(MODEL, [HEADER])
+    assert newest(MODEL) == entry
+    about = entry.folder / "about.json"
+    (found,) = json.loads(about.read_text())
+    about.write_text(json.dumps([{**found, **changed}]))
+    assert newest(MODEL) is None
+    about.write_text("[" * 100_000)
+    assert newest(MODEL) is None
 
 
 def test_what_cannot_be_replaced_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from fitter.planning.plan import Plan
 from tests.unit.plans import make_plan
 
 N_LAYER = 4
+EMBEDDING = 9 * 2**20
 WEIGHTS = {"attn_q": 100, "ffn_up_exps": 1000, "ffn_norm": 10}
 NAMES = [
     "token_embd.weight",
@@ -32,7 +33,7 @@ NAMES = [
     "output.weight",
 ]
 ENTRIES = (
-    LayoutEntry("CPU", "token_embd.weight", "model", 50),
+    LayoutEntry("CUDA_Host", "token_embd.weight", "model", EMBEDDING),
     *(
         LayoutEntry(LAYOUT_DEVICE, f"blk.{layer}.{name}.weight", "model", size)
         for layer in range(N_LAYER)
@@ -57,15 +58,19 @@ MODEL = Model(
 LAYOUT = Layout(ENTRIES, 1, 4096)
 
 
-def plan_with(params: Params, *on_devices: int, caches: Sequence[int] = (0, 0)) -> Plan:
-    """A plan whose devices have so many bytes of weights and caches."""
+def replace_bytes(tensor: TensorInfo, size: int) -> TensorInfo:
+    return TensorInfo(tensor.name, tensor.type, tensor.shape, size)
+
+
+def plan_with(params: Params, *on_devices: int, caches: Sequence[int] = (0, 0), on_host: int = 0) -> Plan:
+    """A plan whose devices, and whose host beside the embedding, have so many bytes of weights and caches."""
     names = ("CUDA0", "CUDA1")
     rows = tuple(
         Row(name, name, False, size - cache, cache, 5)
         for name, size, cache in zip(names, on_devices, caches, strict=True)
     )
     # what the host has for a device is no memory of it
-    rows = (*rows, Row("CUDA_Host", "CUDA0", True, 9 * 2**20, 0, 5))
+    rows = (*rows, Row("CUDA_Host", "CUDA0", True, EMBEDDING + on_host, 0, 5))
     return replace(make_plan(params), breakdown=Breakdown(rows, names, 4096, True))
 
 
@@ -78,7 +83,7 @@ def test_layers_are_divided_as_llama_cpp_does() -> None:
     plan = plan_with(Params(n_ctx=4096, n_gpu_layers=4, tensor_split=(3.0, 1.0)), 3 * 1130, 70)
     found = map_of(plan, MODEL, LAYOUT, [-1] * len(NAMES))
     assert where(found, "experts") == [(layer, {"host" if layer < 1 else "CUDA0": 1000}) for layer in range(4)]
-    assert where(found, "embedding and output") == [(-1, {"host": 50}), (4, {"CUDA1": 70})]
+    assert where(found, "embedding and output") == [(-1, {"host": EMBEDDING}), (4, {"CUDA1": 70})]
     assert where(found, "KV cache")[0] == (0, {"host": 20})
     assert found is not None and found.places == ("CUDA0", "CUDA1", "host")
 
@@ -90,7 +95,7 @@ def test_overrides_come_first() -> None:
     matches = [0 if "exps" in name else 1 if name.startswith("output") else -1 for name in NAMES]
     found = map_of(plan, MODEL, LAYOUT, matches)
     assert where(found, "experts") == [(layer, {"host": 1000}) for layer in range(4)]
-    assert where(found, "embedding and output") == [(-1, {"host": 50}), (4, {"CUDA0": 70})]
+    assert where(found, "embedding and output") == [(-1, {"host": EMBEDDING}), (4, {"CUDA0": 70})]
     assert where(found, "attention") == [(layer, {"CUDA0" if layer < 3 else "CUDA1": 100}) for layer in range(4)]
 
 
@@ -111,6 +116,77 @@ def test_the_cache_stays_on_the_host() -> None:
 )
 def test_no_map_is_better_than_a_wrong_one(params: Params, on_devices: tuple[int, int]) -> None:
     assert map_of(plan_with(params, *on_devices), MODEL, LAYOUT, [-1] * len(NAMES)) is None
+
+
+WITHOUT_EXPERTS = replace(LAYOUT, entries=tuple(entry for entry in ENTRIES if "exps" not in entry.name))
+ON_FIRST = Params(n_ctx=4096, n_gpu_layers=-1, tensor_split=(3.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("on_devices", "expected"),
+    [
+        pytest.param((3 * 130, 130 + 70), ["host"] * 4, id="the host computes with them"),
+        pytest.param(
+            (3 * 130, 1130 + 70), ["host"] * 3 + ["CUDA1"], id="a device of another kind has kernels for them"
+        ),
+        pytest.param((3 * 1130, 1130 + 70), ["CUDA0"] * 3 + ["CUDA1"], id="all devices are of another kind"),
+    ],
+)
+def test_weights_that_no_layout_has_are_where_they_were_measured(
+    on_devices: tuple[int, int], expected: list[str]
+) -> None:
+    sizes = {"exps": 1000}
+    model = replace(
+        MODEL, tensors=tuple(replace_bytes(each, sizes.get(each.name[-11:-7], 1)) for each in MODEL.tensors)
+    )
+    plan = plan_with(ON_FIRST, *on_devices, on_host=1000 * expected.count("host"))
+    found = map_of(plan, model, WITHOUT_EXPERTS, [-1] * len(NAMES))
+    assert where(found, "experts") == [(layer, {place: 1000}) for layer, place in enumerate(expected)]
+    assert found is not None and found.on("host") == plan.breakdown.host.model
+    assert [found.on(name) for name in ("CUDA0", "CUDA1")] == [*on_devices]
+
+
+def test_overrides_say_where_weights_are_that_no_layout_has() -> None:
+    params = replace(ON_FIRST, tensor_buft_overrides=(TensorBuftOverride("exps", "CUDA1"),))
+    plan = plan_with(params, 3 * 130, 130 + 70 + 4)
+    found = map_of(plan, MODEL, WITHOUT_EXPERTS, [0 if "exps" in name else -1 for name in NAMES])
+    assert where(found, "experts") == [(layer, {"CUDA1": 1}) for layer in range(4)]
+
+
+@pytest.mark.parametrize("is_tied", [False, True], ids=["an output of its own", "the embedding is the output"])
+def test_an_embedding_in_memory_that_no_device_reads(is_tied: bool) -> None:
+    output = "token_embd.weight" if is_tied else "output.weight"
+    entries = (*ENTRIES[1:], LayoutEntry(LAYOUT_DEVICE, output, "model", 70))
+    tensors = tuple(replace_bytes(each, EMBEDDING) if "embd" in each.name else each for each in MODEL.tensors)
+    model = replace(MODEL, tensors=tensors)
+    plan = plan_with(ON_FIRST, 3 * 1130, 1130 + 2 * 70)
+    found = map_of(plan, model, replace(LAYOUT, entries=entries), [-1] * len(NAMES))
+    assert where(found, "embedding and output") == [(-1, {"host": EMBEDDING}), (4, {"CUDA1": 140})]
+
+
+@pytest.mark.parametrize(("is_twice", "cells"), [(False, [-1]), (True, [-1, 4])], ids=["one buffer", "two buffers"])
+def test_an_embedding_that_is_an_output_on_the_host(is_twice: bool, cells: list[int]) -> None:
+    entries = (
+        *(entry for entry in ENTRIES if entry.name != "output.weight"),
+        LayoutEntry(LAYOUT_DEVICE, "token_embd.weight", "model", EMBEDDING),
+    )
+    params = replace(ON_FIRST, n_gpu_layers=0)
+    plan = plan_with(params, 0, 0, on_host=4 * 1130 + EMBEDDING * is_twice)
+    found = map_of(plan, MODEL, replace(LAYOUT, entries=entries, unused=("output.weight",)), [-1] * len(NAMES))
+    assert where(found, "embedding and output") == [(layer, {"host": EMBEDDING}) for layer in cells]
+
+
+def test_what_llama_cpp_does_not_load_is_nowhere() -> None:
+    unused = tuple(name for name in NAMES if "exps" in name)
+    plan = plan_with(ON_FIRST, 3 * 130, 130 + 70)
+    found = map_of(plan, MODEL, replace(WITHOUT_EXPERTS, unused=unused), [-1] * len(NAMES))
+    assert where(found, "experts") == [] and where(found, "attention") != []
+
+
+@pytest.mark.parametrize(("on_host", "is_shown"), [(0, True), (2**20, False)])
+def test_no_map_where_the_host_has_something_else(on_host: int, is_shown: bool) -> None:
+    plan = plan_with(ON_FIRST, 3 * 1130, 1130 + 70, on_host=on_host)
+    assert (map_of(plan, MODEL, LAYOUT, [-1] * len(NAMES)) is not None) == is_shown
 
 
 def cell(layer: int, **on: int) -> MapCell:

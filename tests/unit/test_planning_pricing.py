@@ -32,7 +32,10 @@ UNKNOWN = replace(CARD, source="default: as a card", known=False)
 HOST = HostSpeed(60e9, "measured", 8)
 WORKLOAD = Workload(2048, 512)
 LAYOUT = Layout(
-    tuple(LayoutEntry(LAYOUT_DEVICE, f"cache_{kv}_l{i}", "context", 1024 * N_CTX) for i in range(48) for kv in "kv"),
+    (
+        *(LayoutEntry(LAYOUT_DEVICE, name, "model", 128) for name in facts(MODEL).names),
+        *(LayoutEntry(LAYOUT_DEVICE, f"cache_{kv}_l{i}", "context", 1024 * N_CTX) for i in range(48) for kv in "kv"),
+    ),
     128,
     N_CTX,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,18 @@ from fitter.llama.types import (
 from fitter.planning.cost import Work
 from fitter.planning.memory import HOST, Unit, between, units_of
 from fitter.planning.placement import Placement
-from fitter.planning.work import Pieces, facts_of, pieces_of, work_of, work_of_params
+from fitter.planning.request import MIB
+from fitter.planning.work import (
+    Kept,
+    Pieces,
+    WeightFacts,
+    as_measured,
+    facts_of,
+    kept_on_host,
+    pieces_of,
+    work_of,
+    work_of_params,
+)
 from tests.unit.placements import MODEL, PLACEMENTS, facts, model_of, said
 from tools.shapes import SHAPES
 
@@ -300,6 +312,115 @@ def test_the_users_overrides_stand() -> None:
     first, *_ = work.layers[0].weights
     assert first.place == HOST, "what attention computes with comes first"
     assert {w.place for w in work.layers[41].weights} == {0, 1}
+
+
+# --- what llama.cpp keeps on the host
+
+Q_AND_K = frozenset(f"blk.{layer}.attn_{name}.weight" for layer in range(48) for name in "qk")
+
+
+def sizes(names: Iterable[str]) -> int:
+    wanted = set(names)
+    return sum(tensor.bytes for tensor in SHAPES[MODEL].tensors if tensor.name in wanted)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
+def test_what_is_kept_is_on_the_host_wherever_its_layer_is(placement: Placement) -> None:
+    work = work_of(whole(MODEL, kept=Kept(Q_AND_K)), placement)
+    assert total(work) == total(work_of(whole(MODEL), placement))
+    for layer in work.layers[:-1]:
+        assert [(w.place, w.experts) for w in layer.weights if w.is_kept] == [(HOST, False)]
+        assert layer.n_kept == 2
+    assert not work.layers[-1].n_kept and not any(w.is_kept for w in work.layers[-1].weights)
+    assert sum(w.bytes for layer in work.layers for w in layer.weights if w.is_kept) == sizes(Q_AND_K)
+
+
+def test_an_override_does_not_give_a_device_kernels() -> None:
+    pinned = dict.fromkeys(("blk.0.attn_q.weight", "blk.0.attn_v.weight"), 1)
+    layer, *_ = work_of(whole(MODEL, kept=Kept(Q_AND_K), pinned=pinned), Placement(0, (49, 0))).layers
+    assert {w.place: w.is_kept for w in layer.weights if not w.experts} == {HOST: True, 1: False, 0: False}
+
+
+def test_what_a_device_keeps_on_the_host_is_what_its_recording_lacks() -> None:
+    found = facts(MODEL)
+    recorded = [LayoutEntry(LAYOUT_DEVICE, name, "model", 1) for name in found.names if name not in Q_AND_K]
+    for others, unused, expected in (
+        ([], [], Q_AND_K),
+        # memory of the host that the device reads is no memory of the device's
+        ([LayoutEntry("CUDA_Host", name, "model", 1) for name in Q_AND_K], [], Q_AND_K),
+        ([], ["blk.0.attn_q.weight"], Q_AND_K - {"blk.0.attn_q.weight"}),
+        ([LayoutEntry(LAYOUT_DEVICE, name, "model", 1) for name in Q_AND_K], [], frozenset()),
+    ):
+        layout = Layout((*recorded, *others), 128, N_CTX, tuple(unused))
+        assert kept_on_host(found, layout, [None]) == Kept(expected)
+
+
+LARGEST = max(tensor.bytes for tensor in facts(MODEL).tensors)
+
+
+@pytest.mark.parametrize(
+    ("largest_tensors", "too_small"),
+    [
+        pytest.param((None, None), set(), id="no limits"),
+        pytest.param((LARGEST, LARGEST), set(), id="as large as it may be"),
+        pytest.param((LARGEST - 1, None), {0}, id="larger than on the first"),
+        pytest.param((LARGEST, LARGEST - 1), {1}, id="larger than on the second"),
+        # what no device takes is not streamed to one either
+        pytest.param((LARGEST - 1, LARGEST - 1), {0, 1, HOST}, id="larger than on both"),
+    ],
+)
+def test_what_is_too_large_for_a_device_is_on_the_host(
+    largest_tensors: tuple[int | None, ...], too_small: set[int]
+) -> None:
+    found = facts(MODEL)
+    layout = Layout(tuple(LayoutEntry(LAYOUT_DEVICE, name, "model", 1) for name in found.names), 128, N_CTX)
+    kept = kept_on_host(found, layout, largest_tensors)
+    assert bool(kept) == bool(too_small)
+    large = sum(tensor.bytes for tensor in found.tensors if tensor.bytes == LARGEST)
+    for home, placement in ((0, Placement(0, (49, 0))), (1, Placement(0, (0, 49))), (HOST, Placement(49, (0, 0)))):
+        work = work_of(whole(MODEL, kept=kept), placement)
+        assert sum(w.bytes for layer in work.layers for w in layer.weights if w.is_kept) == large * (home in too_small)
+
+
+def test_what_is_too_large_was_never_measured_to_be_there() -> None:
+    found = facts(MODEL)
+    large = frozenset(tensor.name for tensor in found.tensors if tensor.bytes == LARGEST)
+    pieces = whole(MODEL, kept=Kept(Q_AND_K, too_large=(large,)))
+    work = work_of(pieces, Placement(0, (49,)))
+    for has, takes in ((large | Q_AND_K, set()), (large, {0})):
+        there = sizes(name for name in found.names if name not in has)
+        assert as_measured(pieces, work, [there]).kept.takes == takes
+
+
+def test_an_embedding_is_on_the_host_since_it_is_only_looked_up() -> None:
+    found = facts("llama-3.1-8b")
+    output = (WeightFacts("token_embd.weight", 1, 1, False),)
+    recorded = [LayoutEntry(LAYOUT_DEVICE, name, "model", 1) for layer in found.layers for name, *_ in layer.tensors]
+    assert not kept_on_host(replace(found, output=output), Layout(tuple(recorded), 128, N_CTX), [None])
+
+
+@pytest.mark.parametrize("has_state", [False, True], ids=["", "with a state"])
+@pytest.mark.parametrize("takes", [set(), {0}, {1}, {0, 1}], ids=str)
+def test_a_device_was_measured_to_have_what_another_kind_keeps(takes: set[int], has_state: bool) -> None:
+    recorded = units(MODEL, 2048 * N_CTX, state=(MIB if has_state else 0))
+    pieces = pieces_of(facts(MODEL), recorded, N_CTX, Params(), kept=Kept(Q_AND_K))
+    work = work_of(pieces, Placement(1, (24, 24)))
+    layers = {0: range(1, 25), 1: range(25, 48)}
+    on_devices = []
+    for device, has in layers.items():
+        names = [tensor.name for layer in has for tensor in pieces.facts.layers[layer].tensors]
+        output = [tensor.name for tensor in pieces.facts.output] if device == 1 else []
+        on_devices.append(sizes(name for name in (*names, *output) if device in takes or name not in Q_AND_K))
+    found = as_measured(pieces, work, on_devices)
+    assert found.kept.takes == takes
+    homes = work_of(found, Placement(1, (24, 24))).layers[:-1]
+    assert [bool(layer.n_kept) for layer in homes] == [layer.home not in takes for layer in homes]
+
+
+def test_what_an_override_put_on_a_device_is_no_sign_of_kernels() -> None:
+    pieces = whole(MODEL, kept=Kept(Q_AND_K), pinned=dict.fromkeys(Q_AND_K, 0))
+    work = work_of(pieces, Placement(0, (49,)))
+    assert not as_measured(pieces, work, [sizes(pieces.facts.names)]).kept.takes
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,207 @@
+"""Weights that llama.cpp keeps on the host although the plan has their layer on a device, by the real libllama."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import fitter
+from fitter.asking import one_load
+from fitter.llama.client import Worker
+from fitter.model.header import open_model
+from fitter.planning.ask import Ask
+from fitter.planning.plan import Plan
+from fitter.planning.work import facts_of, kept_on_host
+from fitter.reporting import layer_map
+from tools import rpc_servers
+
+TERNARY = "shape://llama-3.2-1b:TQ2_0"
+NOTE = (
+    "112 tensors (239.2 MiB) of layers on {} stay in host memory, and the host computes with them: they have no "
+    "kernels in llama.cpp there"
+)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as started:
+        yield started
+
+
+def planned(worker: Worker, model: str, *gpus: str, **given: object) -> Plan:
+    keywords = {"n_ctx": 4096, "host_memory": "64GiB", "host_bandwidth": "60GB/s", **given}
+    return fitter.fit(model, gpus=gpus, worker=worker, **keywords)  # type: ignore[arg-type]
+
+
+KEPT: dict[str, tuple[str, str, int, str]] = {
+    # how many weights, and the name of one
+    "ternary, CUDA": (TERNARY, "rtx-4090", 7 * 16, "blk.0.attn_q.weight"),
+    "ternary, an old card": (TERNARY, "gtx-1080-ti", 7 * 16, "blk.0.attn_q.weight"),
+    "ternary, ROCm": (TERNARY, "rx-7900-xtx", 7 * 16, "blk.15.ffn_down.weight"),
+    "ternary, Vulkan": (TERNARY, "vulkan:24GiB", 0, ""),
+    "ternary, Metal": (TERNARY, "metal:64GiB", 0, ""),
+    "the other ternary one, Metal": ("shape://llama-3.2-1b:TQ1_0", "metal:64GiB", 7 * 16, "blk.0.attn_q.weight"),
+    "the other ternary one, Vulkan": ("shape://llama-3.2-1b:TQ1_0", "vulkan:24GiB", 0, ""),
+    # what is quantized in rows of 256 is another type where rows have no such length
+    "ternary experts": ("shape://qwen3-30b-a3b:TQ1_0", "rtx-4090", 7 * 48, "blk.0.ffn_up_exps.weight"),
+    "ternary, a part of attention": ("shape://gpt-oss-20b:TQ2_0", "rtx-4090", 24, "blk.0.attn_output.weight"),
+    "embeddings of each layer": ("shape://gemma-3n-e4b:Q4_0", "rtx-4090", 0, ""),
+    "a state, CUDA": ("shape://mamba-130m", "rtx-4090", 0, ""),
+    "a state, Vulkan": ("shape://mamba-130m", "vulkan:24GiB", 24, "blk.0.ssm_a"),
+    "half precision, an old card": ("shape://llama-3.2-1b:F16", "gtx-1080-ti", 0, ""),
+    "layers that nothing loads": ("shape://glm-4.5-air:Q4_K_M", "rtx-4090", 0, ""),
+    "an encoder, whose embedding is only looked up": ("shape://bge-small-en-v1.5", "rtx-4090", 0, ""),
+}
+
+
+@pytest.mark.parametrize(("model", "gpu", "count", "name"), KEPT.values(), ids=KEPT)
+def test_what_is_kept_is_what_llama_cpp_has_on_the_host(
+    worker: Worker, model: str, gpu: str, count: int, name: str
+) -> None:
+    with one_load(Ask.of_a_load({"gpus": (gpu,), "n_ctx": 512}), model, worker, None) as load:
+        breakdown, layout = load.measured()
+        facts, tensors = facts_of(load.model), {tensor.name: tensor.bytes for tensor in load.model.tensors}
+    kept = kept_on_host(facts, layout, ()).without_kernels
+    assert len(kept) == count and (not name or name in kept)
+    # and the load has room for all of them there, beside the embeddings
+    on_device = sum(tensors[each] for each in layout.on_device if each in tensors)
+    embeddings = sum(size for each, size in tensors.items() if each.endswith(("token_embd.weight", "_types.weight")))
+    embeddings += tensors.get("position_embd.weight", 0)
+    assert breakdown.host.model == pytest.approx(sum(tensors[each] for each in kept) + embeddings, rel=0.001)
+    assert sum(row.model for row in breakdown.rows if not row.is_host) == pytest.approx(on_device, rel=0.001)
+
+
+def test_the_card_does_not_compute_with_what_it_has_no_kernels_for(worker: Worker) -> None:
+    ternary, other = (planned(worker, f"shape://llama-3.2-1b:{kind}", "rtx-4090") for kind in ("TQ2_0", "Q8_0"))
+    assert ternary.params.n_gpu_layers == other.params.n_gpu_layers == 17
+    assert ternary.estimate and other.estimate
+    # seven times the bits are slower to read, and yet faster
+    assert 4 * ternary.estimate.generation_tokens_per_second < other.estimate.generation_tokens_per_second
+    assert 20 * ternary.estimate.prompt_tokens_per_second < other.estimate.prompt_tokens_per_second
+    parts = {part.name: part for part in ternary.estimate.parts}
+    assert parts["host: weights"].generation > 10 * parts["CUDA0: weights"].generation
+    assert parts["graph splits"].generation > parts["CUDA0: layers"].generation
+    assert [note for note in ternary.notes if "kernels" in note] == [NOTE.format("CUDA0")]
+    assert not [note for note in other.notes if "kernels" in note]
+    # the bound knows of it as well
+    assert ternary.bound is not None and ternary.bound.times < 2
+
+
+def test_an_estimate_says_the_same(worker: Worker) -> None:
+    plan = planned(worker, TERNARY, "rtx-4090")
+    found = fitter.estimate(
+        TERNARY, gpus="rtx-4090", n_ctx=4096, n_gpu_layers=17, host_bandwidth="60GB/s", n_seq_max=4, kv_unified=True
+    )
+    assert plan.estimate is not None and found.estimate == plan.estimate.estimate
+
+
+@pytest.mark.parametrize(
+    ("workload", "n_gpu_layers"),
+    [
+        pytest.param({"prompt": 2048, "generate": 512}, 17, id="attention is worth the splits"),
+        pytest.param({"prompt": 64, "generate": 512}, 1, id="little to attend to is not"),
+    ],
+)
+def test_layers_of_which_little_is_computed_there_are_on_a_card_where_that_is_faster(
+    worker: Worker, workload: dict[str, object], n_gpu_layers: int
+) -> None:
+    plan = planned(worker, TERNARY, "rtx-4090", **workload)
+    assert plan.params.n_gpu_layers == n_gpu_layers and plan.estimate is not None
+    for other in {1, 17} - {n_gpu_layers}:
+        slower = planned(worker, TERNARY, "rtx-4090", **workload, n_gpu_layers=other)
+        assert slower.estimate is not None and slower.params.n_gpu_layers == other
+        assert slower.estimate.seconds > 1.1 * plan.estimate.seconds
+
+
+def test_quantizations_that_the_host_computes_are_not_the_fastest() -> None:
+    found = fitter.quants(
+        "shape://llama-3.2-1b", types="Q8_0,Q4_K_M,Q2_K,TQ2_0,TQ1_0", gpus="rtx-4090", host_memory="64GiB", n_ctx=4096
+    )
+    speeds = {each.name: each.tokens_per_second or 0 for each in found.found}
+    assert all(4 * speeds[name] < min(speeds["Q8_0"], speeds["Q2_K"]) for name in ("TQ2_0", "TQ1_0")), speeds
+
+
+TOO_LARGE = "shape://llama-4-maverick:Q8_0"
+
+
+def test_a_card_does_not_compute_with_what_is_too_large_for_it(worker: Worker) -> None:
+    vulkan, cuda = (
+        planned(worker, TOO_LARGE, gpu, host_memory="600GiB") for gpu in ("vulkan:512GiB", "cuda:9.0:512GiB")
+    )
+    assert vulkan.fits and cuda.fits and vulkan.params.n_gpu_layers == cuda.params.n_gpu_layers == 49
+    assert vulkan.breakdown.host.model > 380 * 2**30 and cuda.breakdown.host.model < 2 * 2**30
+    assert vulkan.estimate and cuda.estimate
+    parts = {part.name: part for part in vulkan.estimate.parts}
+    assert parts["host: weights"].generation > 2 * parts["Vulkan0: weights"].generation
+    assert not any(part.name.startswith("host: weights") for part in cuda.estimate.parts)
+    assert [note for note in vulkan.notes if "host computes" in note] == [
+        "72 tensors (382.5 GiB) of layers on Vulkan0 stay in host memory, and the host computes with them: they are "
+        "larger than a tensor may be there"
+    ]
+    found = fitter.estimate(
+        TOO_LARGE, gpus="vulkan:512GiB", n_ctx=4096, host_bandwidth="60GB/s", n_seq_max=4, kv_unified=True
+    )
+    assert found.estimate == vulkan.estimate.estimate
+
+
+def test_what_is_too_large_for_a_card_takes_no_room_on_it(worker: Worker) -> None:
+    small, large = (planned(worker, TOO_LARGE, gpu, host_memory="600GiB") for gpu in ("vulkan:20GiB", "vulkan:512GiB"))
+    assert small.breakdown.on("Vulkan0").model == large.breakdown.on("Vulkan0").model
+    assert small.params.tensor_buft_overrides == () and small.params.n_gpu_layers == 49
+
+
+MAPPED: dict[str, tuple[str, tuple[str, ...], dict[str, object]]] = {
+    "ternary": (TERNARY, ("rtx-4090",), {}),
+    "ternary, a part on the card": (TERNARY, ("rtx-4090",), {"n_gpu_layers": 5}),
+    "ternary, nothing on the card": (TERNARY, ("rtx-4090",), {"n_gpu_layers": 0}),
+    "ternary, an override": (TERNARY, ("rtx-4090",), {"override_tensor": ["ffn_up=CUDA0"]}),
+    "ternary, Metal": ("shape://llama-3.2-1b:TQ1_0", ("metal:16GiB",), {"host_memory": None}),
+    "an embedding that is the output, Metal": ("shape://llama-3.2-1b:Q4_0", ("metal:16GiB",), {"host_memory": None}),
+    "ternary, Vulkan": (TERNARY, ("vulkan:16GiB",), {}),
+    "two kinds, the first has no kernels": (TERNARY, ("rtx-4060", "vulkan:8GiB"), {"tensor_split": [1, 1]}),
+    "two kinds, the second has none": (TERNARY, ("vulkan:8GiB", "rtx-4060"), {"tensor_split": [1, 0]}),
+    "ternary experts, a small card": ("shape://qwen3-30b-a3b:TQ1_0", ("4GiB",), {}),
+    "a state": ("shape://mamba-130m", ("vulkan:8GiB",), {"n_gpu_layers": 25}),
+    "too large for a tensor": ("shape://llama-4-maverick:Q8_0", ("vulkan:24GiB",), {"host_memory": "600GiB"}),
+    "a part of it is": ("shape://llama-4-maverick:Q4_K_M", ("vulkan:24GiB",), {"host_memory": "600GiB"}),
+    "too large for one of two": (
+        *("shape://llama-4-maverick:Q8_0", ("vulkan:24GiB", "rtx-4090")),
+        {"host_memory": "600GiB", "tensor_split": [29, 20], "cpu_moe": False},
+    ),
+    "embeddings of each layer": ("shape://gemma-3n-e4b:Q4_0", ("8GiB",), {}),
+}
+
+
+@pytest.mark.parametrize(("model", "gpus", "given"), MAPPED.values(), ids=MAPPED)
+def test_rows_of_the_map_add_up_to_the_plans_bytes(
+    worker: Worker, model: str, gpus: tuple[str, ...], given: dict[str, object]
+) -> None:
+    plan = planned(worker, model, *gpus, **given)
+    found = layer_map(plan, open_model(model, worker.header), worker)
+    assert found is not None
+    host = plan.breakdown.host
+    assert found.on("host") == pytest.approx(host.model + host.context, rel=0.001, abs=2**14)
+    for row in map(plan.breakdown.on, plan.breakdown.devices):
+        assert found.on(str(row.device)) == pytest.approx(row.model + row.context, rel=0.001, abs=2**14)
+
+
+def test_a_device_of_another_kind_computes_with_its_part(worker: Worker) -> None:
+    both = planned(worker, TERNARY, "rtx-4060", "vulkan:8GiB", tensor_split=[8, 9])
+    assert both.estimate is not None
+    parts = {part.name: part for part in both.estimate.parts}
+    assert parts["host: weights"].generation > 0 and parts["Vulkan0: weights"].generation > 0
+    assert [note for note in both.notes if "kernels" in note] == [
+        NOTE.format("CUDA0").replace("112", "56").replace("239.2", "119.6")
+    ]
+
+
+def test_a_server_computes_with_what_a_card_here_could_not(worker: Worker) -> None:
+    with rpc_servers.servers(1) as endpoints:
+        plan = fitter.fit(
+            TERNARY, rpc=endpoints, n_ctx=512, n_gpu_layers=17, rpc_bandwidth="10GB/s", host_bandwidth="60GB/s"
+        )
+    assert plan.estimate is not None and plan.breakdown.on("RPC0").model > 300 * 2**20
+    assert {part.name for part in plan.estimate.parts} >= {"RPC0: weights", "RPC0: attention"}
+    assert not [part.name for part in plan.estimate.parts if part.name.startswith("host")]
+    assert not [note for note in plan.notes if "kernels" in note]
