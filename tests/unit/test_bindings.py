@@ -17,6 +17,7 @@ INTERNAL = {
         "measuring/split.cpp",
         "virtual/allocations.cpp",
         "virtual/backend.cpp",
+        "virtual/host_layouts.cpp",
     },
     "ggml-impl.h": {
         "builds/operations.cpp",
