@@ -139,6 +139,7 @@ QWEN3_NEXT = {
     "intermediate_size": 5120,
     "max_position_embeddings": 262144,
     "rope_theta": 10000000.0,
+    "mtp_num_hidden_layers": 0,
 }
 NEMOTRON_H = {
     "architectures": ["NemotronHForCausalLM"],

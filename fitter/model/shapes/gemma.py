@@ -118,6 +118,11 @@ def gemma3n(c: Config) -> Header:
     """Gemma 3n, whose layers have embeddings of their own and share caches."""
     n_layer, n_embd, n_vocab = layers(c), c.count("hidden_size"), c.count("vocab_size")
     c.must_be("altup_num_inputs", 4)
+    c.must_be("hidden_activation", *_GELU)
+    c.must_be("attention_bias", False)
+    if not is_tied(c, True):
+        raise c.unknown("tie_word_embeddings false")
+    c.value("query_pre_attn_scalar")
     c.must_be("attn_logit_softcapping")
     c.value("vocab_size_per_layer_input", "altup_coef_clip", "altup_correct_scale", "altup_lr_multiplier")
     n_ff = c.counts("intermediate_size", n_layer, least=1)

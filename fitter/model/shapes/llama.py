@@ -167,12 +167,38 @@ def ernie(c: Config) -> Header:
 
 
 def hunyuan(c: Config) -> Header:
-    """Hunyuan, dense."""
+    """Hunyuan, dense, whose way to stretch rope is in its base, as the converter writes it."""
     c.must_be("use_qk_norm", True)
+    c.must_be("use_cla", False)
+    c.must_be("norm_type", "rms")
+    c.must_be("attention_head_dim", heads(c)[2])
+    c.must_be("org_vocab_size", c.count("vocab_size"))
+    c.must_be("use_rotary_pos_emb", True)
+    c.must_be("add_classification_head", False)
+    c.value("cla_share_factor")
     part = rope_part(c)
-    if rope_type(c, part) == "dynamic":
-        raise c.unknown("a rope scaling of type 'dynamic'")
-    return dense(c, "hunyuan-dense", head_norm=True)
+    if part is None or rope_type(c, part) != "dynamic":
+        return dense(c, "hunyuan-dense", head_norm=True)
+    base, trained = part.number("rope_theta", default=c.number("rope_theta")), c.count("max_position_embeddings")
+    if base != 10000 or trained not in (32 << 10, _HUNYUAN_CONTEXT):
+        raise c.unknown(f"a rope scaling of type 'dynamic' from {base:g} for {trained} positions")
+    head, alpha = heads(c)[2], part.number("alpha", default=50.0)
+    part.value("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    if head < 4:
+        raise c.error(f"has a head_dim of {head}: give the dimensions of a real model")
+    h = dense(c.without("rope_scaling").without("rope_parameters"), "hunyuan-dense", head_norm=True)
+    h.keys(
+        context_length=_HUNYUAN_CONTEXT,
+        rope__freq_base=base * alpha ** (head / (head - 2)),
+        rope__scaling__type="none",
+        rope__scaling__factor=1.0,
+        rope__scaling__original_context_length=_HUNYUAN_CONTEXT,
+    )
+    return h
+
+
+_HUNYUAN_CONTEXT = 256 << 10
+"""What the converter writes, whatever the config.json says."""
 
 
 def granite(c: Config) -> Header:
@@ -392,6 +418,7 @@ def cohere2(c: Config) -> Header:
     c.must_be("use_parallel_block", True)
     c.must_be("use_parallel_embedding", True)
     c.must_be("use_gated_activation", True)
+    c.must_be("use_embedding_sharing", True)
     c.must_be("sliding_window_pattern", 4)
     kinds = every(c, "layer_types", layers(c), (SLIDING, FULL))
     if kinds is not None and kinds != [FULL if i % 4 == 3 else SLIDING for i in range(layers(c))]:
@@ -421,9 +448,10 @@ def nemotron(c: Config) -> Header:
     c.must_be("hidden_act", "relu2")
     c.must_be("attention_bias", False)
     c.must_be("mlp_bias", False)
+    c.must_be("kv_channels", heads(c)[2])
     h = begin(c, "nemotron")
     dimensions(c, h, eps="layer_norm_epsilon")
-    size = rotary(c, heads(c)[2], 0.5)
+    size = rotary(c, heads(c)[2], c.number("rope_percent", default=0.5))
     h.keys(rope__dimension_count=size, rope__scaling__type="none")
     rope(c, h, size)
     ends(c, h, tied=is_tied(c, False), norm_bias=True)
