@@ -32,6 +32,7 @@ from fitter.model.shapes.gguf import write
 from fitter.model.shapes.header import Header
 from fitter.model.shapes.mapping import header_of
 from tests.integration.test_quantizations import Snapshot, read, snapshots
+from tests.unit.test_shapes import WEIGHTS
 from tools import ranges, shapes
 from tools.cuda_reference import DATA as CUDA
 from tools.real_cards import DATA as REAL
@@ -96,6 +97,17 @@ def test_llama_cpp_finds_every_tensor_and_leaves_none(
     # what is not on a device is the embedding, and some of what is small
     sizes = sum(row.model for row in found.rows)
     assert sizes >= 0.98 * sum(each.bytes for each in header.tensors)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_nor_of_a_config_that_is_in_no_catalogue(name: str, worker: Worker, log: list[str], tmp_path: Path) -> None:
+    header = header_of(WEIGHTS[name][0], name)
+    path = written(header, tmp_path / "x.gguf")
+    log.clear()
+    load_mtp = bool(header.number("nextn_predict_layers"))
+    found = fitter.measure(path, gpus=DEVICES, n_ctx=512, worker=worker, load_mtp=load_mtp)
+    assert [line for line in log if "unused" in line] == []
+    assert sum(row.model for row in found.rows) >= 0.98 * sum(each.bytes for each in header.tensors)
 
 
 def changed(data: st.DataObject) -> tuple[str, dict[str, Any]]:

@@ -329,6 +329,96 @@ CODESTRAL: dict[str, Any] = {
     "tie_word_embeddings": False,
     "vocab_size": 32768,
 }
+HUNYUAN_MOE: dict[str, Any] = {
+    **HUNYUAN,
+    "architectures": ["HunYuanMoEV1ForCausalLM"],
+    "group_limited_greedy": False,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 32768,
+    "moe_intermediate_size": [3072] * 32,
+    "moe_layer_num_skipped": 0,
+    "moe_topk": [8] * 32,
+    "num_experts": 64,
+    "num_shared_expert": [1] * 32,
+    "use_mixed_mlp_moe": True,
+    "use_mla": False,
+}
+APERTUS: dict[str, Any] = {
+    "architectures": ["ApertusForCausalLM"],
+    "hidden_act": "xielu",
+    "hidden_size": 4096,
+    "intermediate_size": 21504,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "post_norm": False,
+    "qk_norm": True,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "vocab_size": 131072,
+}
+ARCEE: dict[str, Any] = {
+    "architectures": ["ArceeForCausalLM"],
+    "head_dim": 128,
+    "hidden_size": 2560,
+    "intermediate_size": 18432,
+    "num_attention_heads": 20,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 4,
+    "rope_scaling": {"factor": 20.0, "original_max_position_embeddings": 4096, "rope_type": "yarn"},
+    "vocab_size": 128004,
+}
+DEVSTRAL: dict[str, Any] = {
+    "architectures": ["Ministral3ForCausalLM"],
+    "head_dim": 128,
+    "hidden_size": 12288,
+    "intermediate_size": 28672,
+    "num_attention_heads": 96,
+    "num_hidden_layers": 88,
+    "num_key_value_heads": 8,
+    "rope_parameters": {
+        "beta_fast": 4.0,
+        "beta_slow": 1.0,
+        "factor": 64.0,
+        "llama_4_scaling_beta": 0.0,
+        "mscale_all_dim": 0.0,
+        "original_max_position_embeddings": 4096,
+        "rope_theta": 1000000.0,
+        "rope_type": "yarn",
+    },
+    "vocab_size": 131072,
+}
+QWEN_VL: dict[str, Any] = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "sliding_window": 32768,
+    "vision_config": {"depth": 32, "hidden_size": 1280},
+    "vision_token_id": 151654,
+    "vocab_size": 152064,
+}
+SHARED: dict[str, Any] = {
+    "architectures": ["GraniteMoeSharedForCausalLM"],
+    "hidden_size": 1536,
+    "intermediate_size": 512,
+    "num_attention_heads": 24,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "num_local_experts": 62,
+    "shared_intermediate_size": 1024,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
 WEIGHTS: dict[str, tuple[dict[str, Any], str, int]] = {
     # by the repository's own index of safetensors
     "Qwen3-Coder-Next": (NEXT | {"mtp_num_hidden_layers": 0}, "qwen3next", 79_674_391_296),
@@ -339,6 +429,12 @@ WEIGHTS: dict[str, tuple[dict[str, Any], str, int]] = {
         81_324_862_720,
     ),
     "Hunyuan-7B-Instruct": (HUNYUAN, "hunyuan-dense", 7_504_568_320),
+    "Hunyuan-A13B-Instruct": (HUNYUAN_MOE, "hunyuan-moe", 80_393_183_232),
+    "Apertus-8B-Instruct-2509": (APERTUS, "apertus", 8_053_338_176),
+    "AFM-4.5B": (ARCEE, "arcee", 4_619_184_640),
+    "Devstral-2-123B-Instruct-2512": (DEVSTRAL, "mistral3", 125_025_988_608),
+    "Qwen2.5-VL-7B-Instruct": (QWEN_VL, "qwen2vl", 7_615_616_512),
+    "Granite with shared experts": (SHARED, "granitemoe", 6_370_887_168),
     "Granite 4.0 Micro": (GRANITE, "granite", 3_402_836_480),
     "its layers with experts": (
         GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 512},
@@ -355,6 +451,17 @@ def test_a_config_has_as_many_weights_as_are_known(name: str) -> None:
     config, architecture, parameters = WEIGHTS[name]
     made = mapped(config, "x")
     assert (made.architecture, made.parameters) == (architecture, parameters)
+
+
+def test_metadata_beyond_the_dimensions() -> None:
+    """What llama.cpp reads of no other model."""
+    assert mapped(APERTUS, "x").metadata["xielu.beta"] == [0.5] * 32
+    assert mapped(QWEN_VL, "x").metadata["qwen2vl.rope.dimension_sections"] == [16, 24, 24, 0]
+    made = mapped(DEVSTRAL, "x").metadata
+    assert made["mistral3.attention.temperature_scale"] == 0.0 and made["mistral3.rope.scaling.factor"] == 64.0
+    made = mapped(HUNYUAN_MOE, "x").metadata
+    names = ("count", "used_count", "shared_count", "feed_forward_length", "shared_feed_forward_length")
+    assert [made[f"hunyuan-moe.expert_{name}"] for name in names] == [64, 8, 1, 3072, 3072]
 
 
 def test_hunyuan_stretches_rope_by_its_base() -> None:
@@ -465,6 +572,23 @@ REFUSED = {
         HUNYUAN | {"rope_theta": 500000.0},
         f"has a rope scaling of type 'dynamic' from 500000 for 262144 positions, {UNKNOWN}",
     ),
+    "experts that differ between layers": (
+        HUNYUAN_MOE | {"moe_topk": [8] * 31 + [4]},
+        f"has a moe_topk that differs between layers, {UNKNOWN}",
+    ),
+    "more shared experts": (
+        HUNYUAN_MOE | {"num_shared_expert": 2},
+        f"has 2 shared experts and 8 used ones of 64, {UNKNOWN}",
+    ),
+    "stretched without end": (
+        HUNYUAN | {"rope_scaling": {"type": "dynamic", "alpha": 1e29}},
+        "has alpha 1e+29 in its rope_scaling: give a number from 1 to 1000000",
+    ),
+    "positions of images": (
+        QWEN_VL | {"rope_scaling": None},
+        "has no mrope_section in its rope_scaling: add it",
+    ),
+    "norms after": (APERTUS | {"post_norm": True}, f"has post_norm True, {UNKNOWN}"),
     "shared keys": (HUNYUAN | {"use_cla": True}, f"has use_cla True, {UNKNOWN}"),
     "words that are not padded": (
         dict(catalogue.published("mamba-130m").config) | {"vocab_size": 50277, "pad_vocab_size_multiple": 8},
@@ -634,6 +758,9 @@ def test_every_class_is_in_the_catalogue_or_has_defaults() -> None:
         "FalconMambaForCausalLM",
         "Gemma4ForCausalLM",
         "GraniteMoeHybridForCausalLM",
+        "HunYuanMoEV1ForCausalLM",
         "Lfm2MoeForCausalLM",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
         "Qwen3NextForCausalLM",
     }

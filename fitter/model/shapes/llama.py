@@ -105,7 +105,7 @@ def qwen3(c: Config) -> Header:
 def qwen3vl(c: Config) -> Header:
     """The text part of Qwen3-VL, whose first layers take features of images, too."""
     h = qwen3(c)
-    return seeing(c, _renamed(h, "qwen3vl"))
+    return seeing(c, renamed(h, "qwen3vl"))
 
 
 def seeing(c: Config, h: Header) -> Header:
@@ -117,7 +117,7 @@ def seeing(c: Config, h: Header) -> Header:
     return h
 
 
-def _renamed(h: Header, architecture: str) -> Header:
+def renamed(h: Header, architecture: str) -> Header:
     """The same of another architecture."""
     other = Header(architecture, h.type)
     for key, value in h.metadata.items():
@@ -164,41 +164,6 @@ def ernie(c: Config) -> Header:
     """ERNIE 4.5, dense."""
     c.must_be("use_bias", False)
     return dense(c, "ernie4_5", tied=True)
-
-
-def hunyuan(c: Config) -> Header:
-    """Hunyuan, dense, whose way to stretch rope is in its base, as the converter writes it."""
-    c.must_be("use_qk_norm", True)
-    c.must_be("use_cla", False)
-    c.must_be("norm_type", "rms")
-    c.must_be("attention_head_dim", heads(c)[2])
-    c.must_be("org_vocab_size", c.count("vocab_size"))
-    c.must_be("use_rotary_pos_emb", True)
-    c.must_be("add_classification_head", False)
-    c.value("cla_share_factor")
-    part = rope_part(c)
-    if part is None or rope_type(c, part) != "dynamic":
-        return dense(c, "hunyuan-dense", head_norm=True)
-    base, trained = part.number("rope_theta", default=c.number("rope_theta")), c.count("max_position_embeddings")
-    if base != 10000 or trained not in (32 << 10, _HUNYUAN_CONTEXT):
-        raise c.unknown(f"a rope scaling of type 'dynamic' from {base:g} for {trained} positions")
-    head, alpha = heads(c)[2], part.number("alpha", default=50.0)
-    part.value("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-    if head < 4:
-        raise c.error(f"has a head_dim of {head}: give the dimensions of a real model")
-    h = dense(c.without("rope_scaling").without("rope_parameters"), "hunyuan-dense", head_norm=True)
-    h.keys(
-        context_length=_HUNYUAN_CONTEXT,
-        rope__freq_base=base * alpha ** (head / (head - 2)),
-        rope__scaling__type="none",
-        rope__scaling__factor=1.0,
-        rope__scaling__original_context_length=_HUNYUAN_CONTEXT,
-    )
-    return h
-
-
-_HUNYUAN_CONTEXT = 256 << 10
-"""What the converter writes, whatever the config.json says."""
 
 
 def granite(c: Config) -> Header:
