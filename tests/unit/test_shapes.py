@@ -483,6 +483,8 @@ PUBLISHED_TOO: dict[str, dict[str, Any]] = {
     },
     "gemma-3n-e4b": {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256},
     "lfm2-1.2b": {"block_out_init_scale": 1.0},
+    "mamba-130m": {"mixer_rms_eps": 1e-6},
+    "bge-small-en-v1.5": {"export_model_type": "transformer"},
     "minimax-m2.5": {
         "layernorm_full_attention_beta": 1.0,
         "layernorm_linear_attention_beta": 1.0,
