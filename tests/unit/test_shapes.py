@@ -591,6 +591,10 @@ REFUSED = {
         "has no mrope_section in its rope_scaling: add it",
     ),
     "norms after": (APERTUS | {"post_norm": True}, f"has post_norm True, {UNKNOWN}"),
+    "heads of a delta net": (
+        NEXT | {"mtp_num_hidden_layers": 0, "linear_num_value_heads": 31},
+        "has 31 linear_num_value_heads for 16 linear_num_key_heads: give a multiple",
+    ),
     "shared keys": (HUNYUAN | {"use_cla": True}, f"has use_cla True, {UNKNOWN}"),
     "words that are not padded": (
         dict(catalogue.published("mamba-130m").config) | {"vocab_size": 50277, "pad_vocab_size_multiple": 8},

@@ -74,6 +74,8 @@ def _delta(c: Config, architecture: str, *, split: bool, has_experts: bool) -> H
     rope(c, h, size)
     h.key("rope.dimension_sections", sections(c))
     n_v = c.count("linear_num_value_heads")
+    if n_v % (n_k := c.count("linear_num_key_heads")):
+        raise c.error(f"has {n_v} linear_num_value_heads for {n_k} linear_num_key_heads: give a multiple")
     n_expert, n_ff, shared = (*routed(c, h), c.count("shared_expert_intermediate_size")) if has_experts else (0, 0, 0)
     h.keys(
         expert_shared_feed_forward_length=shared or None,
