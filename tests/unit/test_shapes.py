@@ -595,6 +595,10 @@ REFUSED = {
         NEXT | {"mtp_num_hidden_layers": 0, "linear_num_value_heads": 31},
         "has 31 linear_num_value_heads for 16 linear_num_key_heads: give a multiple",
     ),
+    "a window in the last layer": (
+        dict(catalogue.published("gemma-4-31b").config) | {"layer_types": ["sliding_attention"] * 60},
+        f"has a window in its last layer, {UNKNOWN}",
+    ),
     "shared keys": (HUNYUAN | {"use_cla": True}, f"has use_cla True, {UNKNOWN}"),
     "words that are not padded": (
         dict(catalogue.published("mamba-130m").config) | {"vocab_size": 50277, "pad_vocab_size_multiple": 8},

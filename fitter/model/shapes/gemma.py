@@ -194,6 +194,9 @@ def gemma4(c: Config) -> Header:
     kinds = every(c, "layer_types", n_layer, (SLIDING, FULL))
     if kinds is None:
         raise c.error("has no layer_types: add them")
+    if kinds[-1] != FULL:
+        # transformers would make one of it, which has other tensors
+        raise c.unknown("a window in its last layer")
     n_head, n_head_kv, head = heads(c)
     head_full = c.count("global_head_dim")
     kv_full = c.count("num_global_key_value_heads", default=n_head_kv)
