@@ -471,7 +471,14 @@ class Path(Kind):
         return True
 
     def check(self, called: str, value: Any) -> str:
-        return path(called, value)
+        return _file(called, value)
+
+
+def _file(called: str, value: Any) -> str:
+    """A path that is not empty, as that of a variable without a value is."""
+    if not (found := path(called, value)):
+        raise UsageError(f"{called} is an empty text: give the path of a file")
+    return found
 
 
 @dataclass(frozen=True)
@@ -506,7 +513,7 @@ class Paths(Texts):
 
     def check(self, called: str, value: Any) -> tuple[str, ...]:
         given = [value] if isinstance(value, (str, bytes, os.PathLike)) else items(called, value, "paths")
-        return tuple(path(called, item) for item in given)
+        return tuple(_file(called, item) for item in given)
 
 
 @dataclass(frozen=True)

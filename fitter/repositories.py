@@ -300,11 +300,11 @@ def _answer(
     if listing.hub is None:
         return answer
     beside = [os.fsdecode(str(parameters.get(name))) for name in _IN_REPOSITORY if parameters.get(name) is not None]
+    beside += [os.fsdecode(each.path) for each in best.plan.params.lora]
     same = [each for each in beside if is_address(each) and each in {listing.path_of(name) for name in listing.names}]
-    answer = replace(answer, download=tuple(hub_download([best.path, *same])))
+    answer = replace(answer, download=tuple(hub_download([best.path, *dict.fromkeys(same)])))
     chosen = next(each for each in listing.models if each.name == best.name)
-    is_alone = not beside and not best.plan.params.lora
-    return replace(answer, hf=tuple(models.hf_words(listing, chosen) or ()) or None) if is_alone else answer
+    return replace(answer, hf=tuple(models.hf_words(listing, chosen) or ()) or None) if not beside else answer
 
 
 __all__ = ["Repository", "RepositoryFile", "SideFile", "repository"]

@@ -139,6 +139,8 @@ def read_header(path: str) -> Header:
         size = os.path.getsize(path)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    if os.path.isdir(path):
+        raise ModelError(f"{path} is a directory; give the GGUF file in it")
     headers = Headers()
     try:
         header = headers.read(path)

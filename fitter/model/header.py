@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,9 +110,33 @@ def _read(file: Path, read_header: Callable[[str], Header]) -> Header:
     try:
         return read_header(str(file))
     except ModelError as error:
+        if other := _of_another(str(error)):
+            raise ModelError(f"{show(file)} {other}") from error
         # the file exists and begins like a GGUF file, so the rest of its header is wrong
         again = source.again(file) if source.is_elsewhere(file) else "download the model again"
         raise ModelError(f"{show(file)}: its header is truncated or damaged; {again}") from error
+
+
+_TYPE = re.compile(r"has invalid ggml type ([0-9]{1,3})[. ]")
+_GIVEN_UP = re.compile(
+    r" of type [0-9]+ \(([^()]+)\) has -?[0-9]+ elements per row, not a multiple of block size \(0\)"
+)
+"""What ggml says of a type that is not one of its own, and of one that it had."""
+
+
+def _of_another(reason: str) -> str:
+    """What is wrong with a file whose header is whole but that another llama.cpp was made to read."""
+    if found := _TYPE.search(reason):
+        return (
+            f"has tensors of type {found[1]}, which this llama.cpp does not have: use a newer one (--llama-cpp), or "
+            "another file if this one was made for a fork such as ik_llama.cpp"
+        )
+    if found := _GIVEN_UP.search(reason):
+        return (
+            f"has tensors of a type that llama.cpp has given up ({printable(found[1], 80)}): take another file of the "
+            "model, such as Q4_0"
+        )
+    return ""
 
 
 def _usable_architecture(file: Path, metadata: Mapping[str, MetadataValue]) -> str:

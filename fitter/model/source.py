@@ -123,6 +123,10 @@ def check_beginning(name: str, head: bytes) -> None:
     """Raise ``ModelError`` unless a file that begins with ``head`` is a little-endian GGUF file of a known version."""
     if not head:
         raise ModelError(f"{name} is empty; download the model again")
+    if head[:8] == b"version ":
+        raise ModelError(f"{name} is a pointer of Git LFS, not the model; get the file itself with 'git lfs pull'")
+    if head[:5].lower() in (b"<!doc", b"<html"):
+        raise ModelError(f"{name} is a web page, not the model; download the file itself")
     if head[:4] != b"GGUF":
         raise ModelError(f"{name} is not a GGUF file; convert the model with llama.cpp's convert_hf_to_gguf.py")
     if len(head) < 8:

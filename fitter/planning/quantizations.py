@@ -66,7 +66,8 @@ class Quantizations:
     best: Quantization | None
     """The one with the most bits per weight of those that fit with every layer on devices (without devices: that fit),
     or that generate as fast as was asked for. Left out are those of which another one is no larger and has the lower
-    published perplexity, those that are for models trained for them, and those with more bits than the model's own
+    published perplexity, those that are for models trained for them, F16 of a model in BF16 and the other way round,
+    and of a model that is published quantized (gpt-oss, in MXFP4) those no smaller than the file type that keeps its
     weights. ``None`` where there is none.
     """
     n_devices: int = 0
@@ -137,13 +138,31 @@ def short(model: Model) -> str:
     return model.called.rpartition("/")[2]
 
 
+def published_as(model: Model) -> str:
+    """The file type that keeps the weights of a model that is published quantized; empty for any other model."""
+    known = _data()["published"].get(model.architecture)
+    return known["file_type"] if known and any(tensor.type == known["type"] for tensor in model.tensors) else ""
+
+
 def assumptions(model: Model) -> tuple[str, ...]:
     """What is assumed of a model that is quantized itself."""
-    types = sorted({tensor.type for tensor in model.tensors} - set(FULL))
+    published = published_as(model)
+    own = {_data()["published"][model.architecture]["type"]} if published else set()
+    notes = (
+        (
+            f"{short(model)} has weights in {', '.join(sorted(own)).upper()} as they are published, which {published} "
+            "keeps: llama-quantize makes the other file types only with --allow-requantize, and no larger one is "
+            "better",
+        )
+        if published
+        else ()
+    )
+    types = sorted({tensor.type for tensor in model.tensors} - {*FULL, *own})
     if not types:
-        return ()
+        return notes
     kept = sum(tensor.type in FULL for tensor in model.tensors)
     return (
+        *notes,
         f"{short(model)} is quantized itself ({', '.join(types)}); it is assumed that its {kept} tensors of other "
         "types have these in the original too. Quantize the original: llama-quantize takes a quantized file only with "
         "--allow-requantize, which loses quality",
@@ -183,9 +202,16 @@ def ordered(found: Iterable[Quantization]) -> tuple[Quantization, ...]:
 
 
 def best_of(
-    found: Iterable[Quantization], own_type: str, n_devices: int, tokens_per_second: float | None
+    found: Iterable[Quantization],
+    own_type: str,
+    n_devices: int,
+    tokens_per_second: float | None,
+    published: str = "",
 ) -> Quantization | None:
-    """Which one to take: see ``Quantizations.best``. ``own_type``: the type that most weights of the model have."""
+    """Which one to take: see ``Quantizations.best``.
+
+    ``own_type``: the type that most weights of the model have. ``published``: see ``published_as``.
+    """
     full = [each for each in FULL if each.upper() != own_type.upper()]
     # of a file that is not quantized there is another one with other words for the same weights
     others = {each.upper() for each in full} if own_type in FULL else set()
@@ -197,7 +223,7 @@ def best_of(
         and each.name not in others
         and _is_enough(each, n_devices, tokens_per_second)
     ]
-    left = [each for each in able if not any(_is_beaten(each, by) for by in able)]
+    left = [each for each in able if not any(_is_beaten(each, by, published) for by in able)]
     return max(left, key=lambda each: (each.bits_per_weight or 0, not each.needs_imatrix, each.name), default=None)
 
 
@@ -207,9 +233,11 @@ def _is_enough(each: Quantization, n_devices: int, tokens_per_second: float | No
     return each.is_on_devices or not n_devices
 
 
-def _is_beaten(each: Quantization, by: Quantization) -> bool:
-    """Whether the other one is no larger and has the lower published perplexity."""
-    published = _data()["perplexity"]
-    if each.name not in published or by.name not in published or by.bytes is None or each.bytes is None:
+def _is_beaten(each: Quantization, by: Quantization, published: str) -> bool:
+    """Whether the other one is no larger and has the lower published perplexity, or the weights as published."""
+    perplexity = _data()["perplexity"]
+    if by.bytes is None or each.bytes is None or by.bytes > each.bytes or by is each:
         return False
-    return by.bytes <= each.bytes and bool(published[by.name] < published[each.name])
+    if by.name == published:
+        return True
+    return by.name in perplexity and each.name in perplexity and bool(perplexity[by.name] < perplexity[each.name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,6 +91,26 @@ def missing_tensors(path: Path) -> None:
     shapes.write_shape(replace(DENSE, tensors=DENSE.tensors[:-3]), path, vocab=False)
 
 
+def of_a_fork(path: Path) -> None:
+    _with_type(path, 139)
+
+
+def given_up(path: Path) -> None:
+    _with_type(path, 31)
+
+
+def no_type(path: Path) -> None:
+    _with_type(path, 1000)
+
+
+def _with_type(path: Path, number: int) -> None:
+    write_tiny(path)
+    data = bytearray(path.read_bytes())
+    # after its name and two dimensions
+    struct.pack_into("<I", data, data.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16, number)
+    path.write_bytes(data)
+
+
 @pytest.mark.parametrize("command", ["fit", "inspect"])
 @pytest.mark.parametrize(
     ("write", "said"),
@@ -103,6 +124,17 @@ def missing_tensors(path: Path) -> None:
         (cut_magic, "{} is truncated after 6 bytes; download the model again"),
         (cut_header, "{}: its header is truncated or damaged; download the model again"),
         (cut_tensors, "{} is truncated: the last 1600320 bytes of its tensors are missing; download it again"),
+        (
+            of_a_fork,
+            "{} has tensors of type 139, which this llama.cpp does not have: use a newer one (--llama-cpp), or another "
+            "file if this one was made for a fork such as ik_llama.cpp",
+        ),
+        (
+            given_up,
+            "{} has tensors of a type that llama.cpp has given up (TYPE_Q4_0_4_4 REMOVED, use Q4_0 with runtime "
+            "repacking): take another file of the model, such as Q4_0",
+        ),
+        (no_type, "{}: its header is truncated or damaged; download the model again"),
         (unknown_architecture, "{}: unknown model architecture: 'perceptron'"),
         (vocabulary_only, "{} has no tensors, only a vocabulary; give the file with the weights"),
         (missing_tensors, "{}: check_tensor_dims: tensor 'blk.31.ffn_gate.weight' not found"),

@@ -354,6 +354,8 @@ def broken(files: Mapping[str, Path], name: str, folder: Path) -> Path:
     if name == "empty":
         path.write_bytes(b"")
         return path
+    if name == "a directory":
+        return folder
     return folder / "missing.gguf" if name == "missing" else files[name]
 
 
@@ -363,6 +365,7 @@ NO_PROJECTOR = {
     "garbage": "invalid magic characters: 'garb'",
     "empty": "failed to read magic",
     "missing": "missing.gguf cannot be read: No such file or directory",
+    "a directory": "is a directory; give the GGUF file in it",
     "dense": "is not a multimodal projector",
     "adapter": "is not a multimodal projector",
 }
@@ -382,6 +385,7 @@ NO_ADAPTER = {
     "garbage": "invalid magic characters: 'garb'",
     "empty": "failed to read magic",
     "missing": "missing.gguf cannot be read: No such file or directory",
+    "a directory": "is a directory; give the GGUF file in it",
     "dense": "is not a LoRA adapter",
     "projector": "is not a LoRA adapter",
     "adapter of another model": "tensor 'blk.0.attn_q.weight' has incorrect shape",

@@ -162,6 +162,22 @@ def test_json(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert "mmproj-F16.gguf" in document["run"] and document["hf"] is None
 
 
+@pytest.mark.parametrize("words", [["--lora", "{}"], ["--lora-scaled", "{}:0.5"], ["--lora", "{}", "--lora", "{}"]])
+def test_what_runs_with_an_adapter_downloads_it(
+    hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    given = [each.format("hf://org/tiny/adapter.gguf") for each in words]
+    assert main(["hf://org/tiny", "--gpu", "24GiB", "--type", "F16", "--json", *given, *SERVER]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["download"][3:5] == ["tiny-F16.gguf", "adapter.gguf"] and len(document["download"]) == 7
+    assert words[0] in document["run"] and document["hf"] is None
+    # one that is here already
+    given = [each.format(folder / "org" / "tiny" / "adapter.gguf") for each in words]
+    assert main(["hf://org/tiny", "--gpu", "24GiB", "--type", "F16", "--json", *given, *SERVER]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["download"][3:] == ["tiny-F16.gguf", "--local-dir", "."] and document["hf"] is None
+
+
 def test_files_of_the_repository_beside_its_models(hub: Hub, folder: Path) -> None:
     """Named as they are there, by their address, or by their path here: the plan is the same."""
     here = folder / "org" / "tiny"

@@ -32,6 +32,7 @@ from fitter.model.shapes.gguf import write
 from fitter.model.shapes.header import Header
 from fitter.model.shapes.mapping import header_of
 from tests.integration.test_quantizations import Snapshot, read, snapshots
+from tests.unit.test_shapes import WEIGHTS
 from tools import ranges, shapes
 from tools.cuda_reference import DATA as CUDA
 from tools.real_cards import DATA as REAL
@@ -98,6 +99,17 @@ def test_llama_cpp_finds_every_tensor_and_leaves_none(
     assert sizes >= 0.98 * sum(each.bytes for each in header.tensors)
 
 
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_nor_of_a_config_that_is_in_no_catalogue(name: str, worker: Worker, log: list[str], tmp_path: Path) -> None:
+    header = header_of(WEIGHTS[name][0], name)
+    path = written(header, tmp_path / "x.gguf")
+    log.clear()
+    load_mtp = bool(header.number("nextn_predict_layers"))
+    found = fitter.measure(path, gpus=DEVICES, n_ctx=512, worker=worker, load_mtp=load_mtp)
+    assert [line for line in log if "unused" in line] == []
+    assert sum(row.model for row in found.rows) >= 0.98 * sum(each.bytes for each in header.tensors)
+
+
 def changed(data: st.DataObject) -> tuple[str, dict[str, Any]]:
     """A shape, some of whose hyperparameters are otherwise, as those of another model of its class may be."""
     name = data.draw(st.sampled_from(catalogue.names()))
@@ -139,6 +151,7 @@ QWEN3_NEXT = {
     "intermediate_size": 5120,
     "max_position_embeddings": 262144,
     "rope_theta": 10000000.0,
+    "mtp_num_hidden_layers": 0,
 }
 NEMOTRON_H = {
     "architectures": ["NemotronHForCausalLM"],

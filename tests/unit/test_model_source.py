@@ -53,6 +53,13 @@ def test_a_version_2_file_is_read(tmp_path: Path) -> None:
         pytest.param(b"", "is empty", id="empty"),
         pytest.param(b"GG", "is not a GGUF file", id="less than the magic"),
         pytest.param(b'{"metadata": 1}', "is not a GGUF file; convert", id="something else"),
+        pytest.param(
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a",
+            "is a pointer of Git LFS, not the model; get the file itself with 'git lfs pull'",
+            id="Git LFS",
+        ),
+        pytest.param(b"<!DOCTYPE html>", "is a web page, not the model; download the file itself", id="a web page"),
+        pytest.param(b"<HTML><head>", "is a web page, not the model; download the file itself", id="another"),
         pytest.param(b"ggjt\x03\x00\x00\x00", "is not a GGUF file", id="before GGUF"),
         pytest.param(b"GGUF\x03", "is truncated after 5 bytes", id="truncated"),
         pytest.param(b"GGUF\x00\x00\x00\x03", "is a big-endian GGUF", id="big endian"),

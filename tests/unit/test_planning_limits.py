@@ -331,6 +331,8 @@ def test_tensor_splits(value: Any, said: str) -> None:
         ("override_tensor", (None,), "give a string"),
         ("lora", 5, "give a list of paths"),
         ("mmproj", 5, "give the path of a file"),
+        ("mmproj", "", r"mmproj \(--mmproj\) is an empty text: give the path of a file"),
+        ("lora", ["a.gguf", ""], r"lora \(--lora\) is an empty text: give the path of a file"),
         ("gpus", ("rtx-4090",), ""),
         ("gpus", (5,), "has 5: describe a GPU"),
         ("gpus", (VirtualDevice("CUDA0", "", "cuda", 890, 2**60, 2**60),), ""),

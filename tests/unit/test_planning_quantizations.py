@@ -9,11 +9,20 @@ from pathlib import Path
 import pytest
 
 import fitter.quantizing
-from fitter.llama.types import FileType, Params, TensorBuftOverride
+from fitter.llama.types import FileType, Params, TensorBuftOverride, TensorInfo
+from fitter.model.header import Model
 from fitter.output.quantizations import commands, quantizations_table
 from fitter.output.table import print_to
 from fitter.planning.plan import Problem
-from fitter.planning.quantizations import Quantization, Quantizations, best_of, needs_imatrix, ordered
+from fitter.planning.quantizations import (
+    Quantization,
+    Quantizations,
+    assumptions,
+    best_of,
+    needs_imatrix,
+    ordered,
+    published_as,
+)
 from tests.unit.plans import GIB, MIB, MODEL, make_plan, make_price
 
 SHORT = Problem("CUDA0", 244 * MIB, "CUDA0 lacks 244 MiB")
@@ -59,6 +68,16 @@ CASES: dict[str, tuple[tuple[Quantization, ...], dict[str, object], str | None]]
         {"tokens_per_second": 10.0},
         "Q6_K",
     ),
+    "no larger one than what keeps published weights": (
+        (Q8_0, Q5_K_M, made("MXFP4_MOE", 4.6), IQ4_XS),
+        {"own_type": "mxfp4", "published": "MXFP4_MOE"},
+        "MXFP4_MOE",
+    ),
+    "unless that one does not fit": (
+        (Q8_0, made("MXFP4_MOE", 4.6, fits=False), IQ4_XS, made("Q2_K", 3, fits=True)),
+        {"own_type": "mxfp4", "published": "MXFP4_MOE", "tokens_per_second": 40.0},
+        "Q8_0",
+    ),
     "none is as fast": ((Q8_0, Q4_K_M), {"tokens_per_second": 41.0}, None),
     "no device, no layers on it": ((made("Q8_0", 8.5, on_devices=False), Q4_K_M), {"n_devices": 0}, "Q8_0"),
     "nothing fits": ((made("Q8_0", 8.5, fits=False),), {}, None),
@@ -80,6 +99,41 @@ def test_which_is_the_best(name: str) -> None:
 def test_a_tensor_on_the_host_is_not_on_devices(override: str, expected: bool) -> None:
     params = Params(n_gpu_layers=33, tensor_buft_overrides=(TensorBuftOverride("exps", override),))
     assert replace(Q8_0, plan=make_plan(params)).is_on_devices is expected
+
+
+def model_of(architecture: str, **types: str) -> Model:
+    tensors = tuple(TensorInfo(name, kind, (64, 64), 1024) for name, kind in types.items())
+    path = Path("m-BF16.gguf")
+    return Model(path, (path,), "m", architecture, 2048, 1, 0, 4096, 0, tensors, {})
+
+
+AGAIN = (
+    "m-BF16.gguf is quantized itself (q8_0); it is assumed that its 1 tensors of other types have these in the "
+    "original too. Quantize the original: llama-quantize takes a quantized file only with --allow-requantize, which "
+    "loses quality"
+)
+PUBLISHED = (
+    "m-BF16.gguf has weights in MXFP4 as they are published, which MXFP4_MOE keeps: llama-quantize makes the other "
+    "file types only with --allow-requantize, and no larger one is better"
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "file_type", "notes"),
+    [
+        (model_of("gpt-oss", up="mxfp4", q="bf16"), "MXFP4_MOE", (PUBLISHED,)),
+        (model_of("gpt-oss", up="mxfp4", q="q8_0", norm="f32"), "MXFP4_MOE", (PUBLISHED, AGAIN)),
+        (model_of("gpt-oss", up="bf16"), "", ()),
+        # of which there is an original with more bits
+        (model_of("qwen3moe", up="mxfp4", norm="f32"), "", (AGAIN.replace("q8_0", "mxfp4"),)),
+    ],
+    ids=["as published", "with the rest quantized", "of 16 bits", "another model"],
+)
+def test_what_is_published_quantized_has_no_better_original(
+    model: Model, file_type: str, notes: tuple[str, ...]
+) -> None:
+    assert published_as(model) == file_type
+    assert assumptions(model) == notes
 
 
 MATRIX: dict[str, tuple[str, dict[str, str], bool]] = {

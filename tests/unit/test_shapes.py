@@ -244,29 +244,270 @@ def test_null_is_not_the_default() -> None:
     assert made.number("attention.head_count_kv") == 32
 
 
-def test_coder_next_has_as_many_weights_as_are_published() -> None:
-    """79,674,391,296 by the repository's own index of safetensors, without layers for multi-token prediction."""
-    config = {
-        "architectures": ["Qwen3NextForCausalLM"],
-        "hidden_size": 2048,
-        "num_hidden_layers": 48,
-        "vocab_size": 151936,
-        "head_dim": 256,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "linear_num_key_heads": 16,
-        "linear_key_head_dim": 128,
-        "linear_num_value_heads": 32,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "full_attention_interval": 4,
-        "tie_word_embeddings": False,
-    }
-    assert mapped(config, "x").parameters == 79_674_391_296
+NEXT: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "vocab_size": 151936,
+    "head_dim": 256,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "tie_word_embeddings": False,
+}
+HUNYUAN: dict[str, Any] = {
+    "architectures": ["HunYuanDenseV1ForCausalLM"],
+    "attention_head_dim": 128,
+    "cla_share_factor": 2,
+    "class_num": 0,
+    "dense_list": [4096, 0],
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "im_end_id": 5,
+    "intermediate_size": 14336,
+    "mask_init_id": 12,
+    "max_position_embeddings": 262144,
+    "norm_type": "rms",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "org_vocab_size": 128167,
+    "pad_id": 127961,
+    "pool_type": "last",
+    "rope_scaling": {
+        "alpha": 1000.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "type": "dynamic",
+    },
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "use_cla": False,
+    "use_qk_norm": True,
+    "vocab_size": 128167,
+}
+GRANITE: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "hidden_size": 2560,
+    "intermediate_size": 1,
+    "layer_types": ["attention"] * 40,
+    "mamba_d_head": 64,
+    "mamba_n_heads": 80,
+    "normalization_function": "rmsnorm",
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 0,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "num_local_experts": 0,
+    "position_embedding_type": "rope",
+    "shared_intermediate_size": 8192,
+    "tie_word_embeddings": True,
+    "vocab_size": 100352,
+}
+CODESTRAL: dict[str, Any] = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "expand": 2,
+    "head_dim": 64,
+    "hidden_size": 4096,
+    "intermediate_size": 8192,
+    "n_groups": 8,
+    "num_heads": 128,
+    "num_hidden_layers": 64,
+    "state_size": 128,
+    "tie_word_embeddings": False,
+    "vocab_size": 32768,
+}
+HUNYUAN_MOE: dict[str, Any] = {
+    **HUNYUAN,
+    "architectures": ["HunYuanMoEV1ForCausalLM"],
+    "group_limited_greedy": False,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 32768,
+    "moe_intermediate_size": [3072] * 32,
+    "moe_layer_num_skipped": 0,
+    "moe_topk": [8] * 32,
+    "num_experts": 64,
+    "num_shared_expert": [1] * 32,
+    "use_mixed_mlp_moe": True,
+    "use_mla": False,
+}
+APERTUS: dict[str, Any] = {
+    "architectures": ["ApertusForCausalLM"],
+    "hidden_act": "xielu",
+    "hidden_size": 4096,
+    "intermediate_size": 21504,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "post_norm": False,
+    "qk_norm": True,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "vocab_size": 131072,
+}
+ARCEE: dict[str, Any] = {
+    "architectures": ["ArceeForCausalLM"],
+    "head_dim": 128,
+    "hidden_size": 2560,
+    "intermediate_size": 18432,
+    "num_attention_heads": 20,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 4,
+    "rope_scaling": {"factor": 20.0, "original_max_position_embeddings": 4096, "rope_type": "yarn"},
+    "vocab_size": 128004,
+}
+DEVSTRAL: dict[str, Any] = {
+    "architectures": ["Ministral3ForCausalLM"],
+    "head_dim": 128,
+    "hidden_size": 12288,
+    "intermediate_size": 28672,
+    "num_attention_heads": 96,
+    "num_hidden_layers": 88,
+    "num_key_value_heads": 8,
+    "rope_parameters": {
+        "beta_fast": 4.0,
+        "beta_slow": 1.0,
+        "factor": 64.0,
+        "llama_4_scaling_beta": 0.0,
+        "mscale_all_dim": 0.0,
+        "original_max_position_embeddings": 4096,
+        "rope_theta": 1000000.0,
+        "rope_type": "yarn",
+    },
+    "vocab_size": 131072,
+}
+QWEN_VL: dict[str, Any] = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "sliding_window": 32768,
+    "vision_config": {"depth": 32, "hidden_size": 1280},
+    "vision_token_id": 151654,
+    "vocab_size": 152064,
+}
+SHARED: dict[str, Any] = {
+    "architectures": ["GraniteMoeSharedForCausalLM"],
+    "hidden_size": 1536,
+    "intermediate_size": 512,
+    "num_attention_heads": 24,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "num_local_experts": 62,
+    "shared_intermediate_size": 1024,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
+WEIGHTS: dict[str, tuple[dict[str, Any], str, int]] = {
+    # by the repository's own index of safetensors
+    "Qwen3-Coder-Next": (NEXT | {"mtp_num_hidden_layers": 0}, "qwen3next", 79_674_391_296),
+    # these by the converter, asked as tools.converted does
+    "Qwen3-Next-80B-A3B without the layer that transformers leaves out": (
+        NEXT | {"mtp_num_hidden_layers": 1},
+        "qwen3next",
+        81_324_862_720,
+    ),
+    "Hunyuan-7B-Instruct": (HUNYUAN, "hunyuan-dense", 7_504_568_320),
+    "Hunyuan-A13B-Instruct": (HUNYUAN_MOE, "hunyuan-moe", 80_393_183_232),
+    "Apertus-8B-Instruct-2509": (APERTUS, "apertus", 8_053_338_176),
+    "AFM-4.5B": (ARCEE, "arcee", 4_619_184_640),
+    "Devstral-2-123B-Instruct-2512": (DEVSTRAL, "mistral3", 125_025_988_608),
+    "Qwen2.5-VL-7B-Instruct": (QWEN_VL, "qwen2vl", 7_615_616_512),
+    "Granite with shared experts": (SHARED, "granitemoe", 6_370_887_168),
+    "Granite 4.0 Micro": (GRANITE, "granite", 3_402_836_480),
+    "its layers with experts": (
+        GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 512},
+        "granitemoe",
+        4_032_391_680,
+    ),
+    # https://mistral.ai/news/codestral-mamba
+    "Codestral Mamba": (CODESTRAL, "mamba2", 7_285_403_648),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_config_has_as_many_weights_as_are_known(name: str) -> None:
+    config, architecture, parameters = WEIGHTS[name]
+    made = mapped(config, "x")
+    assert (made.architecture, made.parameters) == (architecture, parameters)
+
+
+def test_metadata_beyond_the_dimensions() -> None:
+    """What llama.cpp reads of no other model."""
+    assert mapped(APERTUS, "x").metadata["xielu.beta"] == [0.5] * 32
+    assert mapped(QWEN_VL, "x").metadata["qwen2vl.rope.dimension_sections"] == [16, 24, 24, 0]
+    made = mapped(DEVSTRAL, "x").metadata
+    assert made["mistral3.attention.temperature_scale"] == 0.0 and made["mistral3.rope.scaling.factor"] == 64.0
+    made = mapped(HUNYUAN_MOE, "x").metadata
+    names = ("count", "used_count", "shared_count", "feed_forward_length", "shared_feed_forward_length")
+    assert [made[f"hunyuan-moe.expert_{name}"] for name in names] == [64, 8, 1, 3072, 3072]
+
+
+def test_hunyuan_stretches_rope_by_its_base() -> None:
+    """10000 * 1000 ** (128 / 126), and the context that the converter writes for it."""
+    made = mapped(HUNYUAN | {"max_position_embeddings": 32768}, "x")
+    assert made.metadata["hunyuan-dense.rope.freq_base"] == pytest.approx(11158839.9251)
+    assert made.number("context_length") == 262144
+    assert made.metadata["hunyuan-dense.rope.scaling.type"] == "none"
+
+
+PUBLISHED_TOO: dict[str, dict[str, Any]] = {
+    "ernie-4.5-21b-a3b": {
+        "is_quantized": False,
+        "moe_capacity": [64, 64, 64],
+        "moe_gate": "topk",
+        "moe_use_aux_free": True,
+        "num_nextn_predict_layers": 1,
+        "use_rmsnorm": True,
+    },
+    "gemma-3n-e4b": {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256},
+    "lfm2-1.2b": {"block_out_init_scale": 1.0},
+    "mamba-130m": {"mixer_rms_eps": 1e-6},
+    "bge-small-en-v1.5": {"export_model_type": "transformer"},
+    "minimax-m2.5": {
+        "layernorm_full_attention_beta": 1.0,
+        "layernorm_linear_attention_beta": 1.0,
+        "layernorm_mlp_beta": 1.0,
+        "mlp_intermediate_size": 8192,
+        "shared_moe_mode": "sigmoid",
+    },
+    "modernbert-base": {
+        "classifier_bias": True,
+        "deterministic_flash_attn": True,
+        "gradient_checkpointing": True,
+        "position_embedding_type": "absolute",
+    },
+    "qwen2.5-7b": {"dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192}},
+}
+"""Keys of other models of a class, or of the whole file, that change no tensor."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED_TOO)
+def test_what_changes_nothing_is_taken(name: str) -> None:
+    published = catalogue.published(name).config
+    made, other = mapped(published, name), mapped({**published, **PUBLISHED_TOO[name]}, name)
+    assert (other.tensors, other.metadata) == (made.tensors, made.metadata)
 
 
 UNKNOWN = "which fitter cannot tell the tensors of: give a GGUF file of the model instead"
@@ -323,6 +564,54 @@ REFUSED = {
     "window": (
         LLAMA | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True},
         "has use_sliding_window true, which fitter cannot tell the tensors of: give a GGUF file of the model instead",
+    ),
+    "layers for multi-token prediction": (
+        NEXT,
+        "does not say how many layers for multi-token prediction its weights have: add mtp_num_hidden_layers, 1 if "
+        "there are tensors named mtp, as in Qwen3-Next-80B-A3B, and otherwise 0",
+    ),
+    "a rope that is stretched from elsewhere": (
+        HUNYUAN | {"rope_theta": 500000.0},
+        f"has a rope scaling of type 'dynamic' from 500000 for 262144 positions, {UNKNOWN}",
+    ),
+    "experts that differ between layers": (
+        HUNYUAN_MOE | {"moe_topk": [8] * 31 + [4]},
+        f"has a moe_topk that differs between layers, {UNKNOWN}",
+    ),
+    "more shared experts": (
+        HUNYUAN_MOE | {"num_shared_expert": 2},
+        f"has 2 shared experts and 8 used ones of 64, {UNKNOWN}",
+    ),
+    "stretched without end": (
+        HUNYUAN | {"rope_scaling": {"type": "dynamic", "alpha": 1e29}},
+        "has alpha 1e+29 in its rope_scaling: give a number from 1 to 1000000",
+    ),
+    "positions of images": (
+        QWEN_VL | {"rope_scaling": None},
+        "has no mrope_section in its rope_scaling: add it",
+    ),
+    "norms after": (APERTUS | {"post_norm": True}, f"has post_norm True, {UNKNOWN}"),
+    "heads of a delta net": (
+        NEXT | {"mtp_num_hidden_layers": 0, "linear_num_value_heads": 31},
+        "has 31 linear_num_value_heads for 16 linear_num_key_heads: give a multiple",
+    ),
+    "a window in the last layer": (
+        dict(catalogue.published("gemma-4-31b").config) | {"layer_types": ["sliding_attention"] * 60},
+        f"has a window in its last layer, {UNKNOWN}",
+    ),
+    "shared keys": (HUNYUAN | {"use_cla": True}, f"has use_cla True, {UNKNOWN}"),
+    "words that are not padded": (
+        dict(catalogue.published("mamba-130m").config) | {"vocab_size": 50277, "pad_vocab_size_multiple": 8},
+        "has a vocab_size that is no multiple of pad_vocab_size_multiple: give the padded one",
+    ),
+    "another width of a state": (CODESTRAL | {"intermediate_size": 8191}, f"has intermediate_size 8191, {UNKNOWN}"),
+    "no shared experts": (
+        GRANITE | {"shared_intermediate_size": 0},
+        "has intermediate_size 0: give a whole number from 1 to 2147483647",
+    ),
+    "gated otherwise": (
+        dict(catalogue.published("gemma-3n-e4b").config) | {"hidden_activation": "silu"},
+        f"has hidden_activation 'silu', {UNKNOWN}",
     ),
     "layers": (
         LLAMA | {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 8, "layer_types": ["full_attention"]},
@@ -479,5 +768,9 @@ def test_every_class_is_in_the_catalogue_or_has_defaults() -> None:
         "FalconMambaForCausalLM",
         "Gemma4ForCausalLM",
         "GraniteMoeHybridForCausalLM",
+        "HunYuanMoEV1ForCausalLM",
         "Lfm2MoeForCausalLM",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3NextForCausalLM",
     }

@@ -134,6 +134,10 @@ class Config:
         rest = {key: value for key, value in self._values.items() if key != name}
         return Config(rest, self.where, self._read, self._prefix)
 
+    def replaced(self, name: str, value: Any) -> Config:
+        """The same with another value of ``name``."""
+        return Config({**self._values, name: value}, self.where, self._read, self._prefix)
+
     def must_be(self, name: str, *values: object) -> None:
         """Raise ``ModelError`` if it is there and none of ``values``, which are all that is known."""
         value = self.value(name)

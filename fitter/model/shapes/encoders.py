@@ -99,7 +99,8 @@ def modern_bert(c: Config) -> Header:
     for name in ("attention_bias", "mlp_bias", "norm_bias"):
         c.must_be(name, False)
     c.value("classifier_pooling", "classifier_activation", "decoder_bias", "sparse_prediction", "reference_compile")
-    c.value("tie_word_embeddings")
+    # its positions are rope's, whatever it says
+    c.value("tie_word_embeddings", "position_embedding_type", "deterministic_flash_attn", "gradient_checkpointing")
     n_embd, n_ff = c.count("hidden_size"), c.count("intermediate_size")
     period = c.count("global_attn_every_n_layers", default=3)
     kinds = every(c, "layer_types", layers(c), (SLIDING, FULL))

@@ -118,6 +118,11 @@ def gemma3n(c: Config) -> Header:
     """Gemma 3n, whose layers have embeddings of their own and share caches."""
     n_layer, n_embd, n_vocab = layers(c), c.count("hidden_size"), c.count("vocab_size")
     c.must_be("altup_num_inputs", 4)
+    c.must_be("hidden_activation", *_GELU)
+    c.must_be("attention_bias", False)
+    if not is_tied(c, True):
+        raise c.unknown("tie_word_embeddings false")
+    c.value("query_pre_attn_scalar")
     c.must_be("attn_logit_softcapping")
     c.value("vocab_size_per_layer_input", "altup_coef_clip", "altup_correct_scale", "altup_lr_multiplier")
     n_ff = c.counts("intermediate_size", n_layer, least=1)
@@ -189,6 +194,9 @@ def gemma4(c: Config) -> Header:
     kinds = every(c, "layer_types", n_layer, (SLIDING, FULL))
     if kinds is None:
         raise c.error("has no layer_types: add them")
+    if kinds[-1] != FULL:
+        # transformers would make one of it, which has other tensors
+        raise c.unknown("a window in its last layer")
     n_head, n_head_kv, head = heads(c)
     head_full = c.count("global_head_dim")
     kv_full = c.count("num_global_key_value_heads", default=n_head_kv)

@@ -22,15 +22,23 @@ from fitter.model.shapes.common import (
 )
 from fitter.model.shapes.config import Config
 from fitter.model.shapes.header import Header
-from fitter.model.shapes.llama import FULL, scales
-from fitter.model.shapes.moe import predictor
+from fitter.model.shapes.llama import FULL, granite, scales
+from fitter.model.shapes.moe import granite_moe, predictor
 from fitter.model.shapes.states import ANY_CONTEXT, mamba2_layer
 
 LINEAR = "linear_attention"
 
 
 def qwen3next(c: Config) -> Header:
-    """Qwen3-Next and Qwen3-Coder-Next."""
+    """Qwen3-Next and Qwen3-Coder-Next, of which only the first has a layer for multi-token prediction.
+
+    Neither says so: the converter counts them in the weights.
+    """
+    if not c.has("mtp_num_hidden_layers"):
+        raise c.error(
+            "does not say how many layers for multi-token prediction its weights have: add mtp_num_hidden_layers, 1 "
+            "if there are tensors named mtp, as in Qwen3-Next-80B-A3B, and otherwise 0"
+        )
     return _delta(c, "qwen3next", split=False, has_experts=True)
 
 
@@ -66,6 +74,8 @@ def _delta(c: Config, architecture: str, *, split: bool, has_experts: bool) -> H
     rope(c, h, size)
     h.key("rope.dimension_sections", sections(c))
     n_v = c.count("linear_num_value_heads")
+    if n_v % (n_k := c.count("linear_num_key_heads")):
+        raise c.error(f"has {n_v} linear_num_value_heads for {n_k} linear_num_key_heads: give a multiple")
     n_expert, n_ff, shared = (*routed(c, h), c.count("shared_expert_intermediate_size")) if has_experts else (0, 0, 0)
     h.keys(
         expert_shared_feed_forward_length=shared or None,
@@ -242,6 +252,7 @@ def falcon_h1(c: Config) -> Header:
     c.must_be("mamba_conv_bias", True)
     c.must_be("attn_layer_indices")
     c.value("mamba_expand", "mamba_chunk_size", "mamba_use_mlp", "mamba_norm_before_gate", "expansion_factor")
+    c.value("mlp_expansion_factor")
     c.value("head_dim", "key_multiplier", "lm_head_multiplier", "embedding_multiplier", "attention_in_multiplier")
     c.value("attention_out_multiplier", "mlp_multipliers", "ssm_in_multiplier", "ssm_out_multiplier", "ssm_multipliers")
     h = begin(c, "falcon-h1")
@@ -284,7 +295,7 @@ def granite_hybrid(c: Config) -> Header:
     has_state = [each in ("mamba", LINEAR) for each in kinds]
     n_expert = c.count("num_local_experts", default=0, least=0, most=1024)
     if not any(has_state):
-        raise c.unknown("no layer with a state")
+        return _granite_without_state(c, n_expert)
     if not n_expert and c.count("shared_intermediate_size") != c.count("intermediate_size"):
         raise c.unknown("a shared_intermediate_size that is not the intermediate_size, without experts")
     h = begin(c, "granitehybrid")
@@ -329,6 +340,20 @@ def granite_hybrid(c: Config) -> Header:
     return h
 
 
+def _granite_without_state(c: Config, n_expert: int) -> Header:
+    """Such as Granite 4.0 Micro, which the converter writes as Granite 3."""
+    # what the layers with a state would be
+    c.value("mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_n_heads")
+    if not c.has("shared_intermediate_size"):
+        raise c.error("has no shared_intermediate_size: add it")
+    if n_expert:
+        return granite_moe(c)
+    if c.count("num_experts_per_tok", default=0, least=0):
+        raise c.unknown("num_experts_per_tok without experts")
+    c.value("num_local_experts")
+    return granite(c.replaced("intermediate_size", c.value("shared_intermediate_size")))
+
+
 def lfm2(c: Config) -> Header:
     """LFM2, whose other layers have a short convolution."""
     c.must_be("conv_bias", False)
@@ -336,7 +361,15 @@ def lfm2(c: Config) -> Header:
     c.value(
         "full_attn_idxs", "conv_dim", "conv_dim_out", "block_mlp_init_scale", "block_norm_eps", "block_use_xavier_init"
     )
-    c.value("conv_use_xavier_init", "use_pos_enc", "block_dim", "num_heads", "theta", "tie_embedding")
+    c.value(
+        "block_out_init_scale",
+        "conv_use_xavier_init",
+        "use_pos_enc",
+        "block_dim",
+        "num_heads",
+        "theta",
+        "tie_embedding",
+    )
     n_ff = _lfm2_width(c)
     h = begin(c, "lfm2")
     dimensions(c, h)

@@ -105,7 +105,7 @@ def qwen3(c: Config) -> Header:
 def qwen3vl(c: Config) -> Header:
     """The text part of Qwen3-VL, whose first layers take features of images, too."""
     h = qwen3(c)
-    return seeing(c, _renamed(h, "qwen3vl"))
+    return seeing(c, renamed(h, "qwen3vl"))
 
 
 def seeing(c: Config, h: Header) -> Header:
@@ -117,7 +117,7 @@ def seeing(c: Config, h: Header) -> Header:
     return h
 
 
-def _renamed(h: Header, architecture: str) -> Header:
+def renamed(h: Header, architecture: str) -> Header:
     """The same of another architecture."""
     other = Header(architecture, h.type)
     for key, value in h.metadata.items():
@@ -164,15 +164,6 @@ def ernie(c: Config) -> Header:
     """ERNIE 4.5, dense."""
     c.must_be("use_bias", False)
     return dense(c, "ernie4_5", tied=True)
-
-
-def hunyuan(c: Config) -> Header:
-    """Hunyuan, dense."""
-    c.must_be("use_qk_norm", True)
-    part = rope_part(c)
-    if rope_type(c, part) == "dynamic":
-        raise c.unknown("a rope scaling of type 'dynamic'")
-    return dense(c, "hunyuan-dense", head_norm=True)
 
 
 def granite(c: Config) -> Header:
@@ -392,6 +383,7 @@ def cohere2(c: Config) -> Header:
     c.must_be("use_parallel_block", True)
     c.must_be("use_parallel_embedding", True)
     c.must_be("use_gated_activation", True)
+    c.must_be("use_embedding_sharing", True)
     c.must_be("sliding_window_pattern", 4)
     kinds = every(c, "layer_types", layers(c), (SLIDING, FULL))
     if kinds is not None and kinds != [FULL if i % 4 == 3 else SLIDING for i in range(layers(c))]:
@@ -421,9 +413,10 @@ def nemotron(c: Config) -> Header:
     c.must_be("hidden_act", "relu2")
     c.must_be("attention_bias", False)
     c.must_be("mlp_bias", False)
+    c.must_be("kv_channels", heads(c)[2])
     h = begin(c, "nemotron")
     dimensions(c, h, eps="layer_norm_epsilon")
-    size = rotary(c, heads(c)[2], 0.5)
+    size = rotary(c, heads(c)[2], c.number("rope_percent", default=0.5))
     h.keys(rope__dimension_count=size, rope__scaling__type="none")
     rope(c, h, size)
     ends(c, h, tied=is_tied(c, False), norm_bias=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter.errors import ModelError
-from fitter.model.shapes import deepseek, encoders, gemma, hybrid, llama, moe, states
+from fitter.model.shapes import deepseek, encoders, gemma, hybrid, llama, moe, states, variants
 from fitter.model.shapes.config import LARGEST, Config, listed
 from fitter.model.shapes.header import Header
 from fitter.text import printable
@@ -18,6 +18,8 @@ from fitter.text import printable
 _Make = Callable[[Config], Header]
 
 KNOWN: dict[str, tuple[str, _Make]] = {
+    "ApertusForCausalLM": ("apertus", variants.apertus),
+    "ArceeForCausalLM": ("arcee", variants.arcee),
     "BertModel": ("bert", encoders.bert),
     "Cohere2ForCausalLM": ("cohere2", llama.cohere2),
     "CohereForCausalLM": ("cohere", llama.command_r),
@@ -45,7 +47,9 @@ KNOWN: dict[str, tuple[str, _Make]] = {
     "GraniteForCausalLM": ("granite", llama.granite),
     "GraniteMoeForCausalLM": ("granitemoe", moe.granite_moe),
     "GraniteMoeHybridForCausalLM": ("granitemoehybrid", hybrid.granite_hybrid),
-    "HunYuanDenseV1ForCausalLM": ("hunyuan_v1_dense", llama.hunyuan),
+    "GraniteMoeSharedForCausalLM": ("granitemoeshared", moe.granite_moe),
+    "HunYuanDenseV1ForCausalLM": ("hunyuan_v1_dense", variants.hunyuan),
+    "HunYuanMoEV1ForCausalLM": ("hunyuan_v1_moe", variants.hunyuan_moe),
     "InternLM2ForCausalLM": ("internlm2", llama.internlm2),
     "JambaForCausalLM": ("jamba", states.jamba),
     "KimiK25ForConditionalGeneration": ("deepseek_v3", deepseek.deepseek2),
@@ -57,6 +61,7 @@ KNOWN: dict[str, tuple[str, _Make]] = {
     "Mamba2ForCausalLM": ("mamba2", states.mamba2),
     "MambaForCausalLM": ("mamba", states.mamba),
     "MiniMaxM2ForCausalLM": ("minimax_m2", moe.minimax_m2),
+    "Ministral3ForCausalLM": ("ministral3", llama.ministral),
     "Mistral3ForConditionalGeneration": ("mistral", llama.ministral),
     "MistralForCausalLM": ("mistral", llama.mistral),
     "MixtralForCausalLM": ("mixtral", llama.mixtral),
@@ -70,8 +75,10 @@ KNOWN: dict[str, tuple[str, _Make]] = {
     "OlmoeForCausalLM": ("olmoe", moe.olmoe),
     "Phi3ForCausalLM": ("phi3", llama.phi3),
     "PhiForCausalLM": ("phi", llama.phi2),
+    "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text", variants.qwen2vl),
     "Qwen2ForCausalLM": ("qwen2", llama.qwen2),
     "Qwen2MoeForCausalLM": ("qwen2_moe", moe.qwen2moe),
+    "Qwen2VLForConditionalGeneration": ("qwen2_vl_text", variants.qwen2vl),
     "Qwen3ForCausalLM": ("qwen3", llama.qwen3),
     "Qwen3MoeForCausalLM": ("qwen3_moe", moe.qwen3moe),
     "Qwen3NextForCausalLM": ("qwen3_next", hybrid.qwen3next),

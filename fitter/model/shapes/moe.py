@@ -107,6 +107,7 @@ def minimax_m2(c: Config) -> Header:
     c.must_be("qk_norm_type", "per_layer")
     c.must_be("use_routing_bias", True)
     c.must_be("shared_intermediate_size", 0)
+    c.value("shared_moe_mode", "mlp_intermediate_size")
     n_head, n_head_kv, head = heads(c)
     if any(each != 1 for each in c.numbers("attn_type_list") or ()):
         raise c.unknown("an attn_type_list with other attention")
@@ -261,6 +262,10 @@ def ernie_moe(c: Config) -> Header:
     """ERNIE 4.5 with experts."""
     c.must_be("use_bias", False)
     c.must_be("moe_layer_interval", 1)
+    c.must_be("use_rmsnorm", True)
+    c.must_be("moe_use_aux_free", True)
+    # those for multi-token prediction are not converted
+    c.value("moe_capacity", "moe_gate", "num_nextn_predict_layers")
     n_layer = layers(c)
     start, end = c.count("moe_layer_start_index", least=0), c.value("moe_layer_end_index")
     if end not in (None, -1, n_layer - 1):

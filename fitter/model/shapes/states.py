@@ -143,6 +143,7 @@ def mamba2(c: Config) -> Header:
     n_embd, state = c.count("hidden_size", "d_model"), c.count("state_size", "d_state", default=128)
     conv, inner = c.count("conv_kernel", "d_conv", default=4), c.count("expand", default=2) * n_embd
     n_head, n_group = inner // c.count("head_dim", default=64), c.count("n_groups", default=1)
+    c.must_be("intermediate_size", inner)
     c.value("num_heads")
     h = begin(c, "mamba2")
     _stateful(c, h, inner, state, conv, n_head)
@@ -159,4 +160,6 @@ def _training(c: Config) -> None:
     for name in ("time_step_scale", "time_step_min", "time_step_max", "time_step_init_scheme", "time_step_floor"):
         c.value(name)
     c.value("residual_in_fp32", "rescale_prenorm_residual", "use_mambapy", "use_associative_scan", "fused_add_norm")
-    c.value("ssm_cfg", "expand", "rms_norm", "pad_vocab_size_multiple", "n_layer")
+    c.value("ssm_cfg", "expand", "rms_norm", "n_layer")
+    if c.count("vocab_size") % c.count("pad_vocab_size_multiple", default=1):
+        raise c.error("has a vocab_size that is no multiple of pad_vocab_size_multiple: give the padded one")
