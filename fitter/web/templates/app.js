@@ -135,13 +135,14 @@
     async ask() {
       const question = this.question;
       const key = JSON.stringify(question);
-      if (key === this.shown) return;
+      if (key === this.shown) return this.settle();
       this.asking?.abort();
+      this.asking = null;
       this.shown = "";
-      if (!question.model || !question.gpus.length) return;
+      if (!question.model || !question.gpus.length) return this.settle();
       this.shown = key;
       const asking = (this.asking = new AbortController());
-      this.panel.setAttribute("aria-busy", "true");
+      this.settle();
       try {
         const answer = await fetch(`/panel/${this.name}`, {
           method: "POST", body: key, headers: { "Content-Type": "application/json" }, signal: asking.signal,
@@ -153,8 +154,16 @@
       } catch (error) {
         if (asking === this.asking && error.name !== "AbortError") this.fail("the server does not answer: start it again, and try again");
       } finally {
-        if (asking === this.asking) this.panel.setAttribute("aria-busy", "false");
+        if (asking === this.asking) {
+          this.asking = null;
+          this.settle();
+        }
       }
+    }
+
+    // whether it waits for an answer; from a change on it does, though it asks a little later
+    settle(isChanged = false) {
+      this.panel.setAttribute("aria-busy", String(isChanged || this.asking !== null));
     }
 
     show(html) {
@@ -186,12 +195,13 @@
     const pairs = Object.values(sides).flatMap((side) => (side.section.hidden ? [] : side.state.map(([name, value]) => [`${side.name}.${name}`, value])));
     history.replaceState(null, "", `#${new URLSearchParams(pairs)}`);
     address.textContent = location.href;
+    for (const side of Object.values(sides)) side.settle(true);
     clearTimeout(waiting);
     waiting = setTimeout(ask, PAUSE);
   };
 
   const ask = () => {
-    for (const side of Object.values(sides)) if (!side.section.hidden) side.ask();
+    for (const side of Object.values(sides)) side.section.hidden ? side.settle() : side.ask();
   };
 
   const setCompared = (is) => {
