@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# a machine that is busy is not a failure
-settings.register_profile("fitter", deadline=None)
-settings.load_profile("fitter")
+# A machine that is busy is not a failure, and what is drawn is the same each time; HYPOTHESIS_PROFILE=drawn draws anew.
+settings.register_profile("fitter", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("drawn", settings.get_profile("fitter"), derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fitter"))
+
+# Threads of real loads that wait for each other busily take the time of those that they wait for, as soon as there are
+# more of them than processors. Read when the library is loaded, here and in every process that is started.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 LONGEST_FIRST = (

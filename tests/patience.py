@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -41,6 +44,26 @@ def all_end(processes: Iterable[psutil.Process]) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def suspended(process: subprocess.Popen[str], seconds: float, *, with_forks: bool) -> set[psutil.Process]:
+    """The children of ``process``, each stopped as it begins, once there was no other for so many ``seconds``.
+
+    Without ``with_forks``, one that is still a copy of its parent is left to go on, since it keeps that waiting until
+    it is another program.
+    """
+    own, found = psutil.Process(process.pid), set[psutil.Process]()
+    words, end, latest = own.cmdline(), time.monotonic() + SECONDS, math.inf
+    while time.monotonic() < latest + seconds:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "it starts no process"
+        for child in set(own.children(recursive=True)) - found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if with_forks or child.cmdline()[1:] != words[1:]:
+                    child.suspend()
+                    found.add(child)
+                    latest = time.monotonic()
+    return found
 
 
 class TooLateError(Exception):
