@@ -379,7 +379,7 @@ def test_private_addresses_are_asked_where_that_is_allowed(site: Site, tmp_path:
         said = "'dense.gguf' is no address, and the server offers no directory"
         assert (status, json.loads(body)["error"].partition(":")[0]) == (400, said)
         served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(20) == 0
+        assert served.process.wait(patience.SECONDS) == 0
 
 
 # --- requests
@@ -387,7 +387,7 @@ def test_private_addresses_are_asked_where_that_is_allowed(site: Site, tmp_path:
 
 def said(site: Site, *lines: str, body: bytes = b"", start: str = "POST /api/plan HTTP/1.1") -> tuple[int, str]:
     """Status and text of the answer to a request of these lines."""
-    with socket.create_connection((site.served.host, site.served.port), 20) as sock:
+    with socket.create_connection((site.served.host, site.served.port), patience.SECONDS) as sock:
         sock.sendall("\r\n".join([start, *lines, "", ""]).encode("latin-1") + body)
         data = b""
         # what it does not read may end the connection with a reset
@@ -460,7 +460,7 @@ def test_an_asker_who_goes_away_holds_nothing(site: Site) -> None:
     ]
     body = json.dumps({"model": "shape://deepseek-v3", "gpus": ["8x rtx-3090"]})
     for _ in range(8):
-        with socket.create_connection((site.served.host, site.served.port), 20) as sock:
+        with socket.create_connection((site.served.host, site.served.port), patience.SECONDS) as sock:
             sock.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", body]).encode())
     status, plan = site.plan(model="dense.gguf", gpus=CARD)
     assert (status, plan["fits"]) == (200, True)
