@@ -17,11 +17,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 LONGEST_FIRST = (
-    *("test_against_upstream", "test_search_properties", "test_failed_loads", "test_pytest_plugin", "test_calibrate"),
-    *("test_regression", "test_packaging", "test_rpc", "test_hostile_text", "test_bad_input", "test_profile_tables"),
-    *("test_real_load", "test_builds_compared", "test_skeleton_plans", "test_formats", "test_faster_first"),
-    *("test_exit_status", "test_server_fit", "test_verify", "test_verify_server", "test_report", "test_explore"),
-    *("test_planner", "test_repositories", "test_serve", "test_pools", "test_shapes"),
+    *("test_docs", "test_against_upstream", "test_llama_builds_refused", "test_shared", "test_regression"),
+    *("test_search_properties", "test_skeleton_plans", "test_hostile_text", "test_bad_input", "test_formats"),
+    *("test_failed_loads", "test_builds_compared", "test_llama_builds_plans", "test_verify_server", "test_packaging"),
+    *("test_exit_status", "test_calibrate", "test_cli", "test_llama_cpp", "test_programs", "test_report"),
+    *("test_profile_tables", "test_pytest_plugin", "test_serve", "test_verify", "test_skeleton", "test_json_schema"),
+    *("test_rpc", "test_planner", "test_remote_models", "test_explore", "test_server_fit", "test_repositories"),
 )
 """Files that take longest, in `make test` on two cores: what begins late is short, and no process waits for another."""
 
