@@ -107,9 +107,10 @@ def _ask(servers: Sequence[str], connect_seconds: float, answer_seconds: float) 
         thread.start()
     for thread in threads:
         thread.join(max(0.0, start + max(connect_seconds, answer_seconds) - time.monotonic()))
-    for index in tuple(found):
-        # all that it still does has a limit, and on a busy machine it may report its result a little later
-        threads[index].join()
+    for index, thread in enumerate(threads):
+        if index in found:
+            # all that it still does has a limit, and on a busy machine it may report its result a little later
+            thread.join()
     return list(answers)
 
 
