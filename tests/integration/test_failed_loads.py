@@ -190,7 +190,7 @@ def test_a_server_that_says_nothing_any_more(model: Path, server: RpcServer) -> 
             assert script.read() == {"tokens": 2}
             script.end()
 
-    with_more_time(attempt, 2, 8, 30)
+    with_more_time(attempt, 3, 12, 40)
 
 
 REFUSED = """
