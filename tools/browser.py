@@ -19,6 +19,9 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 NEEDED = "FITTER_NEEDS_BROWSER"
 """The environment variable that CI sets: without a browser tests of pages fail then, and are not skipped."""
 
+_MILLISECONDS = 120_000
+"""For its start, however busy the machine is."""
+
 
 def find() -> str:
     """The path of Chromium. Raises ``RuntimeError`` where there is none."""
@@ -41,7 +44,7 @@ def chromium() -> Iterator[Browser]:
     # what is tested is a page of ours, and root has no sandbox; a container may have little shared memory
     words = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find(), args=words)
+        browser = playwright.chromium.launch(executable_path=find(), args=words, timeout=_MILLISECONDS)
         try:
             yield browser
         finally:

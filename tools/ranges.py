@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,8 @@ class FileServer:
     """Serves the files below ``folder`` at ``url``.
 
     ``requests`` are the methods, paths and statuses of all that was asked, ``headers`` theirs, and ``sent`` the bytes
-    of every body. ``answer`` may answer in place of the server: it gets the request, and returns whether it has.
+    of every body. ``answer`` may answer in place of the server: it gets the request, and returns whether it has; one
+    that is to wait for as long as the server lasts waits for ``closing``.
     """
 
     folder: Path
@@ -40,6 +40,7 @@ class FileServer:
     headers: list[dict[str, str]] = field(default_factory=list)
     sent: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+    closing: threading.Event = field(default_factory=threading.Event)
 
     def forget(self) -> None:
         """Begin to count anew."""
@@ -102,12 +103,11 @@ class Request(BaseHTTPRequestHandler):
         self._begin(status, {"Content-Length": str(len(body)), **(headers or {})})
         self._send(b"" if self.command == "HEAD" else body)
 
-    def drip(self, body: bytes, pause: float, headers: dict[str, str]) -> None:
-        """Answer with a byte at a time, each after a ``pause`` in seconds."""
+    def drip(self, pause: float, headers: dict[str, str]) -> None:
+        """Answer with a byte at a time, each after a ``pause`` in seconds, for as long as the server lasts."""
         self._begin(206, headers)
-        for byte in body:
-            self._send(bytes([byte]))
-            time.sleep(pause)
+        while not self.files.closing.wait(pause):
+            self._send(b"G")
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
@@ -171,9 +171,10 @@ def serving(folder: Path, **settings: object) -> Iterator[FileServer]:
     try:
         yield files
     finally:
+        files.closing.set()
         server.shutdown()
         server.server_close()
-        thread.join(timeout=5)
+        thread.join()
 
 
 def clean_environment() -> dict[str, str]:
@@ -187,8 +188,9 @@ def clean_environment() -> dict[str, str]:
 def in_clean_environment() -> Iterator[None]:
     """That is this process's, too, for as long as this lasts, and Hugging Face's directory is in the cache's."""
     before = dict(os.environ)
+    clean = clean_environment() | {"HF_HOME": os.path.join(before["XDG_CACHE_HOME"], "hub")}
     os.environ.clear()
-    os.environ.update(clean_environment() | {"HF_HOME": os.path.join(before["XDG_CACHE_HOME"], "hub")})
+    os.environ.update(clean)
     try:
         yield
     finally:

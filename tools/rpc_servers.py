@@ -12,9 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
+
 from tools import upstream
 
 HELLO = 14
+_SECONDS = 120.0
+"""The longest wait for a server to listen."""
+_TRIES = 3
+"""Ports, since another program may take one before the server does."""
 
 
 def free_port() -> int:
@@ -32,18 +38,28 @@ def start(
 
     With a ``log`` it writes there what it is asked for. ``program``: that of another llama.cpp than the pinned one.
     """
-    port = port or free_port()
-    command = [str(program or upstream.tool("rpc-server")), "-H", "127.0.0.1", "-p", str(port), *options]
     environment = os.environ if log is None else {**os.environ, "GGML_RPC_DEBUG": "1"}
-    with open(os.devnull if log is None else log, "wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
-    for _ in range(200):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return process, f"127.0.0.1:{port}"
-        time.sleep(0.05)
-    stop(process)
-    raise AssertionError("rpc-server does not listen")
+    for _ in range(_TRIES):
+        at = port or free_port()
+        command = [str(program or upstream.tool("rpc-server")), "-H", "127.0.0.1", "-p", str(at), *options]
+        with open(os.devnull if log is None else log, "wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        if _listens(process, at):
+            return process, f"127.0.0.1:{at}"
+        stop(process)
+    raise RuntimeError("rpc-server does not listen")
+
+
+def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until it does, and not another program that was quicker, which ends it."""
+    end = time.monotonic() + _SECONDS
+    while process.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(psutil.Error):
+            for each in psutil.Process(process.pid).net_connections("tcp4"):
+                if each.status == psutil.CONN_LISTEN and each.laddr.port == port:
+                    return True
+        time.sleep(0.02)
+    return False
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -127,16 +143,16 @@ def relay(endpoint: str, connections: int, *, mute: bool) -> Iterator[str]:
     listening.settimeout(0.05)
     silent, over = threading.Event(), threading.Event()
 
-    def copy(source: socket.socket, target: socket.socket) -> None:
+    def copy(source: socket.socket, target: socket.socket, ended: threading.Event) -> None:
         with contextlib.suppress(OSError):
-            while not over.is_set():
+            while not over.is_set() and not ended.is_set():
                 try:
                     data = source.recv(1 << 16)
                 except TimeoutError:
                     continue
+                if not data:
+                    break
                 if not silent.is_set():
-                    if not data:
-                        break
                     target.sendall(data)
 
     def serve(connection: socket.socket) -> None:
@@ -144,11 +160,12 @@ def relay(endpoint: str, connections: int, *, mute: bool) -> Iterator[str]:
             for each in (connection, beyond):
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 each.settimeout(0.05)
-            back = threading.Thread(target=copy, args=(beyond, connection), daemon=True)
+            ended = threading.Event()
+            back = threading.Thread(target=copy, args=(beyond, connection, ended), daemon=True)
             back.start()
-            copy(connection, beyond)
-            if not over.is_set():
-                beyond.shutdown(socket.SHUT_WR)
+            copy(connection, beyond, ended)
+            # no half-closed connection: what is reset after that ends a server that answers
+            ended.set()
             back.join()
 
     def accept() -> None:

@@ -30,6 +30,8 @@ SLOW = ("shape://kimi-k2", ["4x rtx-5090", "4x rtx-3090"])
 CARDS = (["rtx-4090"], ["rtx-3090"], ["2x rtx-3060-12gb"], ["24GiB"])
 MOST_MEDIAN = 0.25
 """Seconds that a changed slider may take."""
+_PATIENCE = 120.0
+"""Seconds for an end, however busy the machine is."""
 _SAYS = "serving at http://"
 _JSON = {"Content-Type": "application/json"}
 
@@ -59,8 +61,8 @@ class Served:
         """Interrupt it as Ctrl-C does: its exit status, and processes that are left."""
         had = self.children()
         self.process.send_signal(signal.SIGINT)
-        status = self.process.wait(30)
-        return status, psutil.wait_procs(had, 5)[1]
+        status = self.process.wait(_PATIENCE)
+        return status, psutil.wait_procs(had, _PATIENCE)[1]
 
 
 @contextmanager
@@ -129,7 +131,7 @@ def load(served: Served, clients: int, seconds: float, *, with_slow: bool = True
     def client(number: int) -> None:
         connection, changes = served.connection(), random.Random(number)
         model, cards = (SLOW[0], SLOW[1]) if with_slow and number == 0 else (MODEL, CARDS[number % len(CARDS)])
-        while time.monotonic() < end:
+        while True:
             question = {"model": model, "gpus": cards, "n_ctx": changes.randrange(2048, 32768), "session": f"c{number}"}
             start = time.perf_counter()
             try:
@@ -139,6 +141,8 @@ def load(served: Served, clients: int, seconds: float, *, with_slow: bool = True
             found.taken.append(time.perf_counter() - start)
             if status != 200 or not json.loads(body)["html"]:
                 found.errors.append(f"{status}: {body[:200]}")
+                return
+            if time.monotonic() >= end:
                 return
 
     threads = [threading.Thread(target=client, args=[number]) for number in range(clients)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -57,7 +58,9 @@ class Attended:
         self._orders, self._answers, self.output = self._attendant.stdin, self._attendant.stdout, self._attendant.stderr
         self._status: int | None = None
         try:
-            what, number = (self._answers.readline().split() or [b"failed", b"0"])[:2]
+            what, _, number = self._answers.readline().strip().partition(b" ")
+            if not what:
+                raise OSError(errno.ESRCH, "what was to start it was killed", words[0])
             if what != b"pid":
                 raise OSError(int(number), os.strerror(int(number)), words[0])
             self.pid = int(number)

@@ -90,10 +90,14 @@ def _ask(servers: Sequence[str], connect_seconds: float, answer_seconds: float) 
     start = time.monotonic()
     slow = _Refusal(f"was not found within {connect_seconds:g} seconds: check its name, or give its IPv4 address")
     answers: list[tuple[str, int] | _Refusal] = [slow] * len(servers)
+    found = set[int]()
 
     def ask(index: int) -> None:
         try:
-            answers[index] = _greet(servers[index], start + connect_seconds, start + answer_seconds)
+            address = _found(servers[index])
+            found.add(index)
+            _greet(address, connect_seconds, start, start + answer_seconds)
+            answers[index] = address
         except _Refusal as refusal:
             answers[index] = refusal
 
@@ -102,23 +106,30 @@ def _ask(servers: Sequence[str], connect_seconds: float, answer_seconds: float) 
     for thread in threads:
         thread.start()
     for thread in threads:
-        # a little longer, so that a thread at its limit can report its result
-        thread.join(max(0.0, start + max(connect_seconds, answer_seconds) + 0.1 - time.monotonic()))
+        thread.join(max(0.0, start + max(connect_seconds, answer_seconds) - time.monotonic()))
+    for index, thread in enumerate(threads):
+        if index in found:
+            # all that it still does has a limit, and on a busy machine it may report its result a little later
+            thread.join()
     return list(answers)
 
 
-def _greet(server: str, connect_by: float, answer_by: float) -> tuple[str, int]:
-    """The address of a server that answers as ggml's own do. Raises ``_Refusal``."""
+def _found(server: str) -> tuple[str, int]:
+    """The address of a server. Raises ``_Refusal``."""
     host, _, port = server.rpartition(":")
     try:
-        address = (socket.gethostbyname(host), int(port))
+        return socket.gethostbyname(host), int(port)
     except (OSError, UnicodeError) as error:
         raise _Refusal(f"was not found ({_message(error)}): check the name, or give its IPv4 address") from None
-    limit = connect_by - time.monotonic()
+
+
+def _greet(address: tuple[str, int], connect_seconds: float, start: float, answer_by: float) -> None:
+    """Have a server answer as ggml's own do, which was asked since ``start``. Raises ``_Refusal``."""
     try:
-        connection = socket.create_connection(address, max(0.001, limit))
+        connection = socket.create_connection(address, max(0.001, start + connect_seconds - time.monotonic()))
     except TimeoutError:
-        raise _Refusal(f"cannot be reached within {limit:.3g} seconds: check its address and firewall") from None
+        why = f"cannot be reached within {connect_seconds:g} seconds: check its address and firewall"
+        raise _Refusal(why) from None
     except OSError as error:
         raise _Refusal(
             f"cannot be reached ({_message(error)}): check that rpc-server is running there, on that port"
@@ -130,7 +141,6 @@ def _greet(server: str, connect_by: float, answer_by: float) -> tuple[str, int]:
         # Whether it can be used with another protocol, the llama.cpp that will use it knows: see refusal_of.
         if version[:2] == PROTOCOL and not _request(connection, _DEVICE_COUNT, _COUNT, answer_by)[0]:
             raise _Refusal(_NO_DEVICE)
-    return address
 
 
 def mismatch(servers: Sequence[str], log: Iterable[str]) -> str | None:

@@ -26,6 +26,7 @@ IDLE = 300.0
 """Seconds after which a planner that nobody asks ends."""
 _PASSED = 8
 """How often others may go before one that waits."""
+_ENDS = "the server ends: start it again"
 _AGAIN = 0.05
 """Seconds after which a planner is told again that its question is over: it may not have begun with it."""
 
@@ -66,9 +67,11 @@ class Question:
 
     session: str
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    why: str = ""
 
-    def end(self) -> None:
+    def end(self, why: str = "a newer question was asked: this one was not answered") -> None:
         """Nobody wants its answer any more."""
+        self.why = self.why or why
         self.over.set()
 
     async def wait_for(self, *running: asyncio.Future[Any]) -> None:
@@ -83,7 +86,7 @@ class Question:
     def check(self) -> None:
         """Raise ``Overtaken`` where it is over."""
         if self.over.is_set():
-            raise Overtaken("a newer question was asked: this one was not answered")
+            raise Overtaken(self.why)
 
 
 def heard(done: asyncio.Future[Any]) -> None:
@@ -103,6 +106,7 @@ class Pool:
         self._busy: set[_Held] = set()
         self._line: list[_Turn] = []
         self._latest: dict[str, Question] = {}
+        self._asked: set[Question] = set()
         self._threads = ThreadPoolExecutor(workers, "planning")
         self._is_closed = False
 
@@ -122,6 +126,7 @@ class Pool:
         nobody's newer one.
         """
         question = Question(session)
+        self._asked.add(question)
         if session:
             if (older := self._latest.get(session)) is not None:
                 older.end()
@@ -130,6 +135,7 @@ class Pool:
             yield question
         finally:
             question.end()
+            self._asked.discard(question)
             if self._latest.get(session) is question:
                 del self._latest[session]
 
@@ -158,6 +164,9 @@ class Pool:
     def stop(self) -> None:
         """End every question; no other is answered."""
         self._is_closed = True
+        for question in self._asked:
+            # also one that has no planner yet, since its model is still fetched
+            question.end(_ENDS)
         for held in (*self._busy, *self._idle):
             held.planner.cancel()
         for turn in self._line:
@@ -173,7 +182,7 @@ class Pool:
     async def _take(self, question: Question, model: str, about: object) -> _Held:
         while True:
             if self._is_closed:
-                raise Overtaken("the server ends: start it again")
+                raise Overtaken(_ENDS)
             question.check()
             found = [held for held in self._idle if held.planner.model == model]
             if found:

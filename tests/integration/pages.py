@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.server
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from tests.patience import SECONDS, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -49,6 +51,7 @@ def opened(browser: Browser, url: str, width: int = WIDE, scheme: Any = "light",
     """The page, which may not complain."""
     said: list[str] = []
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **settings)
+    context.set_default_timeout(1000 * SECONDS)
     page = context.new_page()
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
@@ -59,8 +62,42 @@ def opened(browser: Browser, url: str, width: int = WIDE, scheme: Any = "light",
     context.close()
 
 
+NOTES = """() => {
+  window.heard = [];
+  const said = document.getElementById("said");
+  const note = () => {
+    if (said.textContent) heard.push([said.textContent, document.activeElement.textContent, getSelection().toString()]);
+  };
+  new MutationObserver(note).observe(said, { childList: true });
+}"""
+
+
+def heard(page: Page) -> Callable[[str], list[str]]:
+    """Note what the page says from now on, with the texts of what has the focus and of what is selected.
+
+    The function waits for the next time that it says ``text``. It is noted since the page says it for seconds only; and
+    the notes are asked for from outside, since a page without `unsafe-eval` takes no condition of a test's own to poll.
+    """
+    page.evaluate(NOTES)
+    seen = 0
+
+    def wait(text: str) -> list[str]:
+        nonlocal seen
+        notes: list[list[str]] = []
+
+        def is_said() -> bool:
+            notes[:] = page.evaluate("heard")
+            return any(note[0] == text for note in notes[seen:])
+
+        until(is_said, f"it never says {text!r}")
+        seen += [note[0] for note in notes[seen:]].index(text) + 1
+        return notes[seen - 1]
+
+    return wait
+
+
 def reads(locator: Locator, text: str) -> None:
     """Wait until it reads so. From outside: a page without `unsafe-eval` takes no condition of a test's own to poll."""
     from playwright.sync_api import expect
 
-    expect(locator).to_have_text(text, timeout=30_000)
+    expect(locator).to_have_text(text, timeout=1000 * SECONDS)

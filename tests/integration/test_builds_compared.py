@@ -5,17 +5,14 @@ They are fetched by package name; where the package index cannot be reached, the
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import fitter
@@ -25,6 +22,7 @@ from fitter.llama.client import Worker
 from fitter.regression import build_report
 from fitter.regression.check import check, lock
 from tests.integration.llama_builds import fetched
+from tests.patience import SECONDS, all_end, suspended
 from tools import shapes
 from tools.docs import models
 from tools.tiny import TINY_MOE, write_tiny
@@ -220,22 +218,13 @@ def test_an_interrupt_ends_a_history_at_once(place: Place) -> None:
     """Every process of llama.cpp is stopped as it begins, so that only the interrupt ends it."""
     told = ["--llama-cpp", str(place.path / OLD), "--llama-cpp", str(place.path / NEW), "--cases", place.toml]
     command = [sys.executable, "-m", "fitter", "history", *told]
-    children: set[psutil.Process] = set()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        end = time.monotonic() + 3
-        while time.monotonic() < end:
-            for child in set(psutil.Process(process.pid).children(recursive=True)) - children:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    # One that is still a copy of its parent keeps that waiting until it is another program.
-                    if child.cmdline()[1:] != command[1:]:
-                        child.suspend()
-                        children.add(child)
-        assert children and process.poll() is None
+        children = suspended(process, 1.0, with_forks=False)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=20)
+        said = process.communicate(timeout=SECONDS)
         # No build is asked any more: one that was not stopped would answer.
         assert (process.returncode, *said) == (130, "", "")
-    assert psutil.wait_procs(list(children), timeout=10)[1] == []
+    assert all_end(children)
 
 
 def test_what_is_beside_the_model_is_measured_in_the_same_places(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from fitter.errors import LlamaCppError
 from fitter.llama.breakdown import breakdown_of
 from fitter.llama.types import Params, TensorBuftOverride, VirtualDevice
 from fitter.machine.gpu import parse_gpus
+from tests.patience import SECONDS, TooLateError, in_time
 from tools import shapes, upstream
 from tools.tiny import write_tiny
 
@@ -214,24 +215,29 @@ def test_whoever_reads_stdout_may_leave(tiny: Path) -> None:
 def test_an_interrupt_leaves_no_process(directory: Path, to_the_group: bool) -> None:
     path = shapes.write("deepseek-v3.1", directory)
     gpus = [word for _ in range(4) for word in ("--gpu", "2x 20GiB")]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fitter", "-v", str(path), *gpus],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    assert line.startswith("[0 dummy loads]"), line
-    time.sleep(0.05)
-    (os.killpg if to_the_group else os.kill)(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=20)
-    assert process.returncode == 130, err
-    assert out == ""
-    assert all(rest.startswith("[") for rest in err.splitlines()), err
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+
+    def attempt() -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fitter", "-v", str(path), *gpus],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line.startswith("[0 dummy loads]"), line
+        time.sleep(0.05)
+        (os.killpg if to_the_group else os.kill)(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=SECONDS)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+        if out:
+            raise TooLateError
+        assert process.returncode == 130, err
+        assert all(rest.startswith("[") for rest in err.splitlines()), err
+
+    in_time(attempt)
 
 
 NO_REGEX = TensorBuftOverride("(", "CPU")

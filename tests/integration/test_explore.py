@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +32,7 @@ from fitter.exploring import explore
 from fitter.exploring_cells import Task, figures_of
 from fitter.llama.client import Worker
 from fitter.planning.explored import Exploration, ExploredCell
+from tests.patience import SECONDS, TooLateError, in_time
 from tools.ranges import serving
 from tools.shapes import write
 from tools.tiny import write_tiny
@@ -98,8 +100,6 @@ def test_any_executor_plans_the_same(model: Path, explored: Exploration, name: s
 
 
 def test_a_process_that_is_lost_is_said(model: Path, tmp_path: Path) -> None:
-    state = tmp_path / "cells.jsonl"
-
     before = set(psutil.Process().children())
 
     def kill(cell: ExploredCell, done: int, total: int) -> None:
@@ -107,12 +107,22 @@ def test_a_process_that_is_lost_is_said(model: Path, tmp_path: Path) -> None:
             for child in set(psutil.Process().children()) - before:
                 os.kill(child.pid, signal.SIGKILL)
 
-    with (
-        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as executor,
-        pytest.raises(LibraryError, match=r"^the executor was lost \(BrokenProcessPool: .*: start it again, and go on"),
-    ):
-        explore(model, executor=executor, resume=state, on_cell=kill, **FEW)
-    assert len(state.read_text().splitlines()) > 2
+    def attempt() -> str:
+        state = tmp_path / "cells.jsonl"
+        state.unlink(missing_ok=True)
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as executor:
+            try:
+                explore(model, executor=executor, resume=state, on_cell=kill, **FEW)
+            except LibraryError as error:
+                assert len(state.read_text().splitlines()) > 2
+                return str(error)
+        # it had planned them all
+        raise TooLateError
+
+    said = in_time(attempt)
+    assert re.fullmatch(
+        r"the executor was lost \(BrokenProcessPool: .*\): start it again, and go on with --resume", said
+    )
 
 
 @pytest.mark.parametrize("how", ["cannot be imported", "raises", "is shut down"])
@@ -278,20 +288,25 @@ def test_what_was_interrupted_goes_on_without_a_cell_twice(
 ) -> None:
     state = tmp_path / "cells.jsonl"
     planned: list[Task] = []
+    is_interrupted = threading.Event()
 
     def run(task: Task) -> tuple[dict[str, Any], bool]:
         planned.append(task)
+        if len(planned) == CELLS - 1:
+            assert is_interrupted.wait(SECONDS)
         return exploring_cells.run(task)
 
     monkeypatch.setattr(exploring, "exploring_cells", SimpleNamespace(run=run, close=exploring_cells.close))
 
     def interrupt(cell: ExploredCell, done: int, total: int) -> None:
         if done >= 5:
+            is_interrupted.set()
             raise _Interrupted
 
     before = set(psutil.Process().children())
     with pytest.raises(_Interrupted):
-        explore(model, resume=state, on_cell=interrupt, **GRID)
+        # the last one but one waits for it, and so no other has begun, on however many processors
+        explore(model, resume=state, on_cell=interrupt, jobs=2, **GRID)
     assert set(psutil.Process().children()) <= before
     lines = state.read_text().splitlines()
     # those that were being planned then are kept, too
@@ -500,7 +515,7 @@ def test_ctrl_c_says_what_is_kept(model: Path, tmp_path: Path) -> None:
     while not state.exists() or len(state.read_text().splitlines()) < 3:
         assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=SECONDS)
     done = len(state.read_text().splitlines()) - 1
     assert process.returncode == 130 and out == ""
     assert err == f"fitter: interrupted, {done} of 64 cells are in {state}: the same command plans the rest\n"

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.patience import SECONDS, TooLateError, all_end, in_time
 from tools import shapes
 
 INTERRUPTED = 130
@@ -55,51 +56,59 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
         if children := parent.children():
             return children
         time.sleep(0.002)
-    raise AssertionError(f"it ended before: {process.communicate()}")
+    raise TooLateError
 
 
-def is_running(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+def interrupted(seconds: float, *words: str) -> str:
+    """What a command writes to stderr that is interrupted so long after it has its first worker."""
+    with started(*words) as process:
+        workers = workers_of(process)
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        said, warned = process.communicate(timeout=SECONDS)
+        assert all_end(workers)
+    if said or process.returncode == 0:
+        raise TooLateError
+    assert process.returncode == INTERRUPTED
+    return warned
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 @pytest.mark.parametrize("seconds", [0.0, 0.1], ids=["while it starts", "while it loads"])
 def test_an_interrupt_ends_the_command_and_its_worker(model: Path, words: tuple[str, ...], seconds: float) -> None:
-    with started(str(model), *words) as process:
-        workers = workers_of(process)
-        time.sleep(seconds)
-        assert process.poll() is None, "it was interrupted too late"
-        os.killpg(process.pid, signal.SIGINT)
-        said, warned = process.communicate(timeout=20)
-        psutil.wait_procs(workers, timeout=5)
-        assert not any(map(is_running, workers))
-    assert process.returncode == INTERRUPTED
-    assert said == ""
+    warned = in_time(lambda: interrupted(seconds, str(model), *words))
     assert "Traceback" not in warned
     assert "rror" not in warned
 
 
 def test_an_impatient_interrupt(model: Path) -> None:
-    with started(str(model), *COMMANDS["fit"]) as process:
-        workers = workers_of(process)
-        for _ in range(3):
-            os.killpg(process.pid, signal.SIGINT)
-            time.sleep(0.01)
-        _, warned = process.communicate(timeout=20)
-        psutil.wait_procs(workers, timeout=5)
-        assert not any(map(is_running, workers))
-    assert process.returncode != 0
-    assert "Traceback" not in warned
+    def attempt() -> None:
+        with started(str(model), *COMMANDS["fit"]) as process:
+            workers = workers_of(process)
+            for _ in range(3):
+                os.killpg(process.pid, signal.SIGINT)
+                time.sleep(0.01)
+            said, warned = process.communicate(timeout=SECONDS)
+            assert all_end(workers)
+        if said:
+            raise TooLateError
+        assert process.returncode != 0
+        assert "Traceback" not in warned
+
+    in_time(attempt)
 
 
 def test_a_killed_command_leaves_no_worker(model: Path) -> None:
-    with started(str(model), *COMMANDS["fit"]) as process:
-        workers = workers_of(process)
-        time.sleep(0.1)
-        process.kill()
-        process.wait()
-        psutil.wait_procs(workers, timeout=10)
-        assert not any(map(is_running, workers))
+    def attempt() -> None:
+        with started(str(model), *COMMANDS["fit"]) as process:
+            workers = workers_of(process)
+            time.sleep(0.1)
+            process.kill()
+            if process.wait() != -signal.SIGKILL:
+                raise TooLateError
+            assert all_end(workers)
+
+    in_time(attempt)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.3, 0.8])
@@ -112,13 +121,5 @@ def test_an_interrupt_ends_the_plans_of_a_directory(
     for number in range(8):
         (models / f"{number}.gguf").symlink_to(model)
     monkeypatch.setenv("TMPDIR", str(temporary))
-    with started(str(models), "--gpu", "4x 24GiB") as process:
-        workers = workers_of(process)
-        time.sleep(seconds)
-        assert process.poll() is None, "it was interrupted too late"
-        os.killpg(process.pid, signal.SIGINT)
-        said, warned = process.communicate(timeout=20)
-        psutil.wait_procs(workers, timeout=5)
-        assert not any(map(is_running, workers))
-    assert (process.returncode, said, warned) == (INTERRUPTED, "", "")
+    assert in_time(lambda: interrupted(seconds, str(models), "--gpu", "4x 24GiB")) == ""
     assert list(temporary.iterdir()) == []

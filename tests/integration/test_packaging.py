@@ -51,7 +51,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(checkout: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", out)
-    run(*pip, checkout, env={"LLAMA_CPP_SOURCE_DIR": str(source)})
+    # `make install` has compiled the same sources with all optimizations
+    run(*pip, checkout, env={"LLAMA_CPP_SOURCE_DIR": str(source), "SKBUILD_CMAKE_BUILD_TYPE": "None"})
     (path,) = out.glob("*.whl")
     return path
 

@@ -22,6 +22,7 @@ from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.planning.request import Progress
 from fitter.reporting import beside
+from tests.patience import SECONDS
 from tools.shapes import write, write_split
 
 GPUS = ["4GiB", "cuda:8.6:6GiB", "3GiB"]
@@ -221,7 +222,7 @@ def test_those_that_wait_are_cancelled_too(planner: fitter.Planner) -> None:
 
     def wait(_: Progress) -> None:
         is_asked.set()
-        may_go_on.wait(30)
+        may_go_on.wait(SECONDS)
 
     def ask(name: str, **asked: Any) -> None:
         try:
@@ -232,7 +233,7 @@ def test_those_that_wait_are_cancelled_too(planner: fitter.Planner) -> None:
 
     threads = [threading.Thread(target=ask, args=("first",), kwargs={"on_progress": wait})]
     threads[0].start()
-    assert is_asked.wait(30)
+    assert is_asked.wait(SECONDS)
     threads.append(threading.Thread(target=ask, args=("second",), kwargs={"n_ctx": 8192}))
     threads[1].start()
     while planner.asked < 2:
@@ -242,21 +243,21 @@ def test_those_that_wait_are_cancelled_too(planner: fitter.Planner) -> None:
     threads[2].start()
     may_go_on.set()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     assert sorted(ended) == ["first cancelled", "second cancelled", "third answered"]
 
 
 def test_released_and_closed_it_leaves_no_process(model: Path) -> None:
-    before = psutil.Process().children()
+    before = set(psutil.Process().children())
     planner = fitter.Planner(model, gpus=["12GiB"])
     plan = planner.fit()
-    assert len(psutil.Process().children()) > len(before)
+    assert set(psutil.Process().children()) - before
     planner.release()
-    assert psutil.Process().children() == before
+    assert set(psutil.Process().children()) <= before
     assert timeless(planner.fit()) == timeless(plan)
     planner.close()
     planner.close()
-    assert psutil.Process().children() == before
+    assert set(psutil.Process().children()) <= before
     with pytest.raises(CancelledError, match=r"^the planner is closed: make another one$"):
         planner.fit()
 
@@ -339,8 +340,8 @@ def test_a_question_in_the_middle_of_another_one_is_refused(planner: fitter.Plan
 
 
 def test_it_may_be_closed_in_the_middle_of_a_question(model: Path) -> None:
-    before = psutil.Process().children()
+    before = set(psutil.Process().children())
     planner = fitter.Planner(model, gpus=["12GiB"])
     with pytest.raises(CancelledError, match=r"^the planner is closed: make another one$"):
         planner.fit(on_progress=lambda _: planner.close())
-    assert psutil.Process().children() == before
+    assert set(psutil.Process().children()) <= before

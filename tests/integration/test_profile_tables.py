@@ -82,7 +82,7 @@ def of_cuda(table: str, step: int, count: int) -> Table:
 
 
 TABLES: Mapping[str, Table] = {
-    **{f"cuda {name}": of_cuda(name, 2 if name == "drawn" else 12, 1) for name in cuda_reference.TABLES},
+    **{f"cuda {name}": of_cuda(name, 4 if name == "drawn" else 12, 1) for name in cuda_reference.TABLES},
     "rocm": of_cuda("rocm", 6, 600),
     "vulkan": Table(vulkan.known, different_on_vulkan, 6, 200, lambda row: (row[0].driver, row[0].environment)),  # type: ignore[index]
     "metal": Table(metal.known, different_on_metal, 5, 400, lambda row: (row[0].model, row[0].environment)),  # type: ignore[index]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -31,6 +30,7 @@ from fitter.regression.cases import read_cases
 from fitter.regression.compare import compare
 from fitter.regression.lockfile import Lock, read_lock, write_lock
 from fitter.regression.measuring import measure_case
+from tests.patience import SECONDS, all_end, suspended
 from tools import shapes, upstream
 from tools.shapes import Q4_K, Q8_0, Shape, write_shape, write_split
 
@@ -625,7 +625,7 @@ def test_killed_while_locking(repository: Repository) -> None:
             children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             process.kill()
         wholes.add(repository.lock.read_bytes())
-        assert psutil.wait_procs(list(children), timeout=10)[1] == []
+        assert all_end(children)
     assert repository.fitter("lock").returncode == 0
     assert wholes <= {before, repository.lock.read_bytes()}
 
@@ -636,17 +636,11 @@ def test_interrupted(repository: Repository) -> None:
     repository.edit("n_ctx = 4096", "n_ctx = 8192")
     command = [sys.executable, "-m", "fitter", "lock", "-j", "1"]
     with subprocess.Popen(command, cwd=repository.path, stderr=subprocess.PIPE, text=True) as process:
-        end, children = time.monotonic() + 0.6, set[psutil.Process]()
-        while time.monotonic() < end:
-            for child in set(psutil.Process(process.pid).children(recursive=True)) - children:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.suspend()
-                children.add(child)
-        assert children and process.poll() is None
+        children = suspended(process, 0.4, with_forks=True)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=20)[1]
+        said = process.communicate(timeout=SECONDS)[1]
     assert (process.returncode, said) == (130, "")
-    assert psutil.wait_procs(list(children), timeout=10)[1] == []
+    assert all_end(children)
     assert repository.lock.read_bytes() == before
 
 

@@ -22,6 +22,7 @@ from fitter.cli import main
 from fitter.errors import FitterError, LibraryError, ModelError
 from fitter.llama.client import Worker
 from fitter.model import kept_headers, remote
+from tests.patience import SECONDS, until
 from tools import shapes
 from tools.ranges import FileServer, Request, in_clean_environment, serving
 from tools.tiny import write_tiny
@@ -171,6 +172,11 @@ def not_http(request: Request) -> bool:
     return True
 
 
+def silent(request: Request) -> bool:
+    request.files.closing.wait()
+    return True
+
+
 def in_a_circle(request: Request) -> bool:
     request.say(302, b"", {"Location": request.path})
     return True
@@ -257,13 +263,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_answer_that_is_no_model(
     server: FileServer, tiny: Path, capsys: pytest.CaptureFixture[str], answer: Callable[[Request], bool], said: str
 ) -> None:
-    server.answer, before, began = answer, kept(), time.monotonic()
+    server.answer, before = answer, kept()
     url = f"{server.url}/{tiny.name}"
     assert main([url, "--gpu", "rtx-4090"]) == 3
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", f"fitter: error: {said.format(url)}\n")
     assert kept() == before
-    assert time.monotonic() - began < 30
     assert server.sent < 12 << 20
 
 
@@ -329,57 +334,47 @@ def test_what_passes_is_tried_again(server: FileServer, tiny: Path, worker: Work
 
 @pytest.mark.parametrize("seconds", [0.5])
 def test_a_slow_server_is_given_up(server: FileServer, tiny: Path, seconds: float) -> None:
-    def slowly(request: Request) -> bool:
-        request.drip(b"GGUF" * 100, 0.1, {"Content-Range": "bytes 0-399/1000", "Content-Length": "400"})
-        return True
+    """Neither ever comes to an end."""
 
-    def silent(request: Request) -> bool:
-        time.sleep(10)
+    def slowly(request: Request) -> bool:
+        request.drip(0.1, {"Content-Range": "bytes 0-399999/1000000", "Content-Length": "400000"})
         return True
 
     before = kept()
     for answer in (slowly, silent):
-        server.answer, began = answer, time.monotonic()
+        server.answer = answer
         url = f"{server.url}/{tiny.name}"
         with pytest.raises(ModelError) as caught:
             fitter.measure(url, gpus="rtx-4090", timeout=seconds)
         assert str(caught.value) == (
             f"{url}: its header did not arrive within {seconds:g} s: give it more time (--timeout)"
         )
-        assert time.monotonic() - began < 8
     assert kept() == before
 
 
 def test_a_file_beside_it_that_drips_is_given_up(server: FileServer) -> None:
     def slowly(request: Request) -> bool:
         request.wfile.write(b"HTTP/1.1 206 Partial Content\r\n")
-        for _ in range(50):
+        while not server.closing.wait(0.1):
             request.wfile.write(b"X-Later: yes\r\n")
             request.wfile.flush()
-            time.sleep(0.1)
         return True
 
-    server.answer, began = slowly, time.monotonic()
+    server.answer = slowly
     with pytest.raises(ModelError) as caught:
         remote.beginning(f"{server.url}/config.json", 100, timeout=0.5)
     assert str(caught.value) == (
         f"{server.url}/config.json: its header did not arrive within 0.5 s: give it more time (--timeout)"
     )
-    assert time.monotonic() - began < 3
 
 
 def test_an_interrupt_ends_it_and_leaves_nothing(server: FileServer, tiny: Path) -> None:
-    def silent(request: Request) -> bool:
-        time.sleep(20)
-        return True
-
     server.answer, before = silent, kept()
     command = [sys.executable, "-m", "fitter", f"{server.url}/{tiny.name}", "--gpu", "rtx-4090"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
-    while not server.headers and process.poll() is None:
-        time.sleep(0.05)
+    until(lambda: server.headers or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out, err) == (130, b"", b"")
     assert kept() == before
 

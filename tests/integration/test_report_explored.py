@@ -12,7 +12,7 @@ import pytest
 from fitter.cli import main
 from fitter.exploring import Exploration, explore
 from fitter.output.exploration_page import exploration_page
-from tests.integration.pages import MARKUP, PHONE, WIDE, opened, reads, serving
+from tests.integration.pages import MARKUP, PHONE, WIDE, heard, opened, serving
 from tools.shapes import write
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ def test_the_page_is_the_exploration(explored: Exploration, site: Any, browser: 
         best = [cell["is_best"] for cell in document["cells"]]
         assert any(best) and column(page, "front") == ["best" if each else "" for each in best]
         assert page.locator("h1").inner_text() == MARKUP.replace("/", "|")
+        says = heard(page)
         page.get_by_role("button", name="Copy").first.click()
-        reads(page.locator("#said"), "Copied")
+        says("Copied")
         (answer,) = explored.answers
         assert answer.plan is not None
         assert page.evaluate("navigator.clipboard.readText()") == answer.plan.format("args")

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -590,16 +589,15 @@ def test_what_is_neither_a_repository_nor_a_directory(path: str, said: str) -> N
 
 def test_a_hub_that_does_not_answer(hub: Hub) -> None:
     def silent(request: Request) -> bool:
-        time.sleep(10)
+        request.files.closing.wait()
         return True
 
-    hub.server.answer, began = silent, time.monotonic()
+    hub.server.answer = silent
     with pytest.raises(ModelError) as caught:
         fitter.repository("hf://org/tiny", gpus="24GiB", timeout=0.5)
     assert str(caught.value) == (
         "hf://org/tiny: its list of files did not arrive within 0.5 s: give it more time (--timeout)"
     )
-    assert time.monotonic() - began < 8
 
 
 def test_without_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

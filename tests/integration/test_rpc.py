@@ -26,6 +26,7 @@ from fitter.llama.client import Worker
 from fitter.llama.types import Params, VirtualDevice
 from fitter.machine import remote
 from fitter.machine.gpu import parse_gpus
+from tests.patience import SECONDS, is_running, until, with_more_time
 from tools import rpc_servers, shapes, upstream
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
@@ -328,11 +329,14 @@ IMPOSTORS: dict[str, tuple[rpc_servers.Behaviour, str]] = {
 
 @pytest.mark.parametrize(("behave", "message"), IMPOSTORS.values(), ids=IMPOSTORS)
 def test_no_server_of_ours(two: tuple[str, ...], dense: Path, behave: rpc_servers.Behaviour, message: str) -> None:
-    with rpc_servers.impostor(behave) as endpoint, pytest.raises(RemoteError) as raised:
-        fitter.fit(dense, rpc=[two[0], endpoint], timeout=1.5)
-    assert str(raised.value).startswith(f"the RPC server {endpoint} ")
-    assert message in str(raised.value)
-    assert_nothing_is_left()
+    def attempt(seconds: float) -> None:
+        with rpc_servers.impostor(behave) as endpoint, pytest.raises(RemoteError) as raised:
+            fitter.fit(dense, rpc=[two[0], endpoint], timeout=seconds)
+        assert str(raised.value).startswith(f"the RPC server {endpoint} ")
+        assert message in str(raised.value)
+        assert_nothing_is_left()
+
+    with_more_time(attempt, 1.5, 6, 25)
 
 
 @pytest.mark.parametrize("words", [["devices"], ["MODEL"], ["calibrate", "--no-store"]], ids=lambda words: words[0])
@@ -364,7 +368,7 @@ def test_a_full_queue_is_a_time_limit(dense: Path) -> None:
             for client in clients:
                 client.setblocking(False)
                 client.connect_ex(listening.getsockname())
-            with pytest.raises(RemoteError, match=r"cannot be reached within 1\.?\d* seconds: check its address|0\.99"):
+            with pytest.raises(RemoteError, match="cannot be reached within 1 seconds: check its address and firewall"):
                 fitter.fit(dense, rpc=f"127.0.0.1:{listening.getsockname()[1]}", timeout=1)
         finally:
             for client in clients:
@@ -389,11 +393,15 @@ def test_the_same_server_by_another_name(two: tuple[str, ...], dense: Path) -> N
 @pytest.mark.parametrize("connections", [1, 3, 8])
 def test_a_server_that_goes(two: tuple[str, ...], dense: Path, connections: int, mute: bool) -> None:
     """Where it goes depends on how many connections a fit makes; wherever, it is named, and the next fit works."""
-    with rpc_servers.relay(two[1], connections, mute=mute) as endpoint, pytest.raises(RemoteError) as raised:
-        fitter.fit(dense, rpc=[two[0], endpoint], tensor_split=[1, 1], timeout=2)
-    assert endpoint in str(raised.value)
-    assert two[0] not in str(raised.value)
-    assert_nothing_is_left()
+
+    def attempt(seconds: float) -> None:
+        with rpc_servers.relay(two[1], connections, mute=mute) as endpoint, pytest.raises(RemoteError) as raised:
+            fitter.fit(dense, rpc=[two[0], endpoint], tensor_split=[1, 1], timeout=seconds)
+        assert endpoint in str(raised.value)
+        assert two[0] not in str(raised.value)
+        assert_nothing_is_left()
+
+    with_more_time(attempt, 2, 8, 30)
     assert fitter.fit(dense, rpc=two, n_ctx=512).fits
 
 
@@ -401,7 +409,7 @@ def test_a_server_that_comes_back(dense: Path) -> None:
     process, endpoint = rpc_servers.start()
     params = Params(n_ctx=512)
     try:
-        with Worker(rpc=endpoint, timeout=8) as worker:
+        with Worker(rpc=endpoint, timeout=SECONDS) as worker:
             before = worker.measure(dense, params)
             rpc_servers.stop(process)
             with pytest.raises(RemoteError, match=f"lost an RPC server during 'measure': {endpoint}, which cannot be"):
@@ -472,14 +480,13 @@ def test_two_fits_share_a_server(two: tuple[str, ...], dense: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     assert [plan.params for plan in plans] == [plans[0].params] * 3
 
 
 def assert_nothing_is_left() -> None:
-    servers = [child for child in psutil.Process().children() if child.name() != "rpc-server"]
-    _, alive = psutil.wait_procs(servers, timeout=5)
-    assert not alive
+    children = psutil.Process().children()
+    until(lambda: not any(is_running(child) and child.name() != "rpc-server" for child in children), "a worker is left")
 
 
 # --- words

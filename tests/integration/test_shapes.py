@@ -366,7 +366,11 @@ def test_several_processes_write_the_same_shapes_at_once(tmp_path: Path, monkeyp
     words = [sys.executable, "-c", WRITES, *(f"shape://{name}:BF16" for name in catalogue.names()[:12])]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     both = [subprocess.Popen(words, text=True, **pipes) for _ in range(2)]
-    said = [each.communicate("\n") for each in both]
+    for each in both:
+        assert each.stdin is not None
+        each.stdin.write("\n")
+        each.stdin.flush()
+    said = [each.communicate() for each in both]
     assert said[0] == said[1] and said[0][1] == "" and len(said[0][0].split()) == 12
     kept = [path.name for path in cache_folder.folder(cache_folder.SHAPES).rglob("*") if path.is_file()]
     assert len(kept) == 12 and all(name.endswith(".gguf") for name in kept)

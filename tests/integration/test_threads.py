@@ -17,6 +17,7 @@ from fitter.errors import ModelError
 from fitter.machine import bandwidth
 from fitter.planning.plan import Search
 from fitter.planning.request import Progress
+from tests.patience import SECONDS
 from tools import shapes
 from tools.tiny import TINY_DENSE, TINY_MOE, write_tiny
 
@@ -57,7 +58,7 @@ def test_the_plans_are_those_of_one_after_the_other(models: Mapping[str, Path], 
     assert len({str(plan) for plan in alone.values()}) == len(FITS), "no two are alike"
     assert not alone["does not fit"].fits
 
-    everyone_is_at_it = threading.Barrier(len(FITS), timeout=60)
+    everyone_is_at_it = threading.Barrier(len(FITS), timeout=SECONDS)
     workers: set[int] = set()
 
     def together(name: str) -> fitter.Plan:
@@ -88,7 +89,7 @@ def test_the_plans_are_those_of_one_after_the_other(models: Mapping[str, Path], 
         failing.result()
     assert plans == alone
     assert max(workers) >= len(FITS), "each had a worker of its own at the same time"
-    assert set(psutil.Process().children()) == before
+    assert set(psutil.Process().children()) <= before
 
 
 def test_an_interrupted_fit_disturbs_no_other(models: Mapping[str, Path]) -> None:
@@ -108,4 +109,4 @@ def test_an_interrupted_fit_disturbs_no_other(models: Mapping[str, Path]) -> Non
         stopped = pool.submit(interrupted)
         assert fit(models, name) == alone
         stopped.result()
-    assert set(psutil.Process().children()) == before
+    assert set(psutil.Process().children()) <= before

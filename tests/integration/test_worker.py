@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from fitter.errors import LibraryError, LlamaCppError, ModelError, TimeLimitErro
 from fitter.llama import process
 from fitter.llama.client import Worker
 from fitter.llama.types import Array, Params, VirtualDevice
+from tests.patience import SECONDS, until, with_more_time
 from tools.cuda_reference import write_model
 
 CARD = VirtualDevice("CUDA0", "Card", "cuda", 890, 24 * 2**30, 24 * 2**30)
@@ -49,12 +52,12 @@ def children() -> set[int]:
     return mine
 
 
-def open_files() -> list[str]:
-    found = []
+def open_files() -> Counter[str]:
+    found = Counter[str]()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return sorted(found)
+            found[os.readlink(f"/proc/self/fd/{fd}")] += 1
+    return found
 
 
 def alive(pid: int) -> bool:
@@ -63,13 +66,6 @@ def alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
-
-
-def wait_until_gone(pid: int, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -270,7 +266,7 @@ def test_a_crash_is_an_error_and_the_worker_goes_on(
         worker.host()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert children() == before
+    assert children() <= before
     assert [device.name for device in worker.devices()] == ["CUDA0"]
 
 
@@ -285,13 +281,17 @@ def test_a_context_that_llama_cpp_refuses(worker: Worker, model: Path) -> None:
 def test_a_hang_is_an_error(sabotage: None, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setenv("SABOTAGE", code)
     before = children()
-    with Worker([CARD], timeout=2.0) as worker:
-        assert worker.devices()
-        started = time.monotonic()
-        with pytest.raises(LlamaCppError, match="did not answer 'host' within 2 seconds"):
-            worker.host()
-        assert 1.5 < time.monotonic() - started < 8
-        assert children() == before
+
+    def attempt(seconds: float) -> None:
+        with Worker([CARD], timeout=seconds) as worker:
+            assert worker.devices()
+            started = time.monotonic()
+            with pytest.raises(LlamaCppError, match=f"did not answer 'host' within {seconds:g} seconds"):
+                worker.host()
+            assert 0.9 * seconds < time.monotonic() - started < SECONDS
+            assert children() <= before
+
+    with_more_time(attempt, 2, 8, 30)
 
 
 def test_a_deadline_ends_what_is_asked(sabotage: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def test_a_deadline_ends_what_is_asked(sabotage: None, monkeypatch: pytest.Monke
             match=r"^no plan was found within the time limit, which ended while asking for the host's memory: raise",
         ):
             worker.host()
-        assert 0.9 < time.monotonic() - started < 8
+        assert 0.9 < time.monotonic() - started < SECONDS
         worker.deadline = None
         monkeypatch.delenv("SABOTAGE")
         pid = worker.devices() and worker.pid
@@ -317,9 +317,9 @@ def test_a_deadline_ends_what_is_asked(sabotage: None, monkeypatch: pytest.Monke
 
 def test_a_start_after_the_deadline_is_of_use_later() -> None:
     with Worker([CARD]) as worker:
-        worker.deadline = time.monotonic() + 0.2
+        worker.deadline = time.monotonic() + SECONDS
         worker.start()
-        time.sleep(0.3)
+        worker.deadline = time.monotonic()
         with pytest.raises(TimeLimitError, match=r"which ended while listing the devices: raise --time-limit$"):
             worker.devices()
         worker.deadline = None
@@ -331,10 +331,10 @@ def test_an_interrupt_ends_the_worker(sabotage: None, monkeypatch: pytest.Monkey
     before = children()
     with Worker() as worker:
         worker.devices()
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
             worker.host()
-        assert children() == before
+        assert children() <= before
 
 
 def test_an_interrupt_of_the_whole_group_is_the_parents_affair(worker: Worker) -> None:
@@ -365,15 +365,21 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path, busy: bool) -> None:
         pid = int(parent.stdout.readline())
         assert alive(pid)
         parent.kill()
-    wait_until_gone(pid)
+    until(lambda: not alive(pid), f"process {pid} is still there")
 
 
 def test_nothing_is_left_behind(model: Path) -> None:
-    processes, files, threads = children(), open_files(), threading.active_count()
+    # what earlier tests have left to be collected, and their threads, may go meanwhile
+    gc.collect()
+    processes, files, threads = children(), open_files(), set(threading.enumerate())
     with Worker([CARD]) as worker:
         worker.measure(model, Params(n_ctx=512))
-        assert len(children()) == len(processes) + 1
-    assert (children(), open_files(), threading.active_count()) == (processes, files, threads)
+        assert children() - processes == {worker.pid}
+    assert (children() - processes, open_files() - files, set(threading.enumerate()) - threads) == (
+        set(),
+        Counter(),
+        set(),
+    )
     worker.close()
     with pytest.raises(LlamaCppError, match="closed"):
         worker.devices()

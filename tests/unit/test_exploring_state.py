@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -156,20 +157,22 @@ def test_two_do_not_write_one_file(tmp_path: Path) -> None:
     assert known(path) == FOUND
 
 
-@pytest.fixture
-def full(tmp_path: Path) -> Iterator[Path]:
-    """A file that takes 100 bytes more than the first cell."""
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """No file takes more than so many bytes, meanwhile: pytest's own output is one, too."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full_leaves_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "cells.jsonl"
     written(path)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, before[1]))
-    yield path
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_disk_that_is_full_leaves_whole_lines(full: Path) -> None:
-    before = full.read_text()
-    with pytest.raises(AnswerError) as caught, State.opened(full) as state:
+    before = path.read_text()
+    with limited(len(before) + 100), pytest.raises(AnswerError) as caught, State.opened(path) as state:
         state.add(FOUND, replace(KEY, header="another"))
-    assert str(caught.value) == f"{full} cannot be written (it takes no more): name another file with --resume"
-    assert full.read_text() == before
+    assert str(caught.value) == f"{path} cannot be written (it takes no more): name another file with --resume"
+    assert path.read_text() == before

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from fitter import api
 from fitter.cli import fit as fit_module
 from fitter.cli import verify as verify_module
+from fitter.cli.group import COMMANDS
 from fitter.errors import UsageError
 from fitter.kinds import Flag, Kind, Size, Whole
 from fitter.llama import wire
@@ -70,6 +71,9 @@ INVENTIONS = {
 @pytest.fixture(params=INVENTIONS.values(), ids=INVENTIONS)
 def invention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Invention]:
     found: Invention = request.param
+    # one that is imported for the first time meanwhile would keep the invention
+    for name in COMMANDS:
+        importlib.import_module(f"fitter.cli.{name.replace('-', '_')}")
     with monkeypatch.context() as patch:
         patch.setitem(PARAMETERS, "invented", found.parameter)
         importlib.reload(fit_module)

@@ -13,7 +13,7 @@ import pytest
 from fitter.errors import CancelledError, UsageError
 from fitter.web.pool import Busy, Overtaken, Pool
 
-SECONDS = 20.0
+SECONDS = 120.0
 
 
 @dataclass(eq=False)
@@ -260,6 +260,21 @@ def test_the_end_of_the_pool_ends_every_question() -> None:
         assert [each.is_closed for each in acted.made] == [True]
         with pytest.raises(Overtaken, match="the server ends: start it again"):
             await acted.ask()
+
+    run(test)
+
+
+def test_the_end_of_the_pool_ends_a_question_that_has_no_planner_yet() -> None:
+    async def test() -> None:
+        acted = Acted()
+        async with acted.pool.asked() as question:
+            fetching = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(acted.pool.stop)
+            await question.wait_for(fetching)
+            with pytest.raises(Overtaken, match="the server ends: start it again"):
+                question.check()
+        assert acted.made == []
+        await acted.pool.close()
 
     run(test)
 

@@ -292,8 +292,9 @@ def _home() -> Iterator[Path]:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """What commands see: nothing that is set here but where programs are."""
-    passed = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TMPDIR") if name in os.environ}
+    """What commands see: nothing that is set here but where programs are, and how threads of real loads wait."""
+    names = ("LANG", "LC_ALL", "TMPDIR", "OMP_WAIT_POLICY")
+    passed = {name: os.environ[name] for name in names if name in os.environ}
     programs = (Path(sys.executable).parent, TOOLS, os.environ.get("PATH", os.defpath))
     return {
         "LANG": "C.UTF-8",

@@ -21,6 +21,9 @@
       return select(text);
     }
   };
+  // what was said of an earlier one is over
+  let ending = 0;
+  let end = () => {};
   // for what is put into the page later as well
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button.copy");
@@ -30,8 +33,11 @@
     const done = await copy(source.textContent);
     button.focus();
     if (!done && source.tagName === "PRE") getSelection().selectAllChildren(source);
+    clearTimeout(ending);
+    end();
     button.textContent = done ? "Copied" : source.tagName === "PRE" ? "Selected: copy it" : "Not copied";
     said.textContent = button.textContent;
-    setTimeout(() => { button.textContent = button.dataset.label; said.textContent = ""; }, 2500);
+    end = () => { button.textContent = button.dataset.label; said.textContent = ""; };
+    ending = setTimeout(end, 2500);
   });
 })();

@@ -26,6 +26,7 @@
       this.largest = this.section.querySelector(".largest");
       this.session = `${random()}-${name}`;
       this.asking = null;
+      this.isChanged = false;
       this.shown = "";
       this.form.addEventListener("submit", (event) => event.preventDefault());
       this.form.addEventListener("input", (event) => this.changed(event.target, true));
@@ -170,14 +171,15 @@
       const wrong = this.wrong;
       const question = this.question;
       const key = wrong ?? JSON.stringify(question);
-      if (key === this.shown) return;
+      this.isChanged = false;
+      if (key === this.shown) return this.settle();
       this.asking?.abort();
       this.asking = null;
       this.shown = key;
       if (wrong) return this.fail(wrong);
       if (!question.model || question.gpus?.length === 0) return this.fail("");
       const asking = (this.asking = new AbortController());
-      this.panel.setAttribute("aria-busy", "true");
+      this.settle();
       try {
         const answer = await fetch(`/panel/${this.name}`, {
           method: "POST", body: key, headers: { "Content-Type": "application/json" }, signal: asking.signal,
@@ -188,7 +190,17 @@
         else this.fail(error ?? GONE);
       } catch {
         if (asking === this.asking) this.fail(GONE);
+      } finally {
+        if (asking === this.asking) {
+          this.asking = null;
+          this.settle();
+        }
       }
+    }
+
+    // whether it waits for an answer; from a change on it does, though it asks a little later
+    settle() {
+      this.panel.setAttribute("aria-busy", String(this.isChanged || this.asking !== null));
     }
 
     show(html) {
@@ -210,7 +222,7 @@
     }
 
     told(message) {
-      this.panel.setAttribute("aria-busy", "false");
+      this.settle();
       this.failed.textContent = message;
       this.failed.hidden = !message;
       this.again.hidden = message !== GONE;
@@ -229,12 +241,18 @@
     const pairs = Object.values(sides).flatMap((side) => (side.section.hidden ? [] : side.state.map(([name, value]) => [`${side.name}.${name}`, value])));
     history.replaceState(null, "", `#${new URLSearchParams(pairs)}`);
     address.textContent = location.href;
+    for (const side of Object.values(sides)) {
+      side.isChanged = !side.section.hidden;
+      side.settle();
+    }
     clearTimeout(waiting);
     waiting = setTimeout(ask, PAUSE);
   };
 
   const ask = () => {
-    for (const side of Object.values(sides)) if (!side.section.hidden) side.ask();
+    for (const side of Object.values(sides)) {
+      if (!side.section.hidden) side.ask();
+    }
   };
 
   const setCompared = (is) => {
