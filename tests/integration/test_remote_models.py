@@ -227,8 +227,12 @@ REFUSED: dict[str, tuple[Callable[[Request], bool], str]] = {
         "{} is redirected from http to file, which is not followed: if you trust it, give file:///etc/passwd",
     ),
     "empty": (status(416, Content_Range="bytes */0"), "{} is empty; download the model again"),
-    "text": (
+    "a web page": (
         status(206, b"<html>\n</html>\n", Content_Range="bytes 0-14/15"),
+        "{} is a web page, not the model; download the file itself",
+    ),
+    "text": (
+        status(206, b"a plain text\n\n\n", Content_Range="bytes 0-14/15"),
         "{} is not a GGUF file; convert the model with llama.cpp's convert_hf_to_gguf.py",
     ),
     "another version": (
