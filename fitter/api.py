@@ -264,7 +264,7 @@ def devices(
     timeout: float = DEFAULT_TIMEOUT,
 ) -> tuple[tuple[DeviceInfo, ...], DeviceInfo]:
     """The devices that a model would be offloaded to, and the host with the memory that it has available."""
-    virtual = virtual_devices([gpus] if isinstance(gpus, (str, VirtualDevice)) else gpus)
+    virtual = virtual_devices(gpus)
     with Worker(virtual, timeout=timeout, rpc=rpc, llama_cpp=llama_cpp) as worker:
         found = worker.devices() if virtual or rpc or not gpus else ()
         memory, shown = host_memory(), described(found, virtual) if gpus else found

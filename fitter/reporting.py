@@ -13,7 +13,7 @@ from fitter.asking import fetch
 from fitter.door import door
 from fitter.errors import FitterError, TimeLimitError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
-from fitter.llama.types import Skeleton, VirtualDevice
+from fitter.llama.types import Skeleton
 from fitter.machine.gpu import virtual_devices
 from fitter.model.header import Model, open_model
 from fitter.parameters import DEFAULTS, AnyPath
@@ -61,9 +61,9 @@ def beside(
     say = on_progress or (lambda _: None)
     try:
         fetch(where, timeout)
-        gpus = words.get("gpus") or ()
-        virtual = virtual_devices([gpus] if isinstance(gpus, (str, VirtualDevice)) else gpus)
-        with Worker(virtual, timeout=timeout, llama_cpp=words.get("llama_cpp")) as worker:
+        with Worker(
+            virtual_devices(words.get("gpus") or ()), timeout=timeout, llama_cpp=words.get("llama_cpp")
+        ) as worker:
             opened = open_model(where, worker.header)
             check_same_model(plan.model, ModelSummary.of(opened))
             found = layer_map(plan, opened, worker)

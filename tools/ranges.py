@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest import mock
 from urllib.parse import unquote, urlsplit
 
 _RANGE = re.compile(r"bytes=([0-9]+)-([0-9]*)")
@@ -187,12 +188,6 @@ def clean_environment() -> dict[str, str]:
 @contextmanager
 def in_clean_environment() -> Iterator[None]:
     """That is this process's, too, for as long as this lasts, and Hugging Face's directory is in the cache's."""
-    before = dict(os.environ)
-    clean = clean_environment() | {"HF_HOME": os.path.join(before["XDG_CACHE_HOME"], "hub")}
-    os.environ.clear()
-    os.environ.update(clean)
-    try:
+    clean = clean_environment() | {"HF_HOME": os.path.join(os.environ["XDG_CACHE_HOME"], "hub")}
+    with mock.patch.dict(os.environ, clean, clear=True):
         yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fitter
 from fitter.llama.client import Worker
@@ -141,15 +142,11 @@ def _compared(value: Value, breakdown: Breakdown, is_real: bool) -> Compared:
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     """This process's environment with ``variables`` and no others of ggml's."""
-    before = dict(os.environ)
-    for name in [name for name in before if name.startswith("GGML_")]:
-        del os.environ[name]
-    os.environ.update(variables)
-    try:
+    with mock.patch.dict(os.environ):
+        for name in [name for name in os.environ if name.startswith("GGML_")]:
+            del os.environ[name]
+        os.environ.update(variables)
         yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def table(found: Sequence[tuple[Load, Sequence[Compared]]]) -> str:

@@ -102,8 +102,10 @@ def parse_gpus(specs: Sequence[str]) -> tuple[VirtualDevice, ...]:
     return tuple(devices)
 
 
-def virtual_devices(gpus: Sequence[str | VirtualDevice]) -> tuple[VirtualDevice, ...]:
-    """The virtual devices of what is all descriptions, or all devices already. Raises ``UsageError``."""
+def virtual_devices(gpus: str | VirtualDevice | Sequence[str | VirtualDevice]) -> tuple[VirtualDevice, ...]:
+    """The virtual devices of what is one description or device, or all of one kind. Raises ``UsageError``."""
+    if isinstance(gpus, (str, VirtualDevice)):
+        gpus = [gpus]
     devices = tuple(gpu for gpu in gpus if isinstance(gpu, VirtualDevice))
     if not devices:
         return parse_gpus([gpu for gpu in gpus if isinstance(gpu, str)])

@@ -42,6 +42,3 @@ class Connection(H11Protocol):
         if self._ending is not None:
             self._ending.cancel()
             self._ending = None
-
-
-__all__ = ["SECONDS", "Connection"]
