@@ -16,6 +16,10 @@ from fitter.llama import kept, verdicts
 from fitter.llama.builds import find
 from fitter.llama.canary import DENSE, write
 from fitter.llama.library import own_libraries
+from fitter.llama.types import VirtualDevice, describe
+from tools.tiny import TINY_DENSE, write_tiny
+
+CRASHED = "it ended with signal 11 when a small model was loaded"
 
 # A processor with AMX: ggml's CPU buffer type under that name, which llama.cpp then prefers to CPU_REPACK.
 WITH_AMX = """
@@ -96,19 +100,61 @@ def test_only_this_machine_has_them(model: Path, tmp_path: Path) -> None:
     assert run(f"said.append(has_amx()); {described}", model, tmp_path) == [True, False, True]
 
 
-@pytest.mark.parametrize(
-    ("problem", "is_left_out"), [("", False), ("it ended with signal 11 when a small model was loaded", True)]
-)
+@pytest.mark.parametrize(("problem", "is_left_out"), [("", False), (CRASHED, True)])
 def test_what_crashes_is_left_out(
     problem: str, is_left_out: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept_verdict(problem)
+    code = "said += [host_layouts.settle(), has_amx()]; backend.fitter_virtual_host_is_described(False); "
+    assert run(code + "said.append(has_amx())", model, tmp_path) == [is_left_out, not is_left_out, not is_left_out]
+
+
+def kept_verdict(problem: str) -> None:
+    """Have it be known already how this build computes."""
     build = find(os.environ.get("FITTER_LLAMA_CPP", "python"))
     assert verdicts.problem_of_computing(build, own_libraries()) == ""
     (file,) = kept.folder().glob("computing-*.json")
     file.write_text(json.dumps({"problem": problem}))
-    code = "said += [host_layouts.settle(), has_amx()]; backend.fitter_virtual_host_is_described(False); "
-    assert run(code + "said.append(has_amx())", model, tmp_path) == [is_left_out, not is_left_out, not is_left_out]
+
+
+@pytest.mark.parametrize(("problem", "is_there"), [("", True), (CRASHED, False)])
+def test_a_worker_has_them_where_it_is_asked_about_this_machine(
+    problem: str, is_there: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept_verdict(problem)
+    mac = describe([VirtualDevice("MTL0", "Apple M3 Max", "metal", 0, 2**36, 2**36)])
+    code = f"""
+from fitter.llama.worker import Session
+
+session = Session()
+for description in ({mac!r}, "", {mac!r}):
+    session.configure(description)
+    rows = session.measure(sys.argv[1], Params(n_ctx=256, devices=(), n_gpu_layers=0), "own", False).rows
+    said.append("AMX" in {{row.buffer_type for row in rows}})
+"""
+    assert run(code, model, tmp_path) == [False, is_there, False]
+
+
+@pytest.mark.parametrize(("problem", "is_warned"), [("", False), (CRASHED, True)])
+def test_a_model_is_loaded_without_what_crashes(
+    problem: str, is_warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept_verdict(problem)
+    code = """
+import warnings
+import fitter
+
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    llm = fitter.Llama(sys.argv[1], n_ctx=256, gpus=None, verbose=False)
+said += [any("crashes where it computes with AMX" in str(each.message) for each in warned)]
+said += [has_amx()]
+"""
+    tiny = write_tiny(tmp_path / "tiny.gguf", TINY_DENSE)
+    assert run(code, tiny, tmp_path) == [is_warned, not is_warned]
 
 
 def test_what_cannot_be_tried_is_not_left_out(model: Path, tmp_path: Path) -> None:
