@@ -98,6 +98,12 @@ void fitter_log_clear(void);
 // of each is its level as ggml counts it (2 information, 3 warning, 4 error).
 bool fitter_log_lines(fitter_columns_t * out);
 
+// ---- libfitter: faults
+
+// From now on, a fault or an abort of this process is a line "fitter: fault of process PID" on stderr before its end; a signal
+// that another process sent is none. Replaces the handlers of SIGABRT, SIGBUS, SIGFPE, SIGILL and SIGSEGV.
+void fitter_say_faults(void);
+
 // ---- libfitter: devices
 
 typedef struct {

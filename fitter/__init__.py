@@ -16,6 +16,7 @@ from fitter.errors import (
     RemoteError,
     TimeLimitError,
     UsageError,
+    WorkerError,
 )
 from fitter.version import VERSION
 
@@ -210,6 +211,7 @@ __all__ = [
     "VerifiedDifference",
     "VerifiedRow",
     "VirtualDevice",
+    "WorkerError",
     "Workload",
     "__version__",
     "calibrate",

@@ -9,7 +9,7 @@ import sys
 
 from fitter import early, streams
 from fitter.errors import EXIT_FAILURE
-from fitter.llama import process
+from fitter.llama import memory_limit, process
 from fitter.text import printable
 
 TYPE_CHECKING = False
@@ -39,6 +39,9 @@ def _run() -> int:
         signal.signal(signal.SIGINT, _leave)
     args = sys.argv[1:]
     has_begun = early.begin(args)
+    if args[:1] != ["calibrate"]:
+        # After the early workers, which are forks of a process with one thread. To calibrate is to fill memory.
+        memory_limit.watch(_run_out)
     from fitter import cli
 
     if has_begun:
@@ -54,12 +57,21 @@ def _run() -> int:
         return _INTERRUPTED
 
 
+def _run_out(why: str) -> NoReturn:
+    """End the process because it takes too much memory."""
+    print(f"fitter: error: {why}", file=sys.stderr, flush=True)
+    process.end_early()
+    os._exit(EXIT_FAILURE)
+
+
 def _fail(error: Exception) -> int:
     """Report an unexpected error in one line. Python itself would exit with status 1, which means "does not fit"."""
     if sys.flags.dev_mode:
         sys.excepthook(type(error), error, error.__traceback__)
     if isinstance(error, ImportError):
         message = f"fitter cannot be imported ({error}): reinstall llama-fitter"
+    elif isinstance(error, MemoryError):
+        message = "the memory that this process may take ran out: end other programs, or raise its limit (ulimit)"
     else:
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:

@@ -43,7 +43,7 @@ class LibraryError(FitterError):
 
 
 class LlamaCppError(FitterError):
-    """llama.cpp refused a load, crashed, or did not answer in time.
+    """llama.cpp refused a load, or crashed.
 
     ``log`` holds the last lines that llama.cpp wrote before that, oldest first.
     """
@@ -54,7 +54,18 @@ class LlamaCppError(FitterError):
 
 
 class LlamaCppCrashError(LlamaCppError):
-    """llama.cpp ended its process: a crash, or one of its own aborts."""
+    """llama.cpp ended its process by an abort or a fault of its own; a worker did so twice, asked the same."""
+
+
+class WorkerError(FitterError):
+    """The worker process was killed, ran out of memory, failed or did not answer: this says nothing about the load.
+
+    No plan is made without the missing answer. ``log`` holds the last lines that the worker wrote, oldest first.
+    """
+
+    def __init__(self, message: str, log: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.log = tuple(map(printable, log))
 
 
 class TimeLimitError(FitterError):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter import api
-from fitter.errors import FitterError, LibraryError, LlamaCppCrashError, TimeLimitError
+from fitter.errors import FitterError, LibraryError, LlamaCppCrashError, TimeLimitError, WorkerError
 from fitter.llama.remembering import RememberingWorker
 from fitter.output.arguments import arguments
 from fitter.planning.explored import ExploredCell
@@ -92,7 +92,7 @@ def run(task: Task) -> tuple[dict[str, Any], bool]:
             raise
         except FitterError as error:
             cell = ExploredCell("", None, "", None, None, None, None)
-            is_lasting = not isinstance(error, (LlamaCppCrashError, TimeLimitError))
+            is_lasting = not isinstance(error, (LlamaCppCrashError, TimeLimitError, WorkerError))
             return {**cell.figures(), "problem": str(error).replace(str(path), task.called)}, is_lasting
     return figures_of(plan, task.called, str(path)), not plan.search.is_cut_short
 

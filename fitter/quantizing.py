@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fitter import api, programs
 from fitter.asking import fetch, worker_for
-from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError
+from fitter.errors import FitterError, LlamaCppError, TimeLimitError, UsageError, WorkerError
 from fitter.llama.client import Worker
 from fitter.model.header import Model, open_model
 from fitter.model.shapes.addresses import as_converted, wanted
@@ -179,9 +178,14 @@ def longest_context(plan: Plan, model: Model, header: Path, told: dict[str, Any]
     if is_shared and told.get("n_gpu_layers") is None:
         # Where even this fits there is nothing to search for, and it takes a few loads.
         on_host = {**told, "n_ctx": model.n_ctx_train, "n_gpu_layers": 0}
-        with suppress(FitterError):
+        try:
             if api.fit(header, **on_host).fits:
                 return model.n_ctx_train
+        except WorkerError:
+            raise
+        except FitterError:
+            # then it is searched for
+            pass
     other = api.fit(header, **{**told, "objective": "context"})
     return max(context, other.params.n_ctx or other.breakdown.n_ctx) if other.fits else context
 

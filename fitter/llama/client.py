@@ -6,17 +6,17 @@ import contextlib
 import json
 import os
 import select
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter import errors
-from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, RemoteError, TimeLimitError
+from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, RemoteError, TimeLimitError, WorkerError
 from fitter.llama import process, surroundings, wire
+from fitter.llama.endings import RAN_OUT, Ending
 from fitter.llama.types import (
     Breakdown,
     Caches,
@@ -49,6 +49,8 @@ DEFAULT_TIMEOUT: float = DEFAULTS["timeout"]
 _STDERR_LINES = 60
 
 _DROPPED = "Remote RPC server crashed"
+_ASKED_ONCE = frozenset({"load"})
+"""Commands that are not asked again after the end of a process: a real load takes the memory that may have run out."""
 _DIAGNOSIS_SECONDS = 2.0
 _FAREWELL_SECONDS = 1.0
 
@@ -61,10 +63,15 @@ class Worker:
     for that of llama-cpp-python, a directory with its libraries, or a llama-server; by default what the environment
     variable ``FITTER_LLAMA_CPP`` says, or ``python``.
 
-    Use a worker from one thread at a time; there may be several workers. The process starts with the first question,
-    and again after a crash. Every question raises ``LlamaCppError`` if llama.cpp fails, crashes or does not answer
-    within ``timeout`` seconds, ``TimeLimitError`` after ``deadline`` (on the monotonic clock), and ``RemoteError`` if
-    an rpc-server cannot be used. ``on_log`` is called with each line of llama.cpp's log once a question is answered.
+    Use a worker from one thread at a time; there may be several workers. The process starts with the first question.
+    Where it ends before its answer, a new one is asked once more. ``on_log`` is called with each line of llama.cpp's
+    log once a question is answered. Every question raises
+
+    - ``LlamaCppError`` if llama.cpp refuses,
+    - ``LlamaCppCrashError`` if llama.cpp ended both processes by the same abort or fault,
+    - ``WorkerError`` if something else ended them, or if there was no answer within ``timeout`` seconds,
+    - ``TimeLimitError`` after ``deadline`` (on the monotonic clock),
+    - ``RemoteError`` if an rpc-server cannot be used.
 
     If a worker is passed to ``fit``, ``measure`` or ``estimate``, these set its devices, but its own ``timeout`` and
     ``on_log`` apply; others in the same call are a ``UsageError``.
@@ -92,6 +99,7 @@ class Worker:
         self._closed = False
         self._loads = 0
         self._begun: list[_Begun] = []
+        self._endings: dict[str, Ending] = {}
         self._answered: Any = None
         self._failed: FitterError | None = None
 
@@ -423,10 +431,15 @@ class Worker:
     def _send(self, child: _Child, command: str, arguments: dict[str, Any], is_opening: bool = False) -> None:
         request = {"command": command, "arguments": wire.encode(arguments), "log": self._on_log is not None}
         is_long = command != "header" and isinstance(arguments.get("path"), str)
-        begun = _Begun(child, command, time.monotonic() + self._patience, is_opening, is_long)
+        self._send_request(child, command, json.dumps(request), is_opening, is_long)
+
+    def _send_request(self, child: _Child, command: str, request: str, is_opening: bool, is_long: bool) -> None:
+        begun = _Begun(child, command, request, time.monotonic() + self._patience, is_opening, is_long)
         self._begun.append(begun)
-        with self._telling(begun):
+        try:
             child.send(request, self._end_of(begun))
+        except _TimeoutError:
+            raise self._unanswered(begun) from None
 
     def _finish(self) -> Any:
         """The answer to the last question; raises the first error of all open questions."""
@@ -442,10 +455,16 @@ class Worker:
         """Wait for the answer to the first open question, and store it, or its error."""
         begun = self._begun[0]
         try:
-            with self._telling(begun):
+            try:
                 # Answers come in order, so waiting for one includes those before it.
                 answer = begun.child.receive(self._end_of(begun), any(each.is_long for each in self._begun))
+            except _TimeoutError:
+                raise self._unanswered(begun) from None
+            except _EndedError as ended:
+                self._ask_again(begun, ended.status)
+                return
             del self._begun[0]
+            self._endings.pop(begun.request, None)
             self._loads += answer.get("loads", 0)
             log = tuple(map(printable, answer.get("log", ())))
             if self._on_log is not None:
@@ -459,23 +478,36 @@ class Worker:
         except FitterError as error:
             self._failed = self._failed or error
 
-    @contextlib.contextmanager
-    def _telling(self, begun: _Begun) -> Iterator[None]:
-        """Turn a timeout or the end of the process into an error that names the question."""
+    def _unanswered(self, begun: _Begun) -> FitterError:
+        """Why there is no answer in time; the process is ended."""
+        log = self._kill()
+        if self._end_of(begun) < begun.deadline:
+            return _late(begun.command)
         try:
-            yield
-        except _TimeoutError:
-            log = self._kill()
-            if self._end_of(begun) < begun.deadline:
-                raise _late(begun.command) from None
             self._check_servers(begun.command, log)
-            raise LlamaCppError(
-                f"llama.cpp did not answer '{begun.command}' within {self._patience:g} seconds: raise --timeout", log
-            ) from None
-        except _EndedError as ended:
-            log = self._kill()
-            self._check_servers(begun.command, log)
-            raise LlamaCppCrashError(_crash_message(begun.command, ended.status, log), log) from None
+        except RemoteError as error:
+            return error
+        waited = f"llama.cpp did not answer '{begun.command}' within {self._patience:g} seconds: raise --timeout"
+        return WorkerError(waited, log)
+
+    def _ask_again(self, begun: _Begun, status: int) -> None:
+        """Ask a new process what the one that ended has not answered; raise an error where it was the second one.
+
+        Only what ends both in the same way says something about the question: memory comes back, and a process may be
+        killed by somebody else.
+        """
+        lost, endings = self._begun, self._endings
+        log = self._kill()
+        self._check_servers(begun.command, log)
+        ending = Ending(begun.child.pid, status, log)
+        before = endings.get(begun.request)
+        if before is not None or begun.command in _ASKED_ONCE:
+            raise _lost(begun.command, before or ending, ending)
+        self._endings = {**endings, begun.request: ending}
+        child = self._start()
+        for each in lost:
+            if not each.is_opening:
+                self._send_request(child, each.command, each.request, False, each.is_long)
 
     def _end_of(self, begun: _Begun) -> float:
         """The latest time for its answer; a deadline that was set later applies as well."""
@@ -512,7 +544,7 @@ class Worker:
 
     def _kill(self) -> tuple[str, ...]:
         child, self._child = self._child, None
-        self._begun = []
+        self._begun, self._endings = [], {}
         return child.kill(self._farewell) if child is not None else ()
 
 
@@ -569,24 +601,24 @@ def _model(path: str | os.PathLike[str] | Skeleton) -> str | Skeleton:
 
 def _error(error: dict[str, str], log: tuple[str, ...]) -> FitterError:
     kind = getattr(errors, error["type"])
-    if kind is LlamaCppError:
-        return LlamaCppError(error["message"], log)
+    if issubclass(kind, (LlamaCppError, WorkerError)):
+        told: FitterError = kind(error["message"], log)
+        return told
     made: FitterError = kind(error["message"])
     return made
 
 
-def _crash_message(command: str, status: int, log: tuple[str, ...]) -> str:
-    how = f"ended with status {status}"
-    if status < 0:
-        try:
-            how = f"was ended by {signal.Signals(-status).name}"
-        except ValueError:
-            how = f"was ended by signal {-status}"
-    # GGML_ASSERT and GGML_ABORT write to stderr, not to the log; the lines after them are less useful.
-    lines = [line.strip() for line in log if line.strip()]
-    errors_in_log = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower()]
-    last = (errors_in_log or lines or [""])[-1]
-    return f"llama.cpp {how} during '{command}'" + (f": {last}" if last else "")
+def _lost(command: str, first: Ending, second: Ending) -> FitterError:
+    """The error for a question that ended two processes, or one that is asked once (then both are the same)."""
+    what = f"{second.how} during '{command}'"
+    said = f": {second.last_words}" if second.last_words else ""
+    if first.is_same_as(second):
+        return LlamaCppCrashError(f"llama.cpp {what}{said}", second.log)
+    if second.status == RAN_OUT:
+        return WorkerError(second.last_words, second.log)
+    twice = "" if first is second else ", and so did a new one" if second.status == first.status else " once more"
+    remedy = "end other programs" if second.has_run_out else "find out what ends it, such as a lack of memory"
+    return WorkerError(f"the process that runs llama.cpp {what}{twice}{said}: {remedy}, and try again", second.log)
 
 
 class _TimeoutError(Exception):
@@ -595,7 +627,7 @@ class _TimeoutError(Exception):
 
 @dataclass(frozen=True)
 class _Begun:
-    """A question that was sent. ``deadline`` is on the monotonic clock.
+    """A question that was sent, as the JSON ``request``. ``deadline`` is on the monotonic clock.
 
     ``is_opening``: it is part of starting the process. ``is_long``: it is about a model's own file, not only its
     header.
@@ -603,6 +635,7 @@ class _Begun:
 
     child: _Child
     command: str
+    request: str
     deadline: float
     is_opening: bool
     is_long: bool
@@ -632,9 +665,9 @@ class _Child:
     def is_own(self) -> bool:
         return self._process.is_own
 
-    def send(self, request: dict[str, Any], deadline: float) -> None:
-        """Send a request. Raises ``_TimeoutError`` and ``_EndedError``."""
-        view = memoryview(json.dumps(request).encode() + b"\n")
+    def send(self, request: str, deadline: float) -> None:
+        """Send a request. That the process has ended is for ``receive`` to say. Raises ``_TimeoutError``."""
+        view = memoryview(request.encode() + b"\n")
         while view:
             self._wait(self._process.requests, select.POLLOUT, deadline)
             try:
@@ -642,7 +675,7 @@ class _Child:
             except BlockingIOError:
                 continue
             except BrokenPipeError:
-                raise self._ended() from None
+                return
 
     def has_answer(self) -> bool:
         """Whether ``receive`` would return at once, with an answer or because the process has ended."""
@@ -655,7 +688,7 @@ class _Child:
             self._wait(self._process.answers, select.POLLIN, deadline)
             data = os.read(self._process.answers, 1 << 16)
             if not data:
-                raise self._ended()
+                raise _EndedError(self._process.wait())
             self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
@@ -668,9 +701,6 @@ class _Child:
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
             raise _TimeoutError
-
-    def _ended(self) -> _EndedError:
-        return _EndedError(self._process.wait())
 
     def dismiss(self, at_once: bool) -> None:
         """Tell the process to end, or kill it ``at_once``."""

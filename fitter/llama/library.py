@@ -227,6 +227,7 @@ def prepare() -> None:
     """Load everything that a worker needs, and capture llama.cpp's log. Raises ``LibraryError``."""
     library = libraries()
     library.fitter.fitter_log_capture()
+    library.fitter.fitter_say_faults()
     open_backend()
     cpu_backend()
     # llama.cpp's programs load the backend in this variable, but llama-cpp-python does not.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fitter.llama import library as native
-from fitter.llama import wire
+from fitter.llama import memory_limit, wire
 from fitter.llama.ahead import MAX_HELD_OVERRIDES, params_of
 from fitter.llama.files import identity
 from fitter.llama.types import Breakdown, Params
@@ -31,6 +31,8 @@ CAN_FORK = sys.platform == "linux"
 _PR_SET_PDEATHSIG = 1
 _PATIENCE = 30
 """Seconds that a fork may take."""
+_END = b"\n"
+"""The end of an answer."""
 
 Place = Callable[["Placer", Params], None]
 """Tells the load in a fork where its tensors go."""
@@ -47,12 +49,12 @@ class _Fork:
     answer: int
 
     def collect(self) -> Breakdown | None:
-        """What it has found; ``None`` if it could not load the model."""
+        """What it has found; ``None`` if it could not load the model, or was ended before it had said all of it."""
         with open(self.answer, "rb") as file:
             data = file.read()
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
-        return wire.decode(Breakdown, json.loads(data)) if data else None
+        return wire.decode(Breakdown, json.loads(data)) if data.endswith(_END) else None
 
 
 class Placer:
@@ -134,6 +136,7 @@ class Placer:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             # one that hangs is asked of another load
             signal.alarm(_PATIENCE)
+            memory_limit.watch(lambda why: os._exit(1))
             self._library.fitter.fitter_log_clear()
             self._place(self, params)
         except BaseException:
@@ -146,7 +149,7 @@ class Placer:
             params, reserve, write = self._child
             if model:
                 found = self._measure(self, model, params, reserve)
-                view = memoryview(json.dumps(wire.encode(found)).encode() if found else b"")
+                view = memoryview(json.dumps(wire.encode(found)).encode() + _END if found else b"")
                 while view:
                     view = view[os.write(write, view) :]
         finally:

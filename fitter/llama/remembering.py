@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from fitter.errors import FitterError, LlamaCppCrashError
+from fitter.errors import FitterError
 from fitter.llama.client import DEFAULT_TIMEOUT, Worker
 from fitter.llama.files import identity
 from fitter.llama.types import Breakdown, DeviceInfo, Params, Skeleton, VirtualDevice
@@ -37,9 +37,8 @@ class RememberingWorker(Worker):
     """A ``Worker`` that remembers its answers, and measures a model's own file in a second process of virtual devices.
 
     What was asked of a file is forgotten once that changes (its time of change, size or number), and what was asked of
-    real devices once another amount of their memory is free. A process that has ended is started again, and asked once
-    more. ``check`` is called before every question; what it raises, the question does. One that ``is_alone`` has one
-    process for everything.
+    real devices once another amount of their memory is free. ``check`` is called before every question; what it raises,
+    the question does. One that ``is_alone`` has one process for everything.
     """
 
     check: Callable[[], None] | None = None
@@ -78,7 +77,7 @@ class RememberingWorker(Worker):
             self._settle()
             if virtual_devices:
                 second, where = self._second, self._llama_cpp
-                self._retried(lambda: second.configure(virtual_devices, library, (), where))
+                second.configure(virtual_devices, library, (), where)
 
     def measure(
         self, path: str | os.PathLike[str] | Skeleton, params: Params, role: str = "measure", *, reserve: bool = False
@@ -89,7 +88,7 @@ class RememberingWorker(Worker):
             # the skeleton stays loaded beside it
             return super().measure(path, params, _OWN, reserve=reserve)
         name = os.fspath(path)
-        return self._once(self._own_key(name, params), lambda: self._retried(lambda: self._measured(name, params)))
+        return self._once(self._own_key(name, params), lambda: self._measured(name, params))
 
     def suggest(self, path: str, params: Params, *, is_found: bool) -> None:
         """Have the model's own file measured meanwhile, as it may be asked for next, or will be if it ``is_found``."""
@@ -97,10 +96,8 @@ class RememberingWorker(Worker):
         if not self._has_second or is_known or (self._suggested and not is_found and self._own_worker().busy):
             return
         self._settle()
-        # it is asked again when its answer is needed
-        with contextlib.suppress(LlamaCppCrashError):
-            self._own_worker().begin_placing(path, params)
-            self._suggested = path, params
+        self._own_worker().begin_placing(path, params)
+        self._suggested = path, params
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         if self._description:
@@ -174,10 +171,8 @@ class RememberingWorker(Worker):
         if command == "header":
             self._notice(arguments["path"])
         if command not in _KEPT:
-            return self._retried(lambda: ask(kind, command, **arguments))
-        return self._once(
-            (command, self._key(arguments)), lambda: self._retried(lambda: ask(kind, command, **arguments))
-        )
+            return ask(kind, command, **arguments)
+        return self._once((command, self._key(arguments)), lambda: ask(kind, command, **arguments))
 
     def _once(self, key: tuple[object, ...], ask: Callable[[], _T]) -> _T:
         known = self._answers
@@ -191,14 +186,6 @@ class RememberingWorker(Worker):
         if len(known) > _MOST_KEPT:
             known.popitem(last=False)
         return answer
-
-    @staticmethod
-    def _retried(ask: Callable[[], _T]) -> _T:
-        try:
-            return ask()
-        except LlamaCppCrashError:
-            # it may be the end of a process that was ended from outside
-            return ask()
 
     def _notice(self, path: str) -> None:
         """Forget everything if the file has changed: a split model is asked about by the name of its first file, and

@@ -18,11 +18,12 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fitter.errors import FitterError, LibraryError, LlamaCppError
-from fitter.llama import host_layouts, projector, real, wire
+from fitter.errors import FitterError, LibraryError, LlamaCppError, WorkerError
+from fitter.llama import host_layouts, memory_limit, projector, real, wire
 from fitter.llama import library as native
 from fitter.llama.ahead import Ahead
 from fitter.llama.devices import cuda_registry, device_named, host_of, load_cuda_backend, register_virtual, registry
+from fitter.llama.endings import RAN_OUT, is_out_of_memory
 from fitter.llama.file_types import file_types
 from fitter.llama.headers import Headers
 from fitter.llama.loader import OWN, Loader
@@ -48,6 +49,8 @@ from fitter.llama.types import (
 LOG_LINES = 60
 """How many lines of llama.cpp's log an error contains."""
 
+RAN_OUT_OF_MEMORY = "llama.cpp ran out of memory ({}): end other programs, and try again"
+
 
 class Session:
     """The state of the worker between requests. Every public method is a command."""
@@ -60,6 +63,8 @@ class Session:
         self._adopted = False
         self._real: real.RealLoad | None = None
         self._has_servers = False
+        # A real load takes what it takes, and so does what measures a device.
+        self._is_limited = True
         # Kept when the loader is replaced, since headers do not depend on devices.
         self._headers: Headers | None = None
 
@@ -163,10 +168,12 @@ class Session:
         return tuple(device.info for device in registry(self._virtual).default)
 
     def speed(self, device: str, memory: int, seconds: float) -> MeasuredSpeed:
+        self._is_limited = False
         return real.device_speed(device_named(device, self._open().devices), memory, seconds)
 
     def load(self, path: str, params: Params) -> Loaded:
         self.unload()
+        self._is_limited = False
         self._real = real.RealLoad(path, params, self._open().devices)
         return Loaded(self._real.breakdown(), self.memory())
 
@@ -178,12 +185,22 @@ class Session:
     def match(self, patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
         return match(patterns, names)
 
-    def _end(self) -> None:
+    def _end(self, status: int = 0) -> None:
         """End the process, whatever it is doing."""
         if self._has_servers:
             with contextlib.suppress(Exception):
                 real.reset_connections()
-        os._exit(0)
+        os._exit(status)
+
+    def _check_memory(self) -> None:
+        """End the process if it takes more memory than a plan may."""
+        if self._is_limited and (why := memory_limit.excess()):
+            self._run_out(why)
+
+    def _run_out(self, why: str) -> None:
+        """End the process because memory ran out: that is no answer to the question. The parent asks a new one."""
+        os.write(2, f"\n{why}\n".encode(errors="replace"))
+        self._end(RAN_OUT)
 
     def _keep(self, ahead: Ahead) -> None:
         """Take over a load that began before this session."""
@@ -210,11 +227,19 @@ def handle(session: Session, request: dict[str, Any]) -> dict[str, Any]:
         native.libraries().fitter.fitter_log_clear()
         answer["result"] = wire.encode(_call(session, request["command"], request["arguments"]))
     except FitterError as error:
+        if (
+            session._is_limited
+            and isinstance(error, LlamaCppError)
+            and is_out_of_memory([str(error), *_log(LOG_LINES)])
+        ):
+            session._run_out(RAN_OUT_OF_MEMORY.format(error))
         answer["error"] = {"type": type(error).__name__, "message": " ".join(str(error).split())}
+    except MemoryError:
+        session._run_out(RAN_OUT_OF_MEMORY.format("Cannot allocate memory"))
     except Exception as error:
         sys.excepthook(*sys.exc_info())
         message = f"{request.get('command')} failed in the worker: {type(error).__name__}: {error}"
-        answer["error"] = {"type": LlamaCppError.__name__, "message": " ".join(message.split())}
+        answer["error"] = {"type": WorkerError.__name__, "message": " ".join(message.split())}
     answer["loads"] = session._unreported_loads()
     if "error" in answer or request.get("log"):
         answer["log"] = _log(None if request.get("log") else LOG_LINES)
@@ -249,7 +274,7 @@ def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session]
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     # Native calls release the interpreter's lock, so this thread can end the process even if one hangs.
     session = Session()
-    threading.Thread(target=_read_requests, args=(request_fd, parent, requests.put, session._end), daemon=True).start()
+    threading.Thread(target=_read_requests, args=(request_fd, parent, requests.put, session), daemon=True).start()
 
     native.load_cells()
     with contextlib.suppress(FitterError):
@@ -264,18 +289,19 @@ def main(request_fd: int, answer_fd: int, parent: int, first: Callable[[Session]
         _write(answer_fd, json.dumps(answer).encode() + b"\n")
 
 
-def _read_requests(fd: int, parent: int, put: Callable[[bytes], None], end: Callable[[], None]) -> None:
+def _read_requests(fd: int, parent: int, put: Callable[[bytes], None], session: Session) -> None:
     pending = b""
     while True:
-        # The pipe stays open if the parent was killed but a fork of it is alive.
-        readable: Sequence[int] = select.select([fd], [], [], 1.0)[0]
+        readable: Sequence[int] = select.select([fd], [], [], memory_limit.CHECK_SECONDS)[0]
+        session._check_memory()
         if not readable:
+            # The pipe stays open if the parent was killed but a fork of it is alive.
             if os.getppid() != parent:
-                end()
+                session._end()
             continue
         data = os.read(fd, 1 << 16)
         if not data:
-            end()
+            session._end()
         *lines, pending = (pending + data).split(b"\n")
         for line in filter(None, lines):
             put(line)

@@ -19,7 +19,7 @@ import gguf
 import numpy as np
 import pytest
 
-from fitter.errors import LlamaCppCrashError, LlamaCppError
+from fitter.errors import LlamaCppError
 from fitter.llama.client import Worker
 from fitter.llama.headers import Headers, header_of
 from fitter.llama.types import Params, Skeleton, TensorBuftOverride, VirtualDevice
@@ -109,8 +109,6 @@ def test_it_survives_other_devices_and_a_new_process(directory: Path) -> None:
         worker.configure(CARDS)
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(LlamaCppCrashError, match="was ended by SIGKILL during 'measure'"):
-            worker.measure(skeleton_of(path), params)
         assert worker.measure(skeleton_of(path), params) == expected
 
 
@@ -289,8 +287,7 @@ def test_nothing_is_left_or_seen(temporary: Path, directory: Path, tmp_path: Pat
         worker.measure(skeleton_of(path), Params(n_ctx=512))
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(LlamaCppCrashError, match="was ended by SIGKILL during 'devices'"):
-            worker.devices()
+        assert worker.devices()
         assert os.listdir(temporary) == []
     assert os.listdir(temporary) == []
     assert sorted(os.listdir(directory)) == before

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,8 +21,17 @@ import gguf
 import pytest
 
 import fitter
-from fitter.errors import LibraryError, LlamaCppError, ModelError, TimeLimitError, UsageError
-from fitter.llama import process
+from fitter.errors import (
+    FitterError,
+    LibraryError,
+    LlamaCppCrashError,
+    LlamaCppError,
+    ModelError,
+    TimeLimitError,
+    UsageError,
+    WorkerError,
+)
+from fitter.llama import memory_limit, process
 from fitter.llama.client import Worker
 from fitter.llama.types import Array, Params, VirtualDevice
 from tests.patience import SECONDS, until, with_more_time
@@ -70,10 +80,10 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def sabotage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Makes the command ``host`` do what the environment says, in native code as llama.cpp would."""
+    """Makes the command ``host`` do what the environment says first, in native code as llama.cpp would."""
     prelude = (
-        "import os, ctypes; from fitter.llama.worker import Session; "
-        "Session.host = lambda self: exec(os.environ['SABOTAGE']); "
+        "import os, ctypes; from fitter.llama.worker import Session; host = Session.host; "
+        "Session.host = lambda self: (exec(os.environ.get('SABOTAGE', '')), host(self))[1]; "
     )
     start, _, rest = process.BOOT.partition("from fitter.llama.worker")
     monkeypatch.setattr(process, "BOOT", start + prelude + "from fitter.llama.worker" + rest)
@@ -245,29 +255,111 @@ def test_a_pattern_that_is_no_regular_expression(worker: Worker, pattern: str) -
 # --- what may happen
 
 
-FATE = {
-    "abort": ("os.abort()", "was ended by SIGABRT"),
-    "segmentation fault": ("ctypes.string_at(0)", "was ended by SIGSEGV"),
-    "exit": ("os._exit(3)", "ended with status 3"),
+WORKER = "the process that runs llama.cpp"
+TRY = "find out what ends it, such as a lack of memory, and try again"
+FATE: dict[str, tuple[str, type[FitterError], str]] = {
+    "abort": ("os.abort()", LlamaCppCrashError, "llama.cpp was ended by SIGABRT during 'host'"),
+    "segmentation fault": ("ctypes.string_at(0)", LlamaCppCrashError, "llama.cpp was ended by SIGSEGV during 'host'"),
     "assertion": (
         "os.write(2, b'x.cpp:7: GGML_ASSERT(n > 0) failed\\n'); os.abort()",
-        "was ended by SIGABRT during 'host': x.cpp:7: GGML_ASSERT(n > 0) failed",
+        LlamaCppCrashError,
+        "llama.cpp was ended by SIGABRT during 'host': x.cpp:7: GGML_ASSERT(n > 0) failed",
+    ),
+    "exit": (
+        "os._exit(3)",
+        WorkerError,
+        f"{WORKER} ended with status 3 during 'host', and so did a new one: {TRY}",
+    ),
+    "killed": (
+        "os.kill(os.getpid(), 9)",
+        WorkerError,
+        f"{WORKER} was ended by SIGKILL during 'host', and so did a new one: {TRY}",
+    ),
+    "the signal of a fault, sent by another process": (
+        "os.system(f'kill -SEGV {os.getpid()}')",
+        WorkerError,
+        f"{WORKER} was ended by SIGSEGV during 'host', and so did a new one: {TRY}",
+    ),
+    "an assertion of one that has no memory": (
+        "os.write(2, b'ggml_aligned_malloc: insufficient memory (attempted to allocate 9 MB)\\n'); os.abort()",
+        WorkerError,
+        f"{WORKER} was ended by SIGABRT during 'host', and so did a new one: "
+        "ggml_aligned_malloc: insufficient memory (attempted to allocate 9 MB): end other programs, and try again",
+    ),
+    "Python has no memory": (
+        "raise MemoryError",
+        WorkerError,
+        "llama.cpp ran out of memory (Cannot allocate memory): end other programs, and try again",
+    ),
+    "llama.cpp has no memory": (
+        "from fitter.errors import LlamaCppError; raise LlamaCppError('std::bad_alloc')",
+        WorkerError,
+        "llama.cpp ran out of memory (std::bad_alloc): end other programs, and try again",
     ),
 }
 
 
-@pytest.mark.parametrize(("code", "message"), FATE.values(), ids=FATE.keys())
-def test_a_crash_is_an_error_and_the_worker_goes_on(
-    sabotage: None, monkeypatch: pytest.MonkeyPatch, worker: Worker, code: str, message: str
+@pytest.mark.parametrize(("code", "kind", "message"), FATE.values(), ids=FATE.keys())
+def test_a_worker_that_ends_twice_is_an_error_and_goes_on(
+    sabotage: None, monkeypatch: pytest.MonkeyPatch, worker: Worker, code: str, kind: type[FitterError], message: str
 ) -> None:
     monkeypatch.setenv("SABOTAGE", code)
     before = children()
-    with pytest.raises(LlamaCppError) as caught:
+    with pytest.raises(FitterError) as caught:
         worker.host()
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert (type(caught.value), str(caught.value)) == (kind, message)
     assert children() <= before
     assert [device.name for device in worker.devices()] == ["CUDA0"]
+
+
+@pytest.mark.parametrize("code", [code for code, _, _ in FATE.values()], ids=FATE.keys())
+def test_a_worker_that_ends_once_answers(
+    sabotage: None, monkeypatch: pytest.MonkeyPatch, worker: Worker, tmp_path: Path, code: str
+) -> None:
+    whole = worker.host()
+    ended = tmp_path / "ended"
+    monkeypatch.setenv("SABOTAGE", f"if not os.path.exists({str(ended)!r}): open({str(ended)!r}, 'w'); {code}")
+    worker.restart()
+    assert worker.host() == whole
+    assert ended.exists()
+
+
+def test_two_ends_that_differ_say_nothing_about_the_question(
+    sabotage: None, monkeypatch: pytest.MonkeyPatch, worker: Worker, tmp_path: Path
+) -> None:
+    ended = str(tmp_path / "ended")
+    monkeypatch.setenv("SABOTAGE", f"os.abort() if os.path.exists({ended!r}) else [open({ended!r}, 'w'), os._exit(3)]")
+    with pytest.raises(WorkerError, match="was ended by SIGABRT during 'host' once more: "):
+        worker.host()
+
+
+def test_what_was_begun_is_asked_of_a_new_process(worker: Worker, model: Path) -> None:
+    params = Params(n_ctx=1024)
+    whole = worker.measure(model, params)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    assert worker.measure(model, params) == whole
+    worker.restart()
+    worker.begin_loading(model, params)
+    worker.begin_measure(model, params)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    os.kill(worker.pid, signal.SIGKILL)
+    assert worker.finish_measure() == whole
+
+
+def test_a_worker_that_takes_too_much_memory(sabotage: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SABOTAGE", "import time; taken = bytearray(400 << 20); time.sleep(600)")
+    monkeypatch.setenv(memory_limit.VARIABLE, "300MiB")
+    with Worker([CARD]) as worker:
+        assert worker.devices()
+        with pytest.raises(WorkerError) as caught:
+            worker.host()
+    assert re.fullmatch(
+        r"planning takes more than 300 MiB of memory \(\d+ MiB\): check the model's file, or allow more with "
+        "FITTER_MEMORY_LIMIT",
+        str(caught.value),
+    )
 
 
 def test_a_context_that_llama_cpp_refuses(worker: Worker, model: Path) -> None:
@@ -286,7 +378,7 @@ def test_a_hang_is_an_error(sabotage: None, monkeypatch: pytest.MonkeyPatch, cod
         with Worker([CARD], timeout=seconds) as worker:
             assert worker.devices()
             started = time.monotonic()
-            with pytest.raises(LlamaCppError, match=f"did not answer 'host' within {seconds:g} seconds"):
+            with pytest.raises(WorkerError, match=f"did not answer 'host' within {seconds:g} seconds"):
                 worker.host()
             assert 0.9 * seconds < time.monotonic() - started < SECONDS
             assert children() <= before
@@ -403,7 +495,7 @@ def test_several_workers_in_several_threads(model: Path) -> None:
 def test_what_native_code_prints_disturbs_nobody(sabotage: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SABOTAGE", "os.write(1, b'{}\\n' * 1000); raise RuntimeError('no such luck')")
     with Worker() as worker:
-        with pytest.raises(LlamaCppError, match="host failed in the worker: RuntimeError: no such luck"):
+        with pytest.raises(WorkerError, match="host failed in the worker: RuntimeError: no such luck"):
             worker.host()
         worker.devices()
 

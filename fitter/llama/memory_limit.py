@@ -1,0 +1,75 @@
+"""The most memory that a process which plans may take, so that no file takes all of a machine's. Bytes.
+
+Only memory in use counts, without mapped files. A dummy load reserves addresses for much more than it uses, so the
+limits of the system (``setrlimit``) would end loads that are right.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VARIABLE = "FITTER_MEMORY_LIMIT"
+"""The environment variable with another limit: a size such as ``8GiB``."""
+
+CHECK_SECONDS = 0.1
+"""How often a process looks at its memory. llama.cpp fills some 200 MB in that time."""
+
+_MOST = 4 << 30
+"""Plans of the largest models with contexts of tens of millions of tokens have taken 1.7 GB."""
+
+_STATM = "/proc/self/statm"
+
+
+@functools.cache
+def limit() -> int:
+    """The limit of this process: what the environment says, or 4 GiB, or half of the machine's memory if that is less.
+
+    Raises ``UsageError`` if the environment says something that is no size.
+    """
+    if told := os.environ.get(VARIABLE):
+        from fitter.errors import UsageError
+        from fitter.values import parse_size
+
+        try:
+            return parse_size(told)
+        except ValueError as error:
+            raise UsageError(f"{VARIABLE}: {error}") from None
+    return min(_MOST, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+
+
+def used() -> int:
+    """Bytes of memory that this process has for itself; 0 where the system does not say."""
+    try:
+        with open(_STATM, "rb") as file:
+            _, resident, shared, *_ = file.read().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def excess() -> str | None:
+    """Why this process has to end, on one line; ``None`` while it is within its limit."""
+    if (taken := used()) <= limit():
+        return None
+    return (
+        f"planning takes more than {limit() >> 20} MiB of memory ({taken >> 20} MiB): check the model's file, or allow "
+        f"more with {VARIABLE}"
+    )
+
+
+def watch(end: Callable[[str], object]) -> None:
+    """Call ``end`` with the reason as soon as this process is over its limit, on a thread of its own."""
+    import threading
+
+    def look() -> None:
+        while (why := excess()) is None:
+            time.sleep(CHECK_SECONDS)
+        end(why)
+
+    threading.Thread(target=look, name="fitter-memory", daemon=True).start()
