@@ -116,8 +116,9 @@ def fit(
     The plan's ``fits`` says whether there is one that fits. Safe to call from several threads at once.
 
     Raises ``UsageError`` (a parameter makes no sense), ``ModelError`` (the model cannot be read), ``LlamaCppError``
-    (llama.cpp refused, crashed or hung), ``TimeLimitError`` (nothing that fits was found within ``time_limit``),
-    ``LibraryError`` (libllama is missing or another one), ``RemoteError`` (an rpc-server cannot be used).
+    (llama.cpp refused or crashed), ``WorkerError`` (its process was killed, ran out of memory or hung),
+    ``TimeLimitError`` (nothing that fits was found within ``time_limit``), ``LibraryError`` (libllama is missing or
+    another one), ``RemoteError`` (an rpc-server cannot be used).
     """
     started = time.monotonic()
     model = os.fsdecode(model)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import psutil
 
+from fitter.errors import EXIT_FAILURE
 from tools import shapes
 
 # Machines on which the search asks for many placements, so that an answer that is missing would show.
@@ -48,12 +49,21 @@ class Command:
 
 @dataclass(frozen=True)
 class Run:
-    """How a command ended: its ``answer`` (a plan without the effort, or a lock file), and the last line of stderr."""
+    """How a command ended: its ``answer`` (a plan without the effort, or a lock file), and its first line on stderr."""
 
     status: int
     answer: str
     said: str
     seconds: float
+
+    def is_as(self, undisturbed: Run) -> bool:
+        """Whether it has the same answer."""
+        return (self.status, self.answer) == (undisturbed.status, undisturbed.answer)
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it has no answer, and says so."""
+        return self.status == EXIT_FAILURE and not self.answer and bool(self.said)
 
 
 def commands(directory: Path) -> tuple[Command, ...]:
@@ -95,7 +105,12 @@ def run(
         # how it was found may differ
         del document["search"]
         answer = json.dumps(document, sort_keys=True)
-    return Run(status, answer, said[-1] if said else "", time.monotonic() - started)
+    return Run(status, answer, said[0] if said else "", time.monotonic() - started)
+
+
+def drawn(draw: random.Random, seconds: float, most: int) -> list[tuple[float, signal.Signals]]:
+    """From one to ``most`` signals, each at a moment of a run that takes so many seconds."""
+    return sorted((draw.uniform(0.02, seconds), draw.choice(SIGNALS)) for _ in range(draw.randint(1, most)))
 
 
 def lines_of(run: Run) -> list[str]:
@@ -122,18 +137,15 @@ def main(args: Sequence[str] | None = None) -> int:
         for number in range(told.runs):
             command = draw.choice(every)
             whole = undisturbed[command.name]
-            moments = sorted(
-                (draw.uniform(0.02, whole.seconds), draw.choice(SIGNALS)) for _ in range(draw.randint(1, told.kills))
-            )
+            moments = drawn(draw, whole.seconds, told.kills)
             found = run(command, moments, draw)
-            is_error = found.status == 3 and not found.answer and found.said.startswith("fitter: error: ")
-            is_same = (found.status, found.answer) == (whole.status, whole.answer)
-            counts["the same plan" if is_same else "an error" if is_error else "ANOTHER"] += 1
-            if not (is_same or is_error):
+            is_same = found.is_as(whole)
+            counts["the same plan" if is_same else "an error" if found.is_error else "ANOTHER"] += 1
+            if found.is_error:
+                counts[found.said] += 1
+            elif not is_same:
                 print(f"run {number}, {command.name}, {moments}: status {found.status}, {found.said}")
                 print("\n".join(difflib.unified_diff(lines_of(whole), lines_of(found), lineterm="", n=0)), flush=True)
-            elif is_error:
-                counts[found.said] += 1
     for what, count in counts.most_common():
         print(f"{count:5} {what}")
     return int(counts["ANOTHER"] > 0)

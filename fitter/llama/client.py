@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fitter import errors
 from fitter.errors import FitterError, LlamaCppCrashError, LlamaCppError, RemoteError, TimeLimitError, WorkerError
-from fitter.llama import process, surroundings, wire
+from fitter.llama import memory_limit, process, surroundings, wire
 from fitter.llama.endings import RAN_OUT, Ending
 from fitter.llama.types import (
     Breakdown,
@@ -406,6 +406,7 @@ class Worker:
             from fitter.llama import rpc
 
             rpc.check(self._rpc, self._timeout)
+        memory_limit.check()
         library = self._library if self._description else None
         # The links are needed until the backend is loaded.
         with _temporary_directory() if library else contextlib.nullcontext("") as links:

@@ -1,4 +1,4 @@
-"""The most memory that a process which plans may take, so that no file takes all of a machine's. Bytes.
+"""The most memory that a process may take to plan, so that no file takes all of a machine's. Bytes.
 
 Only memory in use counts, without mapped files. A dummy load reserves addresses for much more than it uses, so the
 limits of the system (``setrlimit``) would end loads that are right.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import time
+
+from fitter.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,26 +23,34 @@ CHECK_SECONDS = 0.1
 """How often a process looks at its memory. llama.cpp fills some 200 MB in that time."""
 
 _MOST = 4 << 30
-"""Plans of the largest models with contexts of tens of millions of tokens have taken 1.7 GB."""
+"""The plan of a large model with a context of tens of millions of tokens has taken 1.7 GB."""
+_LEAST = 512 << 20
+"""Several times what the plan of any known model takes."""
 
 _STATM = "/proc/self/statm"
 
 
+def check() -> None:
+    """Raise ``UsageError`` if the environment has a limit that is no size."""
+    if told := os.environ.get(VARIABLE):
+        _parse(told)
+
+
 @functools.cache
 def limit() -> int:
-    """The limit of this process: what the environment says, or 4 GiB, or half of the machine's memory if that is less.
-
-    Raises ``UsageError`` if the environment says something that is no size.
-    """
+    """Bytes that this process may take: what the environment says, or 4 GiB, or half of the machine's memory."""
     if told := os.environ.get(VARIABLE):
-        from fitter.errors import UsageError
-        from fitter.values import parse_size
-
         try:
-            return parse_size(told)
-        except ValueError as error:
-            raise UsageError(f"{VARIABLE}: {error}") from None
-    return min(_MOST, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+            return _parse(told)
+        except UsageError:
+            # ``check`` says it, where somebody hears it
+            pass
+    return min(_MOST, _half())
+
+
+def divide(processes: int) -> None:
+    """Let ``processes`` that this one starts share half of the machine's memory, where no limit was set."""
+    os.environ.setdefault(VARIABLE, f"{min(_MOST, max(_LEAST, _half() // processes))}B")
 
 
 def used() -> int:
@@ -73,3 +83,16 @@ def watch(end: Callable[[str], object]) -> None:
         end(why)
 
     threading.Thread(target=look, name="fitter-memory", daemon=True).start()
+
+
+def _half() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _parse(told: str) -> int:
+    from fitter.values import parse_size
+
+    try:
+        return parse_size(told)
+    except UsageError as error:
+        raise UsageError(f"{VARIABLE}: {error}") from None

@@ -13,7 +13,7 @@ from pathlib import Path
 import uvicorn
 
 from fitter.errors import UsageError
-from fitter.llama import builds
+from fitter.llama import builds, memory_limit
 from fitter.model import reach
 from fitter.output import pages
 from fitter.parameters import AnyPath
@@ -48,6 +48,8 @@ def serve(
     pages.check_installed()
     builds.find(builds.named(None if llama_cpp is None else os.fsdecode(llama_cpp)))
     settings = Settings(None if root is None else Root.of(root), host)
+    # a plan may have two
+    memory_limit.divide(2 * workers)
     pool = Pool(workers, make=partial(Planner, llama_cpp=llama_cpp))
     reach.only_public(not allow_private_addresses)
     with _listening(host, port) as sock:

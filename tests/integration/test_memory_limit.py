@@ -1,0 +1,83 @@
+"""What a process may take to plan: a command, a worker and a real load, each on both sides of its limit."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fitter.errors import UsageError
+from fitter.llama import memory_limit
+from fitter.llama.client import Worker
+from fitter.llama.types import Params
+from tests.patience import SECONDS
+from tools import shapes
+from tools.tiny import TINY_DENSE, write_tiny
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shapes.write("llama-3.1-8b", tmp_path_factory.mktemp("models"))
+
+
+def plan(model: Path, limit: str | None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ} | ({} if limit is None else {memory_limit.VARIABLE: limit})
+    words = [sys.executable, "-m", "fitter", str(model), "--gpu", "24GiB"]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+
+@pytest.mark.parametrize("limit", ["1MiB", "40MiB"], ids=["the command", "a worker of it"])
+def test_a_command_that_takes_too_much_ends_in_one_line(model: Path, limit: str) -> None:
+    done = plan(model, limit)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert re.fullmatch(
+        rf"fitter: error: planning takes more than {limit[:-3]} MiB of memory \(\d+ MiB\): check the model's file, or "
+        r"allow more with FITTER_MEMORY_LIMIT\n",
+        done.stderr,
+    )
+
+
+def test_a_limit_that_is_enough_changes_nothing(model: Path) -> None:
+    assert plan(model, "1GiB").stdout == plan(model, None).stdout != ""
+
+
+def test_a_limit_that_is_no_size(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "FITTER_MEMORY_LIMIT: '40' has no unit: write 40MiB or 40GiB"
+    done = plan(model, "40")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"fitter: error: {message}\n")
+    monkeypatch.setenv(memory_limit.VARIABLE, "40")
+    with Worker() as worker, pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        worker.devices()
+
+
+def test_a_real_load_has_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf", TINY_DENSE)
+    params = Params(n_ctx=1 << 18, n_seq_max=1, devices=(), flash_attn="off")
+    monkeypatch.setenv(memory_limit.VARIABLE, "100MiB")
+    with Worker() as worker:
+        takes = sum(row.context for row in worker.measure(path, params).rows)
+        assert takes > 200 * MIB
+        assert worker.load(path, params).breakdown.rows
+        worker.unload()
+
+
+@pytest.mark.parametrize(
+    ("physical", "processes", "each"),
+    [(24 << 30, 2, "4294967296B"), (24 << 30, 8, "1610612736B"), (2 << 30, 8, "536870912B")],
+    ids=["no more than alone", "half of the machine for all", "enough for any plan"],
+)
+def test_processes_that_share_a_machine(
+    monkeypatch: pytest.MonkeyPatch, physical: int, processes: int, each: str
+) -> None:
+    monkeypatch.delenv(memory_limit.VARIABLE, raising=False)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": physical >> 12, "SC_PAGE_SIZE": 1 << 12}.__getitem__)
+    memory_limit.divide(processes)
+    assert os.environ[memory_limit.VARIABLE] == each
+    memory_limit.divide(1)
+    assert os.environ[memory_limit.VARIABLE] == each, "what somebody has set stays"
