@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "fitter.h"
+#include "guard.h"
 
 namespace {
 
@@ -42,10 +43,12 @@ void on_signal(int number, siginfo_t * info, void *) {
 }  // namespace
 
 void fitter_say_faults(void) {
-    struct sigaction action = {};
-    action.sa_sigaction     = on_signal;
-    action.sa_flags         = static_cast<int>(SA_SIGINFO | SA_RESETHAND | SA_ONSTACK);
-    for (const int number : of_faults) {
-        sigaction(number, &action, nullptr);
-    }
+    fitter::guarded([] {
+        struct sigaction action = {};
+        action.sa_sigaction     = on_signal;
+        action.sa_flags         = static_cast<int>(SA_SIGINFO | SA_RESETHAND | SA_ONSTACK);
+        for (const int number : of_faults) {
+            sigaction(number, &action, nullptr);
+        }
+    });
 }
