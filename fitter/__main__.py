@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
 import sys
 
-from fitter import early, streams
-from fitter.errors import EXIT_FAILURE
-from fitter.llama import process
-from fitter.text import printable
+from fitter.llama import interpreter
+
+# ``python -m`` has the current directory first: nothing from there is imported, unless fitter itself is there.
+sys.path[:] = interpreter.search_path()
+
+import gc  # noqa: E402
+import os  # noqa: E402
+import signal  # noqa: E402
+
+from fitter import early, streams  # noqa: E402
+from fitter.errors import EXIT_FAILURE  # noqa: E402
+from fitter.llama import process  # noqa: E402
+from fitter.text import printable  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
 _INTERRUPTED = 128 + signal.SIGINT
+_ended_by = signal.SIGINT
+"""The signal that has interrupted this process."""
 
 
 def main() -> NoReturn:
@@ -28,15 +36,16 @@ def main() -> NoReturn:
         status = _run()
     except Exception as error:
         status = _fail(error)
-    process.end_early()
-    os._exit(status)
+    _tidy()
+    os._exit(128 + _ended_by if status == _INTERRUPTED else status)
 
 
 def _run() -> int:
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_default:
+    # what is ignored, as SIGHUP by nohup, stays so
+    handled = [number for number, usual in _USUAL.items() if signal.getsignal(number) is usual]
+    for number in handled:
         # An interrupted import would print a traceback.
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(number, _leave)
     args = sys.argv[1:]
     has_begun = early.begin(args)
     from fitter import cli
@@ -45,8 +54,8 @@ def _run() -> int:
         # Every command that uses a worker needs it.
         import fitter.api  # noqa: F401
     try:
-        if is_default:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in handled:
+            signal.signal(number, _interrupt)
         status = cli.main(args)
         sys.stderr.flush()
         return status
@@ -71,9 +80,29 @@ def _fail(error: Exception) -> int:
     return EXIT_FAILURE
 
 
-def _leave(*_: object) -> None:
+_USUAL = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+
+
+def _interrupt(number: int, _: object) -> None:
+    """End workers and remove directories on the way out, whichever signal asks for it."""
+    global _ended_by
+    _ended_by = signal.Signals(number)
+    raise KeyboardInterrupt
+
+
+def _leave(number: int, _: object) -> None:
+    _tidy()
+    os._exit(128 + number)
+
+
+def _tidy() -> None:
     process.end_early()
-    os._exit(_INTERRUPTED)
+    if temporary := sys.modules.get("fitter.storage.temporary"):
+        temporary.remove_all()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed
 from fitter.machine import bandwidth, catalogue
 from fitter.machine.speed import REMOTE, DeviceSpeed, speed_of
 from fitter.machine.stored import write_if_possible
+from fitter.storage import files
 from fitter.values import MIB
 
 _SCHEMA = 1
@@ -133,7 +134,7 @@ def _key(device: DeviceInfo, before: Sequence[DeviceInfo]) -> str:
 def _entries() -> dict[str, tuple[MeasuredSpeed, float]]:
     """The entries in the file that are not too old, each with its time."""
     try:
-        document = json.loads(cache_path().read_text(encoding="utf-8"))
+        document = json.loads(files.read(cache_path()))
         if document["schema"] != _SCHEMA:
             return {}
         entries = {}
