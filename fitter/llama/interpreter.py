@@ -21,7 +21,8 @@ def command(module: str, function: str, *words: str) -> list[str]:
     """The command line of an interpreter that calls ``function`` of ``module`` with ``words``."""
     boot = BOOT.format(path=ascii(search_path()), module=module, function=function)
     # isolated: nothing of its environment, of the user's site-packages or of the current directory
-    return [sys.executable or "", "-I", "-c", boot, *words]
+    flags = ["-I", "-B"] if sys.dont_write_bytecode else ["-I"]
+    return [sys.executable or "", *flags, "-c", boot, *words]
 
 
 def search_path() -> list[str]:

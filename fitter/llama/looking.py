@@ -82,7 +82,7 @@ def tried(where: str) -> Look:
     try:
         problem = verdicts.problem_of(find(where), native.own_libraries())
     except FitterError as error:
-        problem = str(error)
+        return replace(found, problem=str(error))
     return replace(found, problem=f"{found.libllama}: {problem}") if problem else replace(found, checks=CHECKS)
 
 
