@@ -12,6 +12,7 @@ sys.path[:] = interpreter.search_path()
 import gc  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
+import warnings  # noqa: E402
 
 from fitter import early, streams  # noqa: E402
 from fitter.errors import EXIT_FAILURE  # noqa: E402
@@ -46,6 +47,7 @@ def _run() -> int:
     for number in handled:
         # An interrupted import would print a traceback.
         signal.signal(number, _leave)
+    warnings.showwarning = _warn
     args = sys.argv[1:]
     has_begun = early.begin(args)
     from fitter import cli
@@ -78,6 +80,10 @@ def _fail(error: Exception) -> int:
         message = f"{what}; this is a bug: run it again with PYTHONDEVMODE=1 and report the traceback"
     print(f"fitter: error: {printable(message)}", file=sys.stderr, flush=True)
     return EXIT_FAILURE
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"fitter: warning: {printable(str(message))}", file=sys.stderr, flush=True)
 
 
 _USUAL = {

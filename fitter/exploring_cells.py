@@ -19,6 +19,7 @@ from typing import Any
 from fitter import api
 from fitter.errors import FitterError, LibraryError, LlamaCppCrashError, TimeLimitError
 from fitter.llama.remembering import RememberingWorker
+from fitter.llama.scarcity import is_of_the_machine
 from fitter.output.arguments import arguments
 from fitter.planning.explored import ExploredCell
 from fitter.planning.plan import Plan
@@ -90,7 +91,7 @@ def run(task: Task) -> tuple[dict[str, Any], bool]:
             raise
         except FitterError as error:
             cell = ExploredCell("", None, "", None, None, None, None)
-            is_lasting = not isinstance(error, (LlamaCppCrashError, TimeLimitError))
+            is_lasting = not isinstance(error, (LlamaCppCrashError, TimeLimitError)) and not is_of_the_machine(error)
             return {**cell.figures(), "problem": str(error).replace(str(path), task.called)}, is_lasting
     return figures_of(plan, task.called, str(path)), not plan.search.is_cut_short
 

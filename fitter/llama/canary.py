@@ -265,5 +265,5 @@ def compute() -> None:
 
 def _check_machine(error: FitterError) -> None:
     """Raise ``error`` again where it says nothing of the build: this process then has no answer."""
-    if is_of_the_machine("\n".join((str(error), *getattr(error, "log", ())))):
+    if is_of_the_machine(error):
         raise error

@@ -6,6 +6,8 @@ import errno
 import os
 import re
 
+from fitter.errors import FitterError
+
 _SCARCE = (
     *(errno.EAGAIN, errno.EDQUOT, errno.EFBIG, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
     errno.ENOSPC,
@@ -18,6 +20,7 @@ _SAYS = re.compile(
 )
 
 
-def is_of_the_machine(text: str) -> bool:
-    """Whether ``text``, a message or a log, says so."""
-    return _SAYS.search(text) is not None
+def is_of_the_machine(said: str | FitterError) -> bool:
+    """Whether an error says so, or the log that it has, or what a process has written."""
+    lines = said if isinstance(said, str) else "\n".join((str(said), *getattr(said, "log", ())))
+    return _SAYS.search(lines) is not None

@@ -66,7 +66,8 @@ def remote_speeds(
         measured, how = stored.get(key), "measured earlier"
         if measured is None:
             measured, how = _measured(device, measure), "measured"
-            if measured is not None:
+            if measured is not None and measured.bandwidth > 0:
+                # nothing, as where its memory was full, may be something the next time
                 fresh[key] = measured
         own = given[index if len(given) > 1 else 0] if given else None
         speeds[device.name] = _speed(device, measured, how, own)

@@ -26,12 +26,9 @@ def folder(name: str = "") -> Path:
         why = _why_not(place)
         if not why:
             return place / name
-        warnings.warn(f"{why}, so nothing is kept there: {_REMEDY}", stacklevel=2)
+        warnings.warn(why, stacklevel=2)
         _instead[place] = Directory()
     return Path(_instead[place].name, name)
-
-
-_REMEDY = "set XDG_CACHE_HOME to a directory of your own that only you may write"
 
 
 def is_lasting() -> bool:
@@ -39,17 +36,20 @@ def is_lasting() -> bool:
     return folder() not in {Path(each.name) for each in _instead.values()}
 
 
+_OTHER = "nothing is kept there: set XDG_CACHE_HOME to a directory of your own"
+
+
 def _why_not(place: Path) -> str:
-    """Why a directory is not used, '' where it is, or is not there yet."""
+    """Why a directory is not used, and what to do, '' where it is used, or is not there yet."""
     try:
         above = place.parent.stat()
         if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
-            return f"{place.parent} may be written by others"
+            return f"{place.parent} may be written by others, so {_OTHER}"
         found = place.stat()
         if not {place.lstat().st_uid, found.st_uid} <= {0, os.geteuid()}:
-            return f"{place} belongs to somebody else"
+            return f"{place} belongs to somebody else, so {_OTHER}"
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"{place} may be written by others"
+            return f"{place} may be written by others, so nothing is kept there: chmod 700 {place}"
     except OSError:
         # What needs it says what is wrong with it.
         return ""

@@ -152,7 +152,7 @@ def of_python(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     # an empty entry is the current directory, too
-    path = os.pathsep.join((".", "", str(TOOLS), os.environ["PATH"]))
+    path = os.pathsep.join((str(TOOLS), ".", "", os.environ["PATH"]))
     return {**os.environ, "PATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
