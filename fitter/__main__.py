@@ -34,6 +34,7 @@ def main() -> NoReturn:
     gc.disable()
     streams.open_standard()
     try:
+        interpreter.check_stack()
         status = _run()
     except Exception as error:
         status = _fail(error)
@@ -69,7 +70,9 @@ def _fail(error: Exception) -> int:
     """Report an unexpected error in one line. Python itself would exit with status 1, which means "does not fit"."""
     if sys.flags.dev_mode:
         sys.excepthook(type(error), error, error.__traceback__)
-    if isinstance(error, ImportError):
+    if isinstance(error, interpreter.StackError):
+        message = str(error)
+    elif isinstance(error, ImportError):
         message = f"fitter cannot be imported ({error}): reinstall llama-fitter"
     else:
         trace = error.__traceback__

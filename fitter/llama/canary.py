@@ -20,6 +20,7 @@ from fitter.llama import library as native
 from fitter.llama import surroundings
 from fitter.llama.ahead import Ahead
 from fitter.llama.devices import register_virtual, registry
+from fitter.llama.headers import DESCRIPTORS
 from fitter.llama.loader import Loader
 from fitter.llama.real import RealLoad
 from fitter.llama.scarcity import is_of_the_machine
@@ -157,11 +158,11 @@ def _models(*kinds: Sequence[ZeroTensor]) -> Iterator[tuple[str, ...]]:
     with ExitStack() as stack:
         with Directory() as folder:
             paths = [write(Path(folder), tensors) for tensors in kinds]
-            if sys.platform != "linux":
+            if sys.platform != "linux" or not os.path.isdir(DESCRIPTORS):
                 yield tuple(map(str, paths))
                 return
             files = [stack.enter_context(path.open("rb")) for path in paths]
-        yield tuple(f"/proc/self/fd/{file.fileno()}" for file in files)
+        yield tuple(f"{DESCRIPTORS}/{file.fileno()}" for file in files)
 
 
 def _of_dense(loader: Loader, path: str, first: str, second: str) -> Iterator[str]:

@@ -6,7 +6,11 @@ Whatever is in the current directory, such as a ``json.py``, is no part of fitte
 from __future__ import annotations
 
 import os
+import resource
 import sys
+
+_LEAST_STACK = 256 << 10
+"""Bytes of stack: with less than 96 KiB Python or llama.cpp crashes where small models are planned."""
 
 BOOT = """\
 import sys
@@ -18,11 +22,23 @@ from {module} import {function}
 
 
 def command(module: str, function: str, *words: str) -> list[str]:
-    """The command line of an interpreter that calls ``function`` of ``module`` with ``words``."""
+    """The command line of an interpreter that calls ``function`` of ``module`` with ``words``. Raises ``OSError``."""
+    check_stack()
     boot = BOOT.format(path=ascii(search_path()), module=module, function=function)
     # isolated: nothing of its environment, of the user's site-packages or of the current directory
     flags = ["-I", "-B"] if sys.dont_write_bytecode else ["-I"]
     return [sys.executable or "", *flags, "-c", boot, *words]
+
+
+class StackError(OSError):
+    """The stack is too small to start anything."""
+
+
+def check_stack() -> None:
+    """Raise ``StackError`` where the stack is so small that this process, or one that it starts, would crash."""
+    size, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    if 0 <= size < _LEAST_STACK:
+        raise StackError(f"the stack is limited to {size >> 10} KiB: run 'ulimit -s 8192' first")
 
 
 def search_path() -> list[str]:

@@ -50,15 +50,17 @@ def look(where: str) -> Look:
         build = find(where)
     except FitterError as error:
         return Look(where, problem=str(error))
-    command = interpreter.command(__name__, main.__name__, where)
     found = Look(where, build.libllama, backends=build.backends, key=build.key)
     try:
+        command = interpreter.command(__name__, main.__name__, where)
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False)
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return _with(
             found, problem=f"{build.libllama} did not answer for {_PATIENCE:.0f} seconds: name another llama.cpp"
         )
+    except OSError as error:
+        return _with(found, problem=f"{build.libllama} cannot be asked: {error}")
     except (ValueError, IndexError):
         said = done.stderr.strip().splitlines()
         why = f"ended with signal {-done.returncode}" if done.returncode < 0 else said[-1] if said else "said nothing"

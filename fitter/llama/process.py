@@ -16,7 +16,7 @@ from fitter.llama import interpreter, surroundings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import NoReturn
 
     from fitter.llama.worker import Session
@@ -28,6 +28,7 @@ _REQUESTS, _ANSWERS = 3, 4
 """The file descriptors of the child's ends of its pipes."""
 
 _CLOSE_SECONDS = 5.0
+_MOST_FILES = 1 << 14
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -40,6 +41,7 @@ class Process:
     """
 
     def __init__(self, variables: Mapping[str, str], *, first: First | None = None) -> None:
+        interpreter.check_stack()
         self._surroundings = _surroundings(variables)
         self._status: int | None = None
         self._parent = os.getpid()
@@ -357,7 +359,16 @@ def main(parent: str) -> None:
 def become_worker() -> None:
     """Know that this process is a worker, and close the files that it inherited by accident, such as others' pipes."""
     surroundings.become_worker()
-    for name in os.listdir("/dev/fd"):
-        if int(name) > _ANSWERS:
+    for number in open_files():
+        if number > _ANSWERS:
             with contextlib.suppress(OSError):
-                os.close(int(name))
+                os.close(number)
+
+
+def open_files() -> Iterable[int]:
+    """The numbers of this process's open files, or all that there could be where the system does not tell."""
+    try:
+        return [int(name) for name in os.listdir("/dev/fd")]
+    except OSError:
+        # without /proc
+        return range(_MOST_FILES)

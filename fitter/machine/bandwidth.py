@@ -178,7 +178,9 @@ def _physical_cores(root: Path = Path("/")) -> int:
     # not Linux, or an architecture whose /proc does not tell; imported here, since that is slow
     import psutil
 
-    return psutil.cpu_count(logical=False) or 0
+    with contextlib.suppress(OSError):
+        return psutil.cpu_count(logical=False) or 0
+    return 0
 
 
 def _processor(root: Path = Path("/")) -> str:
