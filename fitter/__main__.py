@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
 import sys
 
-from fitter import early, streams
-from fitter.errors import EXIT_FAILURE
-from fitter.llama import memory_limit, process
-from fitter.text import printable
+from fitter.llama import interpreter
+
+# ``python -m`` has the current directory first: nothing from there is imported, unless fitter itself is there.
+sys.path[:] = interpreter.search_path()
+
+import gc  # noqa: E402
+import os  # noqa: E402
+import signal  # noqa: E402
+import warnings  # noqa: E402
+
+from fitter import early, streams  # noqa: E402
+from fitter.errors import EXIT_FAILURE  # noqa: E402
+from fitter.llama import memory_limit, process  # noqa: E402
+from fitter.text import printable  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
 _INTERRUPTED = 128 + signal.SIGINT
+_ended_by = signal.SIGINT
+"""The signal that has interrupted this process."""
 
 
 def main() -> NoReturn:
@@ -25,18 +34,21 @@ def main() -> NoReturn:
     gc.disable()
     streams.open_standard()
     try:
+        interpreter.check_stack()
         status = _run()
     except Exception as error:
         status = _fail(error)
-    process.end_early()
-    os._exit(status)
+    _tidy()
+    os._exit(128 + _ended_by if status == _INTERRUPTED else status)
 
 
 def _run() -> int:
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_default:
+    # what is ignored, as SIGHUP by nohup, stays so
+    handled = [number for number, usual in _USUAL.items() if signal.getsignal(number) is usual]
+    for number in handled:
         # An interrupted import would print a traceback.
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(number, _leave)
+    warnings.showwarning = _warn
     args = sys.argv[1:]
     has_begun = early.begin(args)
     if args[:1] != ["calibrate"]:
@@ -48,8 +60,8 @@ def _run() -> int:
         # Every command that uses a worker needs it.
         import fitter.api  # noqa: F401
     try:
-        if is_default:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in handled:
+            signal.signal(number, _interrupt)
         status = cli.main(args)
         sys.stderr.flush()
         return status
@@ -60,7 +72,7 @@ def _run() -> int:
 def _run_out(why: str) -> NoReturn:
     """End the process because it takes too much memory."""
     print(f"fitter: error: {why}", file=sys.stderr, flush=True)
-    process.end_early()
+    _tidy()
     os._exit(EXIT_FAILURE)
 
 
@@ -68,7 +80,9 @@ def _fail(error: Exception) -> int:
     """Report an unexpected error in one line. Python itself would exit with status 1, which means "does not fit"."""
     if sys.flags.dev_mode:
         sys.excepthook(type(error), error, error.__traceback__)
-    if isinstance(error, ImportError):
+    if isinstance(error, interpreter.StackError):
+        message = str(error)
+    elif isinstance(error, ImportError):
         message = f"fitter cannot be imported ({error}): reinstall llama-fitter"
     elif isinstance(error, MemoryError):
         message = "the memory that this process may take ran out: end other programs, or raise its limit (ulimit)"
@@ -83,9 +97,33 @@ def _fail(error: Exception) -> int:
     return EXIT_FAILURE
 
 
-def _leave(*_: object) -> None:
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"fitter: warning: {printable(str(message))}", file=sys.stderr, flush=True)
+
+
+_USUAL = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+
+
+def _interrupt(number: int, _: object) -> None:
+    """End workers and remove directories on the way out, whichever signal asks for it."""
+    global _ended_by
+    _ended_by = signal.Signals(number)
+    raise KeyboardInterrupt
+
+
+def _leave(number: int, _: object) -> None:
+    _tidy()
+    os._exit(128 + number)
+
+
+def _tidy() -> None:
     process.end_early()
-    os._exit(_INTERRUPTED)
+    if temporary := sys.modules.get("fitter.storage.temporary"):
+        temporary.remove_all()
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from fitter.planning.summary import ModelSummary, stamp_of
 from fitter.planning.work import facts_of
 from fitter.programs import SERVER
 from fitter.sharing import check_mtp, choices, open_draft
+from fitter.storage.temporary import Directory
 from fitter.values import path, size
 from fitter.worker_door import door_with_worker
 
@@ -295,8 +296,6 @@ def calibrate(
     Raises ``LibraryError`` where there is no device, ``AnswerError`` where what was measured cannot be kept, and what
     ``fit`` raises.
     """
-    import tempfile
-
     from fitter.planning import calibration
     from fitter.planning.calibration import Calibration, twin_of
 
@@ -306,7 +305,7 @@ def calibrate(
         rpc_of_it = () if virtual else rpc
         return Worker(virtual, timeout=timeout, on_log=on_log, rpc=rpc_of_it, llama_cpp=llama_cpp)
 
-    with start() as real, tempfile.TemporaryDirectory(prefix="fitter-") as directory:
+    with start() as real, Directory() as directory:
         chosen = choose(real.devices(), devices)
         if not chosen:
             raise LibraryError(

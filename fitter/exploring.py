@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
@@ -38,6 +37,7 @@ from fitter.planning.explored import (
     register,
 )
 from fitter.planning.quantizations import check_source, quantization
+from fitter.storage.temporary import Directory
 from fitter.text import LONGEST_NAME, printable
 from fitter.values import shown
 
@@ -209,7 +209,7 @@ def _headers_of(
     model: Model, types: Sequence[str | None], worker: Worker
 ) -> dict[str | None, tuple[CellHeader | str, bool]]:
     """The header of ``model`` in each of the file types, or why there is none; and if it needs an importance matrix."""
-    with tempfile.TemporaryDirectory(prefix="fitter-") as directory:
+    with Directory() as directory:
         if types == (None,):
             path = Path(directory) / "skeleton.gguf"
             try:
@@ -375,7 +375,7 @@ def _confirmed(model: str, ordered: Sequence[ExploredCell], asked: Requirement, 
             else:
                 header = headers.header(cell)
                 assert isinstance(header, CellHeader)
-                with tempfile.TemporaryDirectory(prefix="fitter-") as directory:
+                with Directory() as directory:
                     path = Path(directory) / "model.gguf"
                     header.write(path)
                     plan = api.fit(path, **{**keywords, "skeleton": False})

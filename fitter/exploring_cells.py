@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
-import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +19,12 @@ from typing import Any
 from fitter import api
 from fitter.errors import FitterError, LibraryError, LlamaCppCrashError, TimeLimitError, WorkerError
 from fitter.llama.remembering import RememberingWorker
+from fitter.llama.scarcity import is_of_the_machine
 from fitter.output.arguments import arguments
 from fitter.planning.explored import ExploredCell
 from fitter.planning.plan import Plan
+from fitter.storage.files import replacing
+from fitter.storage.temporary import Directory
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,11 @@ class CellHeader:
 
     def write(self, path: Path) -> None:
         """Write a file with it, all or nothing."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
         try:
-            with open(partial, "wb") as file:
+            with replacing(path) as file:
                 file.write(zlib.decompress(self.packed))
                 file.truncate(self.size)
-            partial.replace(path)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise LibraryError(
                 f"a model's header cannot be written to {path.parent} ({error.strerror}): set TMPDIR to a directory "
                 "that takes files as long as the model"
@@ -92,8 +91,10 @@ def run(task: Task) -> tuple[dict[str, Any], bool]:
             raise
         except FitterError as error:
             cell = ExploredCell("", None, "", None, None, None, None)
-            is_lasting = not isinstance(error, (LlamaCppCrashError, TimeLimitError, WorkerError))
-            return {**cell.figures(), "problem": str(error).replace(str(path), task.called)}, is_lasting
+            is_passing = isinstance(error, (LlamaCppCrashError, TimeLimitError, WorkerError)) or is_of_the_machine(
+                error
+            )
+            return {**cell.figures(), "problem": str(error).replace(str(path), task.called)}, not is_passing
     return figures_of(plan, task.called, str(path)), not plan.search.is_cut_short
 
 
@@ -125,7 +126,7 @@ class _Workers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[tuple[object, ...], list[RememberingWorker]] = {}
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Directory | None = None
         self._ending: threading.Timer | None = None
         self._busy = 0
         self._owner = 0
@@ -164,7 +165,7 @@ class _Workers:
         self._begin()
         with self._lock:
             if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="fitter-")
+                self._folder = Directory()
             path = Path(self._folder.name) / f"{header.digest[:32]}.gguf"
         if not path.exists():
             header.write(path)

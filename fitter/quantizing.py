@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from fitter.planning.quantizations import (
 from fitter.planning.request import Progress
 from fitter.planning.summary import ModelSummary
 from fitter.same_load import without_timeout
+from fitter.storage.temporary import Directory
 from fitter.values import shown
 from fitter.worker_door import door_with_worker
 
@@ -83,7 +83,7 @@ def quants(
     fetch(model, ask.timeout, on_progress)
     with (
         worker_for(ask, worker, on_log) as own,
-        tempfile.TemporaryDirectory(prefix="fitter-") as directory,
+        Directory() as directory,
     ):
         opened = open_model(model, own.header)
         check_source(opened)

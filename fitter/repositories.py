@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import queue
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from fitter.planning.summary import ModelSummary
 from fitter.quantizing import check_speed, longest_context, wanted_types
 from fitter.same_load import without_timeout
 from fitter.sharing import check_drafts_alone
+from fitter.storage.temporary import Directory
 from fitter.worker_door import door_with_worker
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def repository(
     if not chosen:
         raise UsageError(f"{listing.called} has no other model than the draft model: leave --model-draft out")
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fitter-")))
+        directory = Path(stack.enter_context(Directory()))
         several = worker is None and ask.is_described and not ask.rpc
         count = max(1, min(processors(), _MOST_WORKERS, len(chosen))) if several else 1
         workers = [stack.enter_context(worker_for(ask, worker, on_log)) for _ in range(count)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from fitter.errors import LlamaCppError
@@ -67,7 +69,8 @@ def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verificati
     if problems := tuple(problems_now(uses, plan.host, before, host_before)):
         return replace(answer, problems=problems)
     how.on_progress(Progress(0, f"loading with {printable(program.path)}"))
-    with running([program.path, "-m", str(model.path), *arguments(plan)], how.patience, how.on_log) as server:
+    words = ["-m", str(model.path), *arguments(plan)]
+    with running([program.path, *_from_anywhere(words)], how.patience, how.on_log) as server:
         how.on_progress(Progress(0, f"sending {how.prompts} prompts"))
         fed = _feed(server, params, model, how.prompts)
         host_after = host_memory().available
@@ -78,6 +81,19 @@ def verify(plan: Plan, model: Model, worker: Worker, how: Serving) -> Verificati
     memory = [*_memory(uses, before, after, rows), MemoryUse("host", host_before, host_after, counted)]
     use = serving.server_use(plan, program, said, fed, server.most, sizes)
     return replace(answer, rows=rows, memory=tuple(memory), server=use)
+
+
+_FILE, _FILES = ("-m", "-md", "--mmproj"), ("--lora", "--lora-scaled")
+"""Options whose value is a path, or several with commas."""
+
+
+def _from_anywhere(words: Sequence[str]) -> Iterator[str]:
+    """``words`` with paths in full: the server does not run in the current directory."""
+    for before, word in pairwise(("", *words)):
+        if before in _FILES:
+            yield ",".join(map(os.path.abspath, word.split(",")))
+        else:
+            yield os.path.abspath(word) if before in _FILE else word
 
 
 def _sizes(worker: Worker, model: Model, params: Params, plan: Plan) -> Sizes:

@@ -17,18 +17,13 @@ import subprocess
 import sys
 import time
 
+from fitter.llama import interpreter
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
     from typing import NoReturn
-
-_BOOT = """\
-import sys
-sys.path[:] = {path}
-from fitter.llama.attended import main
-main(sys.argv[1:])
-"""
 
 _PATIENCE = 2.0
 """Seconds that a program has to end by itself once it is asked to."""
@@ -38,19 +33,19 @@ _PR_SET_PDEATHSIG = 1
 class Attended:
     """A program that runs, with no input; ``output`` is what it writes, stdout and stderr alike.
 
-    Raises ``OSError`` if it cannot be started, with the program as its file name.
+    ``words``: its path and its arguments, with paths in full, since it runs in its own directory. Raises ``OSError`` if
+    it cannot be started, with the program as its file name.
     """
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        # where the package is, and without the empty entry, which is the working directory
-        package = os.path.abspath(os.path.join(os.path.realpath(__file__), *[os.pardir] * 3))
-        boot = _BOOT.format(path=ascii([*(os.path.abspath(entry) for entry in sys.path if entry), package]))
         self._attendant = subprocess.Popen(
-            [sys.executable, "-I", "-c", boot, *words],
+            interpreter.command(__name__, main.__name__, *words),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=dict(environment),
+            env=_from_anywhere(environment),
+            # not this process's: ggml loads backends from the current directory, too
+            cwd=os.path.dirname(words[0]),
             # what is sent to the group of this process, as by Ctrl-C in a terminal, is for this process alone
             start_new_session=True,
         )
@@ -112,7 +107,18 @@ class Attended:
             self._status = int(line) if line.strip() else -signal.SIGKILL
 
 
-def main(words: list[str]) -> NoReturn:
+_PLACES = ("LD_LIBRARY_PATH", "GGML_BACKEND_PATH")
+"""Environment variables with paths that a program needs to start."""
+
+
+def _from_anywhere(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` with those paths in full, and without empty ones, which are the current directory."""
+    places = {name: environment[name].split(os.pathsep) for name in _PLACES if name in environment}
+    whole = {name: os.pathsep.join(os.path.abspath(each) for each in paths if each) for name, paths in places.items()}
+    return {**environment, **whole}
+
+
+def main(*words: str) -> NoReturn:
     """Be the attendant: run ``words``, write its process number and at the end its status, and end it with stdin."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -154,7 +160,7 @@ def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
-def _become(words: list[str], attendant: int, prctl: ctypes._NamedFuncPointer | None, failure: int) -> NoReturn:
+def _become(words: tuple[str, ...], attendant: int, prctl: ctypes._NamedFuncPointer | None, failure: int) -> NoReturn:
     try:
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

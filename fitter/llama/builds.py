@@ -131,17 +131,23 @@ def may_have_cuda(where: str) -> bool:
 
 
 def _existing(where: str) -> str:
+    if program := on_path(where):
+        return program
     path = os.path.expanduser(where)
     if os.path.exists(path):
         return path
-    if "/" not in where and (program := _on_path(where)):
-        return program
     raise UsageError(f"llama_cpp '{where}' is not there: give python, {_WHERE}")
 
 
-def _on_path(name: str) -> str:
+def on_path(name: str) -> str:
+    """The path of a program, '' where the PATH has none, or where ``name`` is a path itself.
+
+    What the PATH says relative to the current directory is left out: whatever is there was not installed.
+    """
+    if "/" in name:
+        return ""
     places = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    found = (os.path.join(place, name) for place in filter(None, places))
+    found = (os.path.join(place, name) for place in filter(os.path.isabs, places))
     return next((path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)), "")
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +20,13 @@ from fitter.llama import library as native
 from fitter.llama import surroundings
 from fitter.llama.ahead import Ahead
 from fitter.llama.devices import register_virtual, registry
+from fitter.llama.headers import DESCRIPTORS
 from fitter.llama.loader import Loader
 from fitter.llama.real import RealLoad
+from fitter.llama.scarcity import is_of_the_machine
 from fitter.llama.types import Breakdown, Params, TensorBuftOverride, VirtualDevice, describe
 from fitter.llama.zeros import Value, ZeroTensor, write_zeros
+from fitter.storage.temporary import Directory
 
 _GIB = 1 << 30
 CARDS = tuple(VirtualDevice(f"CUDA{i}", f"canary {i}", "cuda", 890, _GIB, _GIB) for i in range(2))
@@ -154,13 +156,13 @@ def problem_of_loaded() -> str:
 def _models(*kinds: Sequence[ZeroTensor]) -> Iterator[tuple[str, ...]]:
     """Paths of models. A build that crashes leaves no file behind where a deleted one can still be opened."""
     with ExitStack() as stack:
-        with tempfile.TemporaryDirectory(prefix="fitter-") as folder:
+        with Directory() as folder:
             paths = [write(Path(folder), tensors) for tensors in kinds]
-            if sys.platform != "linux":
+            if sys.platform != "linux" or not os.path.isdir(DESCRIPTORS):
                 yield tuple(map(str, paths))
                 return
             files = [stack.enter_context(path.open("rb")) for path in paths]
-        yield tuple(f"/proc/self/fd/{file.fileno()}" for file in files)
+        yield tuple(f"{DESCRIPTORS}/{file.fileno()}" for file in files)
 
 
 def _of_dense(loader: Loader, path: str, first: str, second: str) -> Iterator[str]:
@@ -240,10 +242,9 @@ def main() -> None:
     try:
         native.load_cells()
         problem = problem_of_loaded()
-    except LlamaCppError as error:
-        problem = f"it refuses a small model ({error})"
     except FitterError as error:
-        problem = str(error)
+        _check_machine(error)
+        problem = f"it refuses a small model ({error})" if isinstance(error, LlamaCppError) else str(error)
     print("\n" + " ".join(problem.split()), flush=True)
     # Without what llama.cpp does while a process ends.
     os._exit(0)
@@ -252,15 +253,18 @@ def main() -> None:
 def compute() -> None:
     """Compute with weights in this processor's own layouts, which may end this process; print an empty line else."""
     surroundings.become_worker(is_canary=True)
-    # What llama.cpp refuses in so many words is no crash.
-    with suppress(FitterError):
+    try:
         native.prepare()
         with _models(QUANTIZED) as (path,):
             RealLoad(path, Params(n_ctx=256, devices=(), n_gpu_layers=0), registry()).close()
+    except FitterError as error:
+        # What llama.cpp refuses in so many words is no crash.
+        _check_machine(error)
     print(flush=True)
     os._exit(0)
 
 
-if __name__ == "__main__":
-    main()
-    sys.exit(0)
+def _check_machine(error: FitterError) -> None:
+    """Raise ``error`` again where it says nothing of the build: this process then has no answer."""
+    if is_of_the_machine(error):
+        raise error

@@ -717,6 +717,6 @@ class _Child:
 
 
 def _temporary_directory() -> contextlib.AbstractContextManager[str]:
-    import tempfile
+    from fitter.storage.temporary import Directory
 
-    return tempfile.TemporaryDirectory(prefix="fitter-")
+    return Directory()

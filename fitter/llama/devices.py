@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fitter.errors import LibraryError, UsageError
@@ -180,8 +181,11 @@ def load_cuda_backend(path: str, plugin: bool) -> None:
     library = native.libraries()
     if any(device.info.backend == _CUDA for device in every_device(library)):
         # Wheels contain copies under several names.
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            directories = {os.path.dirname(file) for file in re.findall(r"(/.*)$", maps.read(), re.M) if _is_cuda(file)}
+        try:
+            maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError as error:
+            raise LibraryError(f"which CUDA backend libllama has cannot be told without /proc: {error}") from None
+        directories = {os.path.dirname(file) for file in re.findall(r"(/.*)$", maps, re.M) if _is_cuda(file)}
         if os.path.dirname(path) not in directories:
             raise LibraryError(
                 f"libllama already has another CUDA backend: leave {path} out, or set LLAMA_CPP_LIB_PATH to the "

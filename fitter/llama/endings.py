@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import errno
-import resource
 import signal
-from collections.abc import Iterable
 from dataclasses import dataclass
+
+from fitter.llama.scarcity import is_out_of_memory
 
 RAN_OUT = errno.ENOMEM
 """The exit status of a worker that has run out of memory."""
 
-_OUT_OF_MEMORY = ("std::bad_alloc", "insufficient memory", "Cannot allocate memory", "cannot allocate memory")
-"""What C++, ggml (``ggml_aligned_malloc``) and the C library say where the host has no memory."""
-_OUT_OF_ADDRESSES = ("failed to allocate", "unable to allocate")
-"""What llama.cpp says where it gets no buffer. That is a refusal, unless this process may have few addresses only."""
-
 _FAULT = "fitter: fault of process "
-
-
-def is_out_of_memory(lines: Iterable[str]) -> bool:
-    """Whether one of ``lines`` says that the host's memory ran out."""
-    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    says = (*_OUT_OF_MEMORY, *(_OUT_OF_ADDRESSES if is_limited else ()))
-    return any(words in line for line in lines for words in says)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 from fitter.llama import library as native
 from fitter.llama.functions import ProgressCallback
 from fitter.llama.log import LogLine, log_lines
+from fitter.llama.process import open_files
 
 T = TypeVar("T")
 
@@ -168,9 +169,9 @@ def disconnect(servers: Sequence[str]) -> None:
         host, _, port = server.rpartition(":")
         with contextlib.suppress(OSError):
             addresses.add((socket.gethostbyname(host), int(port)))
-    for name in os.listdir("/proc/self/fd"):
+    for number in open_files():
         with contextlib.suppress(OSError, ValueError):
-            connection = socket.socket(fileno=os.dup(int(name)))
+            connection = socket.socket(fileno=os.dup(number))
             with connection:
                 if connection.family != socket.AF_INET or connection.getpeername() not in addresses:
                     continue

@@ -15,7 +15,8 @@ from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInf
 MAX_ARRAY_VALUES = 4096
 """The longest array of numbers in the metadata whose values are read."""
 
-_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+"""Where a file that is open has a path."""
 
 
 class Headers:
@@ -55,6 +56,10 @@ class Headers:
         """The path to load it from, valid in this process until the next skeleton. Raises ``LlamaCppError``."""
         if not skeleton.files:
             raise LlamaCppError("a skeleton needs the files of its model")
+        if not os.path.isdir(DESCRIPTORS):
+            raise LlamaCppError(
+                f"the header of {skeleton.files[0]} cannot be copied without {DESCRIPTORS}: mount /proc"
+            )
         key = tuple((os.path.abspath(file), identity(file)) for file in skeleton.files)
         if self._made is None or self._made[0] != key:
             descriptor = self._make(skeleton)
@@ -63,7 +68,7 @@ class Headers:
             self._made = (key, descriptor)
         # On some systems opening the descriptor's path only duplicates it, with the same position in the file.
         os.lseek(self._made[1], 0, os.SEEK_SET)
-        return f"{_DESCRIPTORS}/{self._made[1]}"
+        return f"{DESCRIPTORS}/{self._made[1]}"
 
     def write_skeleton(self, skeleton: Skeleton, path: str) -> None:
         """Write the header of the skeleton to a file of its length. Raises ``LlamaCppError``."""

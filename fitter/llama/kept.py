@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fitter.storage import cache, files
+
 
 def folder() -> Path:
     """``llama-fitter/llama-cpp`` in the cache directory (``XDG_CACHE_HOME``)."""
-    from platformdirs import user_cache_path
+    return cache.folder("llama-cpp")
 
-    return user_cache_path("llama-fitter", appauthor=False) / "llama-cpp"
+
+def path_of(name: str) -> Path:
+    """The file of what is kept under ``name``."""
+    return folder() / f"{name}.json"
 
 
 def read(name: str) -> dict[str, Any] | None:
     """What was kept under ``name``; ``None`` if nothing was, or if it cannot be read."""
     try:
-        found = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
+        found = json.loads(files.read(path_of(name)))
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -28,24 +32,18 @@ def read(name: str) -> dict[str, Any] | None:
 
 def write(name: str, found: dict[str, Any]) -> None:
     """Keep ``found`` under ``name``, all of it or nothing; where that cannot be, it is found out again."""
-    path = folder() / f"{name}.json"
-    partial = path.with_name(f".{name}.{os.getpid()}")
+    path = path_of(name)
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_text(json.dumps(found) + "\n", encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        files.make_private(path.parent)
+        with files.replacing(path) as file:
+            file.write(json.dumps(found).encode() + b"\n")
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Have other processes wait that find something out as well, where files can be locked."""
-    import fcntl
-
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            folder().mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context((folder() / "lock").open("w")), fcntl.LOCK_EX)
+            files.make_private(folder())
+            stack.enter_context(files.locked(folder() / "lock"))
         yield

@@ -1,20 +1,18 @@
-"""What a build of llama.cpp says of itself, asked in a process of its own: ``python -m fitter.llama.looking WHERE``."""
+"""What a build of llama.cpp says of itself, asked in a process of its own."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from fitter.errors import FitterError
-from fitter.llama import kept, surroundings
+from fitter.llama import interpreter, kept, surroundings
 from fitter.llama import library as native
-from fitter.llama.builds import PYTHON, Build, find
+from fitter.llama.builds import PYTHON, Build, find, on_path
 from fitter.llama.functions import ggml_version, same_commit
 from fitter.llama.opening import best_of, open_build
 from fitter.llama.types import LlamaCpp
@@ -52,15 +50,17 @@ def look(where: str) -> Look:
         build = find(where)
     except FitterError as error:
         return Look(where, problem=str(error))
-    command = [sys.executable, "-m", "fitter.llama.looking", where]
     found = Look(where, build.libllama, backends=build.backends, key=build.key)
     try:
+        command = interpreter.command(__name__, main.__name__, where)
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False)
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return _with(
             found, problem=f"{build.libllama} did not answer for {_PATIENCE:.0f} seconds: name another llama.cpp"
         )
+    except OSError as error:
+        return _with(found, problem=f"{build.libllama} cannot be asked: {error}")
     except (ValueError, IndexError):
         said = done.stderr.strip().splitlines()
         why = f"ended with signal {-done.returncode}" if done.returncode < 0 else said[-1] if said else "said nothing"
@@ -82,16 +82,16 @@ def tried(where: str) -> Look:
     from fitter.llama import verdicts
 
     try:
-        problem = verdicts.verdict(find(where), native.own_libraries())
+        problem = verdicts.problem_of(find(where), native.own_libraries())
     except FitterError as error:
-        problem = str(error)
+        return replace(found, problem=str(error))
     return replace(found, problem=f"{found.libllama}: {problem}") if problem else replace(found, checks=CHECKS)
 
 
 def look_around(given: Sequence[str] = ()) -> tuple[Look, ...]:
     """Try the builds of this Python, of the ``llama-server`` on the PATH, and those that are ``given``."""
     found = [PYTHON] if importlib.util.find_spec("llama_cpp") else []
-    if server := shutil.which("llama-server"):
+    if server := on_path("llama-server"):
         found.append(server)
     return tuple(tried(where) for where in dict.fromkeys((*found, *given)))
 
@@ -101,12 +101,12 @@ def other_server(planned: LlamaCpp) -> Look | None:
 
     ``None`` also where that cannot be told: without one, and where llama.cpp is built into it.
     """
-    server = shutil.which("llama-server")
+    server = on_path("llama-server")
     try:
         build = find(server) if server else None
     except FitterError:
         return None
-    if server is None or build is None or build.key == planned.key:
+    if build is None or build.key == planned.key:
         return None
     found = _known(build, server)
     is_same = found.ggml == planned.ggml and same_commit(found.commit, planned.commit)
@@ -151,14 +151,8 @@ def ask(build: Build) -> dict[str, str]:
     return answer
 
 
-def main(args: list[str]) -> int:
-    """Print what the build that ``args`` names says of itself, as JSON on one line."""
-    (where,) = args
+def main(where: str) -> None:
+    """Print what the build that ``where`` names says of itself, as JSON on one line."""
     os.environ[surroundings.LLAMA_CPP] = where
     surroundings.become_worker(is_canary=True)
     print(json.dumps(ask(find(where))), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -12,11 +12,11 @@ import signal
 import sys
 import time
 
-from fitter.llama import surroundings
+from fitter.llama import interpreter, surroundings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import NoReturn
 
     from fitter.llama.worker import Session
@@ -24,20 +24,12 @@ if TYPE_CHECKING:
     Then = Callable[[Session], object]
     First = Callable[[Callable[[], str]], Then | None]
 
-# What a new interpreter runs as a child. It gets the parent's search path instead of one from its own environment.
-BOOT = """\
-import sys
-sys.path[:] = {path}
-from fitter.llama.process import become_worker
-become_worker()
-from fitter.llama.worker import main
-main({requests}, {answers}, {parent})
-"""
-
 _REQUESTS, _ANSWERS = 3, 4
 """The file descriptors of the child's ends of its pipes."""
 
 _CLOSE_SECONDS = 5.0
+_MOST_FILES = 1 << 14
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Process:
@@ -49,6 +41,7 @@ class Process:
     """
 
     def __init__(self, variables: Mapping[str, str], *, first: First | None = None) -> None:
+        interpreter.check_stack()
         self._surroundings = _surroundings(variables)
         self._status: int | None = None
         self._parent = os.getpid()
@@ -67,7 +60,7 @@ class Process:
             opened += ends
             files = (*ends, fcntl.fcntl(self._output, fcntl.F_DUPFD_CLOEXEC, _ANSWERS + 1))
             opened.append(files[2])
-            self.pid = _fork(*self._surroundings, files, first) if first else _spawn(*self._surroundings, files)
+            self.pid = _fork(*self._surroundings, files, first) if first else _spawn(self._surroundings[1], files)
         except BaseException:
             for fd in opened:
                 os.close(fd)
@@ -260,19 +253,13 @@ def end_early() -> None:
 
 def _surroundings(variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """The search path and the environment of a child."""
-    # Without the empty entry, which is the working directory, where any file may be.
-    path = [os.path.abspath(entry) for entry in sys.path if entry]
-    # where the package is: this file is in a folder of it
-    package = os.path.abspath(os.path.join(os.path.realpath(__file__), *[os.pardir] * 3))
-    if package not in path:
-        path.append(package)
     environment = {name: value for name, value in os.environ.items() if name != "FITTER_DEVICES"}
     environment["GGML_NO_BACKTRACE"] = "1"
     environment.update(variables)
     if "FITTER_CUDART_DEVICES" in variables:
         # Then the library is the only backend to load.
         environment.pop("GGML_BACKEND_PATH", None)
-    return path, environment
+    return interpreter.search_path(), environment
 
 
 def _temporary_file() -> int:
@@ -284,9 +271,9 @@ def _temporary_file() -> int:
         return os.dup(file.fileno())
 
 
-def _spawn(path: Sequence[str], environment: Mapping[str, str], files: Sequence[int]) -> int:
+def _spawn(environment: Mapping[str, str], files: Sequence[int]) -> int:
     requests, answers, output = files
-    boot = BOOT.format(path=ascii(path), requests=_REQUESTS, answers=_ANSWERS, parent=os.getpid())
+    command = interpreter.command(__name__, main.__name__, str(os.getpid()))
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, output, 1),
@@ -295,8 +282,8 @@ def _spawn(path: Sequence[str], environment: Mapping[str, str], files: Sequence[
         (os.POSIX_SPAWN_DUP2, answers, _ANSWERS),
     ]
     return os.posix_spawn(
-        sys.executable or "",
-        [sys.executable or "", "-I", "-c", boot],
+        command[0],
+        command,
         environment,
         file_actions=actions,
         # Only the parent handles Ctrl-C, from the first moment on.
@@ -306,7 +293,7 @@ def _spawn(path: Sequence[str], environment: Mapping[str, str], files: Sequence[
 
 def _fork(path: Sequence[str], environment: Mapping[str, str], files: Sequence[int], first: First) -> int:
     parent = os.getpid()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, *_ENDING])
     try:
         pid = os.fork()
         if pid == 0:
@@ -325,6 +312,11 @@ def _become_worker(
         for fd, number in ((nothing, 0), (output, 1), (output, 2), (requests, _REQUESTS), (answers, _ANSWERS)):
             os.dup2(fd, number)
         become_worker()
+        for number in _ENDING:
+            # how the command ends is for the command alone
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
@@ -356,10 +348,27 @@ def _word(parent: int) -> str:
     return os.fsdecode(word[:-1])
 
 
+def main(parent: str) -> None:
+    """Be a worker of the process with the number ``parent``."""
+    become_worker()
+    from fitter.llama.worker import main as answer
+
+    answer(_REQUESTS, _ANSWERS, int(parent))
+
+
 def become_worker() -> None:
     """Know that this process is a worker, and close the files that it inherited by accident, such as others' pipes."""
     surroundings.become_worker()
-    for name in os.listdir("/dev/fd"):
-        if int(name) > _ANSWERS:
+    for number in open_files():
+        if number > _ANSWERS:
             with contextlib.suppress(OSError):
-                os.close(int(name))
+                os.close(number)
+
+
+def open_files() -> Iterable[int]:
+    """The numbers of this process's open files, or all that there could be where the system does not tell."""
+    try:
+        return [int(name) for name in os.listdir("/dev/fd")]
+    except OSError:
+        # without /proc
+        return range(_MOST_FILES)

@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
-import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from fitter.errors import LibraryError
-from fitter.llama import elf, kept, surroundings
+from fitter.llama import elf, interpreter, kept, surroundings
 from fitter.llama.builds import Build
+from fitter.llama.scarcity import is_of_the_machine
+from fitter.storage import cache
 
 _PATIENCE = 120.0
 """Seconds that the models may take: a crash is quick, and a loaded machine is slow."""
-_VERSION = "1"
+_VERSION = "2"
 """To be counted up when what is asked of a build changes."""
+_CRASHES = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV})
+"""Signals that a program brings on itself; any other comes from outside."""
 
-_BOOT = """\
-import sys
-sys.path[:] = {path}
-from fitter.llama.canary import {entry}
-{entry}()
-"""
 _PLACING, _COMPUTING = "main", "compute"
 
 
@@ -38,7 +37,23 @@ def check(build: Build, own: tuple[str, ...], commit: str) -> None:
         raise LibraryError(
             f"{build.libllama} (commit {commit or 'unknown'}) is not a llama.cpp that fitter can use: {problem}; name "
             "another one with --llama-cpp, or reinstall llama-fitter with LLAMA_CPP_SOURCE_DIR set to its source"
+            + _again(build, own)
         )
+
+
+def problem_of(build: Build, own: tuple[str, ...]) -> str:
+    """As ``verdict``, with what to do to have it asked anew."""
+    problem = verdict(build, own)
+    return problem and problem + _again(build, own)
+
+
+def _again(build: Build, own: tuple[str, ...]) -> str:
+    path = kept.path_of(_placing(build, own))
+    return f"; delete {path} to have it tried again" if cache.is_lasting() and path.exists() else ""
+
+
+def _placing(build: Build, own: tuple[str, ...]) -> str:
+    return f"verdict-{_key(build, own)}"
 
 
 def verdict(build: Build, own: tuple[str, ...]) -> str:
@@ -46,7 +61,7 @@ def verdict(build: Build, own: tuple[str, ...]) -> str:
 
     Raises ``LibraryError`` if it cannot be asked now.
     """
-    return _asked_once(f"verdict-{_key(build, own)}", build, _PLACING)
+    return _asked_once(_placing(build, own), build, _PLACING)
 
 
 def problem_of_computing(build: Build, own: tuple[str, ...]) -> str:
@@ -77,14 +92,30 @@ def _read(name: str) -> str | None:
 def ask(build: Build, entry: str = _PLACING) -> str:
     """Why ``build`` cannot be trusted, '' if it can, asked now. Raises ``LibraryError`` if it cannot be asked.
 
-    ``entry``: the function of ``fitter.llama.canary`` that is called.
+    ``entry``: the function of ``fitter.llama.canary`` that is called. An answer is what that says, or a crash that
+    comes again. Anything else, such as a signal from outside or a full disk, may be another machine's tomorrow.
     """
-    boot = _BOOT.format(path=ascii(sys.path), entry=entry)
-    environment = {**os.environ, surroundings.LLAMA_CPP: build.where}
+    first = _try(build, entry)
+    last = first if isinstance(first, str) else _try(build, entry)
+    if isinstance(last, str):
+        return last
+    if last == first and last.crash:
+        return f"it ended with signal {last.crash} when a small model was loaded"
+    raise LibraryError(f"{build.libllama} cannot be tried with a small model ({last.said}): try again")
+
+
+class _Accident(NamedTuple):
+    """A try without an answer. ``crash``: the signal that llama.cpp ended with, 0 for any other reason."""
+
+    crash: int
+    said: str
+
+
+def _try(build: Build, entry: str) -> str | _Accident:
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-c", boot],
-            env=environment,
+            interpreter.command("fitter.llama.canary", entry),
+            env={**os.environ, surroundings.LLAMA_CPP: build.where},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -92,15 +123,18 @@ def ask(build: Build, entry: str = _PLACING) -> str:
             timeout=_PATIENCE,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        # No verdict: it may be the machine's fault.
-        raise LibraryError(f"{build.libllama} cannot be tried with a small model ({error}): try again") from None
+    except subprocess.TimeoutExpired:
+        return _Accident(0, f"it did not end within {_PATIENCE:.0f} seconds")
+    except OSError as error:
+        return _Accident(0, str(error))
+    if done.returncode == 0 and done.stdout:
+        return done.stdout.splitlines()[-1].strip()
     if done.returncode < 0:
-        return f"it ended with signal {-done.returncode} when a small model was loaded"
-    if done.returncode > 0 or not done.stdout:
-        said = done.stderr.strip().splitlines()
-        return f"it failed when a small model was loaded ({said[-1] if said else f'status {done.returncode}'})"
-    return done.stdout.splitlines()[-1].strip()
+        number = -done.returncode
+        is_own = number in _CRASHES and not is_of_the_machine(done.stderr)
+        return _Accident(number if is_own else 0, f"it ended with signal {number}")
+    said = done.stderr.strip().splitlines()
+    return _Accident(0, said[-1] if said else f"it ended with status {done.returncode}")
 
 
 def _key(build: Build, own: tuple[str, ...]) -> str:

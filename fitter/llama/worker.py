@@ -23,12 +23,13 @@ from fitter.llama import host_layouts, memory_limit, projector, real, wire
 from fitter.llama import library as native
 from fitter.llama.ahead import Ahead
 from fitter.llama.devices import cuda_registry, device_named, host_of, load_cuda_backend, register_virtual, registry
-from fitter.llama.endings import RAN_OUT, is_out_of_memory
+from fitter.llama.endings import RAN_OUT
 from fitter.llama.file_types import file_types
 from fitter.llama.headers import Headers
 from fitter.llama.loader import OWN, Loader
 from fitter.llama.log import captured_log
 from fitter.llama.patterns import match
+from fitter.llama.scarcity import is_out_of_memory
 from fitter.llama.types import (
     Breakdown,
     Caches,

@@ -6,11 +6,12 @@ llama.cpp loads them, for real or without allocating, and takes as much memory a
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from fitter.storage.files import replacing
 
 Value = bool | int | float | str | Sequence[bool] | Sequence[int]
 
@@ -54,13 +55,9 @@ def write_zeros(path: Path, metadata: Mapping[str, Value], tensors: Sequence[Zer
         dimensions = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
         header += _string(tensor.name) + dimensions + struct.pack("<IQ", number, offset)
         offset += _padded(tensor.bytes)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(header)
-        os.truncate(partial, _padded(len(header)) + offset)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(header)
+        file.truncate(_padded(len(header)) + offset)
     return path
 
 

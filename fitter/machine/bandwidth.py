@@ -18,6 +18,7 @@ from fitter.errors import UsageError
 from fitter.machine.host import host_memory
 from fitter.machine.speed import HostSpeed, default_host
 from fitter.machine.stored import write_if_possible
+from fitter.storage import cache, files
 from fitter.values import MIB, UNITS, shown
 
 _SCHEMA = 1
@@ -91,9 +92,7 @@ def host_speed(measure: Callable[[int], float] | None = None) -> HostSpeed:
 
 def cache_path() -> Path:
     """The file: ``llama-fitter/bandwidth.json`` in the platform's cache directory (``XDG_CACHE_HOME``)."""
-    from platformdirs import user_cache_path
-
-    return user_cache_path("llama-fitter", appauthor=False) / "bandwidth.json"
+    return cache.folder() / "bandwidth.json"
 
 
 def this_host() -> Host:
@@ -179,7 +178,9 @@ def _physical_cores(root: Path = Path("/")) -> int:
     # not Linux, or an architecture whose /proc does not tell; imported here, since that is slow
     import psutil
 
-    return psutil.cpu_count(logical=False) or 0
+    with contextlib.suppress(OSError):
+        return psutil.cpu_count(logical=False) or 0
+    return 0
 
 
 def _processor(root: Path = Path("/")) -> str:
@@ -201,7 +202,7 @@ def key_of(host: Host) -> str:
 
 def _entries() -> dict[str, float]:
     try:
-        document = json.loads(cache_path().read_text(encoding="utf-8"))
+        document = json.loads(files.read(cache_path()))
         if document["schema"] != _SCHEMA:
             return {}
         return {str(key): float(value) for key, value in document["hosts"].items()}

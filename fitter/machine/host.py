@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +37,17 @@ def _machine_memory() -> HostMemory:
             sizes = dict(line.split(":", 1) for line in file)
         return HostMemory(*(int(sizes[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable")))
     except (OSError, KeyError, ValueError):
+        pass
+    try:
         # Not Linux, or a /proc that hides it. Imported here, since that is slow.
         import psutil
 
         memory = psutil.virtual_memory()
         return HostMemory(memory.total, memory.available)
+    except OSError:
+        # no /proc at all; what is available is then without the page cache
+        page = os.sysconf("SC_PAGE_SIZE")
+        return HostMemory(page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES"))
 
 
 def cgroup_limits(root: Path = Path("/")) -> tuple[HostMemory, ...]:

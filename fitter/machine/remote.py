@@ -14,6 +14,7 @@ from fitter.llama.types import RPC, DeviceInfo, MeasuredSpeed
 from fitter.machine import bandwidth, catalogue
 from fitter.machine.speed import REMOTE, DeviceSpeed, speed_of
 from fitter.machine.stored import write_if_possible
+from fitter.storage import files
 from fitter.values import MIB
 
 _SCHEMA = 1
@@ -65,7 +66,8 @@ def remote_speeds(
         measured, how = stored.get(key), "measured earlier"
         if measured is None:
             measured, how = _measured(device, measure), "measured"
-            if measured is not None:
+            if measured is not None and measured.bandwidth > 0:
+                # nothing, as where its memory was full, may be something the next time
                 fresh[key] = measured
         own = given[index if len(given) > 1 else 0] if given else None
         speeds[device.name] = _speed(device, measured, how, own)
@@ -133,7 +135,7 @@ def _key(device: DeviceInfo, before: Sequence[DeviceInfo]) -> str:
 def _entries() -> dict[str, tuple[MeasuredSpeed, float]]:
     """The entries in the file that are not too old, each with its time."""
     try:
-        document = json.loads(cache_path().read_text(encoding="utf-8"))
+        document = json.loads(files.read(cache_path()))
         if document["schema"] != _SCHEMA:
             return {}
         entries = {}

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from fitter.storage.cache import folder as folder
+
 HEADERS, SHAPES = "headers", "shapes"
 MOST = 2 << 30
 """What all of them may take on the disk; a sparse file takes what was written into it."""
@@ -21,13 +23,6 @@ STAYS_SECONDS = 24 * 3600
 _LOOKED_SECONDS = 3600
 """How long nobody looks again whether there is too much."""
 _LOOKED, _LEAVING = ".looked-after", ".leaving-"
-
-
-def folder(name: str) -> Path:
-    """``llama-fitter/name`` in the cache directory (``XDG_CACHE_HOME``)."""
-    from platformdirs import user_cache_path
-
-    return user_cache_path("llama-fitter", appauthor=False) / name
 
 
 def use(entry: Path) -> None:

@@ -21,6 +21,7 @@ from fitter.errors import ModelError
 from fitter.model import cache
 from fitter.model.addresses import Address
 from fitter.model.source import show
+from fitter.storage.files import make_private, read
 
 _ABOUT = "about.json"
 _PARTIAL = ".partial-"
@@ -109,7 +110,7 @@ def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
     place = _of(model) / hashlib.sha256(words.encode()).hexdigest()[:32]
     entry = Entry(place, kept)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_private(place.parent)
         cache.use(place.parent)
         if not entry.is_whole():
             _write(entry, headers, words)
@@ -131,7 +132,7 @@ def _of(model: Sequence[Address]) -> Path:
 
 def _read(place: Path) -> Entry | None:
     try:
-        found = json.loads((place / _ABOUT).read_text(encoding="utf-8"))
+        found = json.loads(read(place / _ABOUT))
         files = tuple(Kept(**each) for each in found)
     except (OSError, ValueError, TypeError, RecursionError):
         return None

@@ -19,6 +19,7 @@ from fitter.output.arguments import command_line
 from fitter.output.json import SCHEMA, dumps, figure
 from fitter.output.narrow import NarrowTable
 from fitter.output.units import human, mib, speed
+from fitter.storage.files import replacing
 from fitter.text import printable
 
 if TYPE_CHECKING:
@@ -160,13 +161,9 @@ def check_output(path: Path) -> None:
 def write(found: Exploration, path: Path) -> None:
     """Write ``found`` in the format of the file's ending, all or nothing. Raises ``AnswerError``."""
     data = _WRITERS[path.suffix.lower()](found)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
-            partial.write_bytes(data)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replacing(path) as file:
+            file.write(data)
     except OSError as error:
         raise AnswerError(f"-o {path} cannot be written ({error.strerror}): name another file") from None
 

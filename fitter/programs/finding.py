@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 from dataclasses import dataclass
 
 from fitter.errors import LibraryError, PlanError, UsageError
 from fitter.llama.attended import Attended
-from fitter.llama.builds import PYTHON, find, named
+from fitter.llama.builds import PYTHON, find, named, on_path
 from fitter.llama.functions import same_commit
 from fitter.llama.types import LlamaCpp
 from fitter.text import printable
@@ -53,7 +52,7 @@ def find_server(server: str | None = None, llama_cpp: str | None = None) -> str:
     where = named(llama_cpp)
     if where != PYTHON:
         return _at(where, _BELOW) or _missing(where)
-    if found := shutil.which(NAME):
+    if found := on_path(NAME):
         return found
     raise LibraryError(f"there is no {NAME} on the PATH: install llama.cpp, or name one with --server")
 
@@ -72,6 +71,8 @@ def _missing(where: str) -> str:
 
 
 def _at(where: str, below: tuple[str, ...]) -> str | None:
+    if program := on_path(where):
+        return program
     path = os.path.expanduser(where)
     if os.path.isdir(path):
         files = (os.path.join(path, name, NAME) for name in below)
@@ -80,7 +81,7 @@ def _at(where: str, below: tuple[str, ...]) -> str | None:
         if ".so" not in os.path.basename(path):
             return os.path.abspath(path)
         return _at(os.path.dirname(os.path.abspath(path)), _BESIDE)
-    return shutil.which(where) if "/" not in where else None
+    return None
 
 
 def asked(path: str) -> ServerProgram:

@@ -103,6 +103,8 @@ def _defaults_of(executable: str, _stamped: tuple[tuple[str, int, int], ...]) ->
     try:
         done = subprocess.run(
             [executable, "--help"],
+            # ggml loads backends from the current directory, too
+            cwd=os.path.dirname(executable),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

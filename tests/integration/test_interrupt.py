@@ -14,10 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.patience import SECONDS, TooLateError, all_end, in_time
+from tests.patience import SECONDS, TooLateError, all_end, in_time, until
 from tools import shapes
 
-INTERRUPTED = 130
 COMMANDS = {
     "fit": ("--gpu", "4x 24GiB"),
     "fit, every step": ("--gpu", "4x 24GiB", "-v"),
@@ -59,17 +58,17 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     raise TooLateError
 
 
-def interrupted(seconds: float, *words: str) -> str:
+def interrupted(seconds: float, *words: str, by: signal.Signals = signal.SIGINT) -> str:
     """What a command writes to stderr that is interrupted so long after it has its first worker."""
     with started(*words) as process:
         workers = workers_of(process)
         time.sleep(seconds)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, by)
         said, warned = process.communicate(timeout=SECONDS)
         assert all_end(workers)
     if said or process.returncode == 0:
         raise TooLateError
-    assert process.returncode == INTERRUPTED
+    assert process.returncode == 128 + by
     return warned
 
 
@@ -111,9 +110,10 @@ def test_a_killed_command_leaves_no_worker(model: Path) -> None:
     in_time(attempt)
 
 
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda by: by.name)
 @pytest.mark.parametrize("seconds", [0.0, 0.3, 0.8])
 def test_an_interrupt_ends_the_plans_of_a_directory(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, by: signal.Signals
 ) -> None:
     models, temporary = tmp_path / "models", tmp_path / "temporary"
     models.mkdir()
@@ -121,5 +121,30 @@ def test_an_interrupt_ends_the_plans_of_a_directory(
     for number in range(8):
         (models / f"{number}.gguf").symlink_to(model)
     monkeypatch.setenv("TMPDIR", str(temporary))
-    assert in_time(lambda: interrupted(seconds, str(models), "--gpu", "4x 24GiB")) == ""
+    assert in_time(lambda: interrupted(seconds, str(models), "--gpu", "4x 24GiB", by=by)) == ""
     assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_command_has_left_is_removed_by_the_next(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with started("quants", str(model), "--gpu", "4x 24GiB") as process:
+        until(lambda: [*tmp_path.glob("*/*")] != [], "the command makes no directory")
+        process.kill()
+    assert len([*tmp_path.glob("*/*")]) == 1
+    with started("quants", str(model), "--gpu", "4x 24GiB", "--type", "Q8_0") as process:
+        process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_what_is_ignored_stays_ignored(model: Path) -> None:
+    """As with nohup."""
+    code = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); from fitter.__main__ import main; main()"
+    words = [sys.executable, "-c", code, str(model), *COMMANDS["fit"]]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        workers_of(process)
+        process.send_signal(signal.SIGHUP)
+        said, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0 and said

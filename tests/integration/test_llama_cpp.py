@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,10 @@ import pytest
 
 import fitter
 from fitter.errors import LibraryError, PlanError, UsageError
-from fitter.llama import kept, verdicts
-from fitter.llama.builds import find
+from fitter.llama import interpreter, kept, verdicts
+from fitter.llama.builds import Build, find
 from fitter.llama.client import Worker
-from fitter.llama.library import backend_path
+from fitter.llama.library import backend_path, own_libraries
 from fitter.llama.types import VirtualDevice, describe
 from tests.integration.llama_builds import fetched
 from tools import llama_builds
@@ -186,6 +188,97 @@ def test_a_verdict_is_kept_and_used(cache: Path) -> None:
     for damaged in ("", "[]", "{}", '{"problem": 1}', "\0"):
         file.write_text(damaged)
         assert verdicts.verdict(build, OWN) == ""
+
+
+ACCIDENTS = {
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "it ended with signal 9"),
+    "asked to end": ("os.kill(os.getpid(), signal.SIGTERM)", "it ended with signal 15"),
+    "too much time on the processor": ("os.kill(os.getpid(), signal.SIGXCPU)", "it ended with signal 24"),
+    "files may not grow": (
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))",
+        r"OSError: \[Errno 27\] File too large",
+    ),
+    "no disk left": ("raise OSError(28, os.strerror(28))", r"OSError: \[Errno 28\] No space left on device"),
+    "no memory left": ("raise MemoryError('none')", "MemoryError: none"),
+    "no memory left for llama.cpp": (
+        "os.write(2, b\"terminate called after throwing an instance of 'std::bad_alloc'\"); os.abort()",
+        "it ended with signal 6",
+    ),
+    "a refusal for want of memory": (
+        "from fitter.errors import LlamaCppError; from fitter.llama import canary; "
+        "canary.problem_of_loaded = canary.RealLoad = refuse",
+        r"fitter.errors.LlamaCppError: m.gguf: unable to allocate CPU buffer",
+    ),
+    "no answer": ("os._exit(7)", "it ended with status 7"),
+}
+"""What happens to a process that tries a build, and is no fault of the build's."""
+
+HAPPENS = """
+import os, resource, signal
+# a file that may not grow is not to be one that Python keeps
+sys.dont_write_bytecode = True
+def refuse(*_):
+    raise LlamaCppError("m.gguf: unable to allocate CPU buffer")
+if {when}:
+    {what}
+from {{module}}"""
+
+
+def happens(monkeypatch: pytest.MonkeyPatch, what: str, once: Path | None = None) -> None:
+    """Have it happen in every process that is started, or only in the first one, which makes a file."""
+    when = "True" if once is None else f"not os.path.exists({str(once)!r}) and not open({str(once)!r}, 'w').close()"
+    boot = interpreter.BOOT.replace("from {module}", HAPPENS.format(when=when, what=what))
+    monkeypatch.setattr(interpreter, "BOOT", boot)
+
+
+@pytest.mark.parametrize("ask", [verdicts.verdict, verdicts.problem_of_computing])
+@pytest.mark.parametrize(("what", "said"), ACCIDENTS.values(), ids=ACCIDENTS)
+def test_an_accident_is_no_verdict(
+    ask: Callable[[Build, tuple[str, ...]], str], what: str, said: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = find()
+    with monkeypatch.context() as patch:
+        happens(patch, what)
+        message = rf"^{re.escape(build.libllama)} cannot be tried with a small model \({said}\): try again$"
+        with pytest.raises(LibraryError, match=message):
+            ask(build, OWN)
+    assert not [*cache.glob("*.json")]
+    assert ask(build, OWN) == ""
+    assert [json.loads(file.read_text()) for file in cache.glob("*.json")] == [{"problem": ""}]
+
+
+CRASH = "os.kill(os.getpid(), signal.SIGSEGV)"
+
+
+@pytest.mark.parametrize("what", [CRASH, ACCIDENTS["killed"][0]])
+def test_an_accident_that_does_not_come_again_is_none(
+    what: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happens(monkeypatch, what, tmp_path / "once")
+    assert verdicts.verdict(find(), OWN) == ""
+
+
+def test_a_crash_that_comes_again_is_kept_in_a_file_that_is_named(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, own = find(), own_libraries()
+    with monkeypatch.context() as patch:
+        happens(patch, CRASH)
+        assert verdicts.verdict(build, own) == "it ended with signal 11 when a small model was loaded"
+    (file,) = cache.glob("verdict-*.json")
+    with pytest.raises(LibraryError) as caught:
+        verdicts.check(build, own, "0123abc")
+    assert str(caught.value) == (
+        f"{build.libllama} (commit 0123abc) is not a llama.cpp that fitter can use: it ended with signal 11 when a "
+        "small model was loaded; name another one with --llama-cpp, or reinstall llama-fitter with "
+        f"LLAMA_CPP_SOURCE_DIR set to its source; delete {file} to have it tried again"
+    )
+    looks = json.loads(run("llama-cpp", "--json").stdout)["builds"]
+    assert looks[0]["problem"] == (
+        f"{build.libllama}: it ended with signal 11 when a small model was loaded; delete {file} to have it tried again"
+    )
+    file.unlink()
+    verdicts.check(build, own, "0123abc")
 
 
 def test_a_build_that_is_not_trusted_gives_no_plan(cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

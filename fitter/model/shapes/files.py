@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import tempfile
 import threading
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -26,6 +25,8 @@ from fitter.model.shapes.config import LONGEST, parse
 from fitter.model.shapes.gguf import write
 from fitter.model.shapes.header import Header
 from fitter.model.shapes.mapping import header_of
+from fitter.storage.files import make_private, replacing
+from fitter.storage.temporary import Directory
 from fitter.text import printable
 
 _FULL = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
@@ -128,7 +129,7 @@ def _quantized(path: Path, wanted: Wanted, timeout: float | None) -> Path:
     if _is_there(found):
         return found
     asked = Worker(llama_cpp=build.where, timeout=DEFAULT_TIMEOUT if timeout is None else timeout)
-    with asked as worker, tempfile.TemporaryDirectory(prefix="fitter-") as directory:
+    with asked as worker, Directory() as directory:
         known = worker.file_types([path], directory)
         types = {each.name: each for each in known.found}
         if kind not in types:
@@ -172,18 +173,12 @@ def _is_there(path: Path) -> bool:
 def _put(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """Write a file that appears whole or not at all. Raises ``ModelError``."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(prefix=".partial-", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                fill(file)
-                # it is not to be there without its bytes, whatever happens to the machine
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            if os.path.exists(partial):
-                os.unlink(partial)
+        make_private(path.parent)
+        with replacing(path) as file:
+            fill(file)
+            # it is not to be there without its bytes, whatever happens to the machine
+            file.flush()
+            os.fsync(file.fileno())
         cache.look_after()
     except OSError as error:
         raise ModelError(

@@ -1,0 +1,40 @@
+"""Whether an error says that this machine had too little of something just then: memory, disk, files, processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+from collections.abc import Iterable
+
+from fitter.errors import FitterError
+
+_SCARCE = (
+    *(errno.EAGAIN, errno.EDQUOT, errno.EFBIG, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    errno.ENOSPC,
+)
+_WORDS = "|".join(re.escape(os.strerror(number)) for number in _SCARCE)
+_SAYS = re.compile(
+    rf"bad_alloc|MemoryError|out of memory|failed to map segment|{_WORDS}"
+    r"|(?:fail|unable|cannot|could not|not enough)[^\n]*(?:\balloc|memory)",
+    re.IGNORECASE,
+)
+
+_OUT_OF_MEMORY = ("std::bad_alloc", "insufficient memory", "Cannot allocate memory", "cannot allocate memory")
+"""What C++, ggml (``ggml_aligned_malloc``) and the C library say where the host has no memory."""
+_OUT_OF_ADDRESSES = ("failed to allocate", "unable to allocate")
+"""What llama.cpp says where it gets no buffer. That is a refusal, unless this process may have few addresses only."""
+
+
+def is_of_the_machine(said: str | FitterError) -> bool:
+    """Whether an error says so, or the log that it has, or what a process has written."""
+    lines = said if isinstance(said, str) else "\n".join((str(said), *getattr(said, "log", ())))
+    return _SAYS.search(lines) is not None
+
+
+def is_out_of_memory(lines: Iterable[str]) -> bool:
+    """Whether one of ``lines`` says that the host's memory ran out."""
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    says = (*_OUT_OF_MEMORY, *(_OUT_OF_ADDRESSES if is_limited else ()))
+    return any(words in line for line in lines for words in says)

@@ -1,0 +1,117 @@
+"""Systems without /proc, and with little stack: a plan, or one line that says what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fitter.llama import process
+from fitter.machine.host import host_memory
+from tests.patience import SECONDS
+from tools.tiny import TINY_DENSE, write_tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVER = str(ROOT / "build/llama/bin/llama-server")
+GPU = ("--gpu", "cuda:8.9:8GiB")
+FITTER = (sys.executable, "-m", "fitter")
+HIDE = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "model.gguf", TINY_DENSE)
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+
+@pytest.fixture(scope="module")
+def hidden() -> tuple[str, ...]:
+    """What runs a command without /proc."""
+    try:
+        can_hide = run(*HIDE, "true").returncode == 0
+    except OSError:
+        can_hide = False
+    if not can_hide:
+        pytest.skip("this machine lets nobody hide /proc")
+    return HIDE
+
+
+PLANNED = {
+    "fit": ("MODEL", *GPU),
+    "fit to this machine": ("MODEL", "--device", "none"),
+    "two devices": ("MODEL", *GPU, *GPU),
+    "devices": ("devices",),
+    "inspect": ("inspect", "MODEL"),
+    "llama-cpp": ("llama-cpp",),
+    "explore": ("explore", "MODEL", *GPU, "-c", "1024"),
+    "quants": ("quants", "MODEL", *GPU, "--type", "Q8_0"),
+    "verify": ("verify", "MODEL", "--device", "none", "-c", "512"),
+}
+
+
+@pytest.mark.parametrize("words", PLANNED.values(), ids=PLANNED)
+def test_without_proc(words: tuple[str, ...], model: Path, hidden: tuple[str, ...]) -> None:
+    done = run(*hidden, *FITTER, *(str(model) if word == "MODEL" else word for word in words))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout and "Traceback" not in done.stderr
+
+
+def test_a_plan_without_proc_is_the_same(model: Path, hidden: tuple[str, ...]) -> None:
+    words = (*FITTER, str(model), *GPU, "--for", "any")
+    assert run(*hidden, *words).stdout == run(*words).stdout != ""
+
+
+def test_what_needs_proc_says_so(model: Path, hidden: tuple[str, ...]) -> None:
+    done = run(*hidden, *FITTER, "verify", str(model), "--device", "none", "-c", "512", "--server", SERVER)
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        f"fitter: error: the header of {model} cannot be copied without /proc/self/fd: mount /proc"
+    ]
+
+
+def test_the_memory_of_the_host_without_proc(hidden: tuple[str, ...]) -> None:
+    code = "from fitter.machine.host import host_memory; print(host_memory().total)"
+    assert int(run(*hidden, sys.executable, "-c", code).stdout) == pytest.approx(host_memory().total, rel=0.01)
+
+
+def test_files_that_are_open_without_proc(hidden: tuple[str, ...]) -> None:
+    code = (
+        "import os, socket; from fitter.llama import process\n"
+        "os.dup2(1, 77)\nprocess.become_worker()\n"
+        "try: os.fstat(77)\nexcept OSError: print('closed')"
+    )
+    assert run(*hidden, sys.executable, "-c", code).stdout == "closed\n"
+    assert {0, 1, 2} <= {*process.open_files()}
+
+
+LIMITED = ("sh", "-c", 'ulimit -s "$0" && exec "$@"')
+
+
+@pytest.mark.parametrize("words", [("MODEL", *GPU), ("llama-cpp",), ("inspect", "MODEL")], ids=lambda words: words[0])
+def test_a_small_stack_is_one_line(words: tuple[str, ...], model: Path) -> None:
+    done = run(*LIMITED, "200", *FITTER, *(str(model) if word == "MODEL" else word for word in words))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.splitlines() == ["fitter: error: the stack is limited to 200 KiB: run 'ulimit -s 8192' first"]
+
+
+def test_a_small_stack_in_python(model: Path) -> None:
+    code = (
+        "import fitter, sys\n"
+        "from fitter.llama import looking\n"
+        "try: fitter.inspect(sys.argv[1])\nexcept fitter.LlamaCppError as error: print(error)\n"
+        "print(looking.look('python').problem.partition(' cannot ')[2])"
+    )
+    said = "the stack is limited to 200 KiB: run 'ulimit -s 8192' first"
+    done = run(*LIMITED, "200", sys.executable, "-c", code, str(model))
+    assert done.stdout.splitlines() == [f"the worker cannot be started: {said}", f"be asked: {said}"], done.stderr
+
+
+def test_the_smallest_stack_is_enough(model: Path) -> None:
+    words = (*FITTER, str(model), *GPU, "-ot", "blk.*ffn.*=CPU")
+    done = run(*LIMITED, "256", *words)
+    assert (done.returncode, done.stdout) == (0, run(*words).stdout), done.stderr
