@@ -134,14 +134,15 @@ def _existing(where: str) -> str:
     path = os.path.expanduser(where)
     if os.path.exists(path):
         return path
-    if "/" not in where and (program := _on_path(where)):
+    if "/" not in where and (program := on_path(where)):
         return program
     raise UsageError(f"llama_cpp '{where}' is not there: give python, {_WHERE}")
 
 
-def _on_path(name: str) -> str:
+def on_path(name: str) -> str:
+    """The path of a program on the PATH, '' without one. Entries from the current directory on are passed over."""
     places = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    found = (os.path.join(place, name) for place in filter(None, places))
+    found = (os.path.join(place, name) for place in filter(os.path.isabs, places))
     return next((path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)), "")
 
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ LOCK_FILE = "fitter.lock"
 SCHEMA = 1
 
 _ABANDONED_SECONDS = 60.0
+_PATIENCE, _TICK = 10.0, 0.05
+"""Seconds to wait for another process that changes the same lock, which takes milliseconds; and between two tries."""
 _EXACT = ("settings", "params")
 """Keys whose text must stay exact: they are compared with fitter.toml and passed to llama.cpp again."""
 
@@ -217,6 +219,45 @@ def write_lock(path: Path, lock: Lock) -> None:
         replace_file(path, text.encode())
     except OSError as error:
         raise AnswerError(f"{show(path)} cannot be written: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep other processes from changing the lock at ``path`` meanwhile, so that what was read is still what is there.
+
+    Its directory is locked, which leaves no file behind. Raises ``AnswerError`` if another process takes too long.
+    """
+    try:
+        directory = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY)
+    except OSError:
+        directory = -1  # Whoever writes the file says what is wrong with the place.
+    try:
+        if directory >= 0:
+            _wait_for(directory, path)
+        yield
+    finally:
+        if directory >= 0:
+            os.close(directory)
+
+
+def _wait_for(directory: int, path: Path) -> None:
+    import fcntl
+
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise AnswerError(
+                    f"{show(path)} cannot be written: another process has locked its directory for {_PATIENCE:.0f} "
+                    "seconds: end that process, and try again"
+                ) from None
+            time.sleep(_TICK)
+        except OSError:
+            # a file system without locks
+            return
 
 
 def dumps(lock: Lock) -> str:
