@@ -263,7 +263,8 @@ def select_named(cases: Sequence[Case], expression: str | None) -> tuple[Case, .
         return tuple(cases)
     if found := select(cases, expression):
         return found
-    raise UsageError(f"-k '{expression}' selects no case; the cases are {', '.join(case.name for case in cases)}")
+    text = printable(expression, _LONGEST)
+    raise UsageError(f"-k '{text}' selects no case; the cases are {', '.join(case.name for case in cases)}")
 
 
 def suggest(word: str, known: Collection[str]) -> str:
@@ -371,48 +372,64 @@ _LIMITS: Mapping[str, Callable[[Any, str], Any]] = {"max_growth": _growth, "max_
 # --- -k
 
 
+_DEEPEST = 50
+"""More parentheses inside one another than anybody writes."""
+_LONGEST = 60
+"""Characters of an expression that a message shows."""
+
+
 class _Expression:
     """What ``-k`` selects: ``or`` of ``and`` of words, each with or without ``not``."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
-        self._words = re.findall(r"[()]|[^\s()]+", text)
+        self._text = printable(text, _LONGEST)
+        self._words = re.findall(r"[()]|[^\s()]+", text)[::-1]
+        self._depth = 0
 
     def parse(self) -> Callable[[str], bool]:
-        accepts = self._or()
+        accepts = self._any()
         if self._words:
             raise self._error()
         return accepts
 
-    def _or(self) -> Callable[[str], bool]:
-        left = self._and()
+    def _any(self) -> Callable[[str], bool]:
+        found = [self._all()]
         while self._take("or"):
-            left = _either(left, self._and())
-        return left
+            found.append(self._all())
+        return lambda name: any(accepts(name) for accepts in found)
 
-    def _and(self) -> Callable[[str], bool]:
-        left = self._not()
+    def _all(self) -> Callable[[str], bool]:
+        found = [self._one()]
         while self._take("and"):
-            left = _both(left, self._not())
-        return left
+            found.append(self._one())
+        return lambda name: all(accepts(name) for accepts in found)
 
-    def _not(self) -> Callable[[str], bool]:
-        if self._take("not"):
-            inner = self._not()
-            return lambda name: not inner(name)
-        if self._take("("):
-            inner = self._or()
-            if not self._take(")"):
-                raise self._error()
-            return inner
-        if not self._words or self._words[0] in ("and", "or", ")"):
+    def _one(self) -> Callable[[str], bool]:
+        is_wanted = True
+        while self._take("not"):
+            is_wanted = not is_wanted
+        accepts = self._in_parentheses() if self._take("(") else self._word()
+        return lambda name: accepts(name) is is_wanted
+
+    def _in_parentheses(self) -> Callable[[str], bool]:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise UsageError(f"-k '{self._text}' has more than {_DEEPEST} parentheses inside one another: leave some out")
+        accepts = self._any()
+        self._depth -= 1
+        if not self._take(")"):
             raise self._error()
-        word = self._words.pop(0).lower()
+        return accepts
+
+    def _word(self) -> Callable[[str], bool]:
+        if not self._words or self._words[-1] in ("and", "or", ")"):
+            raise self._error()
+        word = self._words.pop().lower()
         return lambda name: word in name
 
     def _take(self, word: str) -> bool:
-        if self._words and self._words[0] == word:
-            del self._words[0]
+        if self._words and self._words[-1] == word:
+            self._words.pop()
             return True
         return False
 
@@ -420,11 +437,3 @@ class _Expression:
         return UsageError(
             f"-k {self._text!r} is not an expression: combine words with and, or, not, such as 'a or not b'"
         )
-
-
-def _either(left: Callable[[str], bool], right: Callable[[str], bool]) -> Callable[[str], bool]:
-    return lambda name: left(name) or right(name)
-
-
-def _both(left: Callable[[str], bool], right: Callable[[str], bool]) -> Callable[[str], bool]:
-    return lambda name: left(name) and right(name)

@@ -331,7 +331,7 @@ def _snapshot(path: Path, name: str, table: Any) -> Snapshot:
         table = {key: item if key in _EXACT else _shown(item) for key, item in table.items()}
     try:
         snapshot: Snapshot = wire.decode(Snapshot, table)
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, RecursionError) as error:
         why = " ".join(str(error).split())
         raise UsageError(
             f"{show(path)}: the case '{name}' is damaged ({why[:120]}): run 'fitter lock --update {name}'"
