@@ -159,4 +159,4 @@ def _is_own(path: str) -> bool:
 
 def missing(found: dict[str, Linked]) -> list[str]:
     """The names of llama.cpp's libraries that the linker would not find."""
-    return [each.name for each in found.values() if not each.path and each.name.startswith(_SOUGHT)]
+    return [each.name for each in found.values() if not each.path and os.path.basename(each.name).startswith(_SOUGHT)]
