@@ -339,8 +339,8 @@ _trust_option = _flag(
     _CASES,
     "trust",
     "--trust",
-    help="Use native code that the file with the cases names (llama_cpp or profile with a path), and addresses that are "
-    "read with this machine's keys. Only for a file of somebody you trust. [default: FITTER_TRUST=1]",
+    help="Use native code that the file with the cases names (llama_cpp or profile with a path), and addresses that "
+    "are read with this machine's own keys (s3://, sftp://, ...). FITTER_TRUST=1 does the same.",
 )
 
 regression_options = stacked(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,7 +120,7 @@ class _Entry:
     def maybe(self, kind: Callable[[_Entry], _T]) -> _T | None:
         return None if self._value is None else kind(self)
 
-    def options(self, known: Set[str]) -> tuple[str, ...]:
+    def options(self, known: set[str]) -> tuple[str, ...]:
         """Options of llama-server's, each with its value. It is started with them, so there are no others."""
         words = self.each(_Entry.text)
         if len(words) % 2 or not known.issuperset(words[::2]):
@@ -319,7 +319,8 @@ def _shared(entry: _Entry) -> SharedUse:
         sizes = (part["model"].size(), part["context"].size(), part["compute"].size())
         return Row(device or "Host", device, device is None, *sizes)
 
-    return SharedUse(entry["kind"].text(), entry["name"].text(), entry["memory"].each(row), entry["arguments"].options(_BESIDE))
+    arguments = entry["arguments"].options(_BESIDE)
+    return SharedUse(entry["kind"].text(), entry["name"].text(), entry["memory"].each(row), arguments)
 
 
 def _search(entry: _Entry) -> Search:

@@ -222,7 +222,8 @@ def _needs_trust(model: str, settings: Mapping[str, CaseValue], directory: Path)
             reasons = [why for text in texts if (why := trust.address(key, text))]
         else:
             continue
-        found.update({key: why for why in reasons[:1]})
+        if reasons:
+            found[key] = reasons[0]
     return found
 
 
@@ -414,7 +415,9 @@ class _Expression:
     def _in_parentheses(self) -> Callable[[str], bool]:
         self._depth += 1
         if self._depth > _DEEPEST:
-            raise UsageError(f"-k '{self._text}' has more than {_DEEPEST} parentheses inside one another: leave some out")
+            raise UsageError(
+                f"-k '{self._text}' has more than {_DEEPEST} parentheses inside one another: leave some out"
+            )
         accepts = self._any()
         self._depth -= 1
         if not self._take(")"):

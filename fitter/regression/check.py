@@ -112,8 +112,8 @@ def check(
 
     Cases that are not in the lock and, without an ``expression``, cases that are only in the lock have results too,
     after those that were measured. Without a lock, all cases must have budgets. ``llama_cpp`` is measured with in place
-    of what the cases name. ``trust``: whether cases may name native code. Raises ``UsageError`` for cases and locks that
-    are not valid, ``LibraryError`` if llama.cpp cannot be used.
+    of what the cases name. ``trust``: whether cases may name native code. Raises ``UsageError`` for cases and locks
+    that are not valid, ``LibraryError`` if llama.cpp cannot be used.
     """
     path = lock_path(cases_file, lock_file)
     cases = read_cases(cases_file)

@@ -26,8 +26,8 @@ LOCK_FILE = "fitter.lock"
 SCHEMA = 1
 
 _ABANDONED_SECONDS = 60.0
-_PATIENCE, _TICK = 10.0, 0.05
-"""Seconds to wait for another process that changes the same lock, which takes milliseconds; and between two tries."""
+_TICK = 0.05
+"""Seconds between two tries."""
 _EXACT = ("settings", "params")
 """Keys whose text must stay exact: they are compared with fitter.toml and passed to llama.cpp again."""
 
@@ -222,10 +222,11 @@ def write_lock(path: Path, lock: Lock) -> None:
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
+def alone(path: Path, patience: float = 10.0) -> Iterator[None]:
     """Keep other processes from changing the lock at ``path`` meanwhile, so that what was read is still what is there.
 
-    Its directory is locked, which leaves no file behind. Raises ``AnswerError`` if another process takes too long.
+    Its directory is locked, which leaves no file behind. A change takes milliseconds: raises ``AnswerError`` if another
+    process takes more than ``patience`` seconds.
     """
     try:
         directory = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY)
@@ -233,17 +234,17 @@ def alone(path: Path) -> Iterator[None]:
         directory = -1  # Whoever writes the file says what is wrong with the place.
     try:
         if directory >= 0:
-            _wait_for(directory, path)
+            _wait_for(directory, path, patience)
         yield
     finally:
         if directory >= 0:
             os.close(directory)
 
 
-def _wait_for(directory: int, path: Path) -> None:
+def _wait_for(directory: int, path: Path, patience: float) -> None:
     import fcntl
 
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + patience
     while True:
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -251,7 +252,7 @@ def _wait_for(directory: int, path: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise AnswerError(
-                    f"{show(path)} cannot be written: another process has locked its directory for {_PATIENCE:.0f} "
+                    f"{show(path)} cannot be written: another process has locked its directory for {patience:.0f} "
                     "seconds: end that process, and try again"
                 ) from None
             time.sleep(_TICK)

@@ -21,7 +21,7 @@ _MARKERS = ("<<<<<<<", "=======", ">>>>>>>")
 
 _MOST_PARTS = 50
 """More parts than any key has. The parser takes memory for the square of their number."""
-_TOKEN = re.compile(r'''"(?:[^"\\]+|\\.)*"?|'[^']*'?|[\w-]+|\s+|.''', re.DOTALL)
+_TOKEN = re.compile(r""""(?:[^"\\]+|\\.)*"?|'[^']*'?|[\w-]+|\s+|.""", re.DOTALL)
 """A part of a key, a dot, or anything else, as far as that can be told of one line."""
 
 _LONGEST = 64 * 2**20
@@ -60,7 +60,9 @@ def _check_keys(path: Path, text: str) -> None:
         for token in _TOKEN.findall(line) if line.count(".") > _MOST_PARTS else ():
             dots = dots + 1 if token == "." else dots if re.match(r"[\w\s\"'-]", token) else 0
             if dots > _MOST_PARTS:
-                raise UsageError(f"{show(path)} has a key of more than {_MOST_PARTS} parts in line {number}: shorten it")
+                raise UsageError(
+                    f"{show(path)} has a key of more than {_MOST_PARTS} parts in line {number}: shorten it"
+                )
 
 
 def read_text(path: Path) -> str:

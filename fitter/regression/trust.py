@@ -1,4 +1,4 @@
-"""What a file may ask for only if whoever wrote it is trusted: native code, and addresses that take this machine's keys."""
+"""What only a file of somebody who is trusted may ask for: native code, and addresses that take this machine's keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VARIABLE = "FITTER_TRUST"
 """The environment variable that is 1 where all files are trusted."""
 
 _PUBLIC = ("http", "https", "hf", SHAPE)
-"""Schemes of addresses that are read without keys of this machine; the token of Hugging Face's hub goes to that alone."""
+"""Schemes of addresses that are read without keys of this machine; only the hub of Hugging Face gets its token."""
 
 
 def is_trusted(given: bool = False) -> bool:

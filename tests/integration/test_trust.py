@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -130,7 +129,8 @@ def test_a_name_is_none_of_the_current_directory(
     checkout: Checkout, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Not beside the file with the cases, and so a name, but here where the command is run.
-    checkout.write('[cases.chat]\nmodel = "../tiny.gguf"\nllama_cpp = "evil"\nbudget.host = "1GiB"\n', "sub/fitter.toml")
+    text = '[cases.chat]\nmodel = "../tiny.gguf"\nllama_cpp = "evil"\nbudget.host = "1GiB"\n'
+    checkout.write(text, "sub/fitter.toml")
     for entries in ("", ":/usr/bin:", ".:/usr/bin", "evil"):
         monkeypatch.setenv("PATH", entries)
         assert main(["check", "--file", "sub/fitter.toml"]) == 2
@@ -158,8 +158,8 @@ def test_addresses_that_are_read_with_keys(
 ) -> None:
     checkout.write(f'[cases.chat]\n{text}\nbudget.host = "1GiB"\n')
     assert main(["check", "--lock", "none.lock"]) == 2
-    said = capsys.readouterr().err
-    assert said == f"fitter: error: fitter.toml: in the case 'chat' {what}, which is read with this machine's own keys: {HOW}\n"
+    why = f"in the case 'chat' {what}, which is read with this machine's own keys"
+    assert capsys.readouterr().err == f"fitter: error: fitter.toml: {why}: {HOW}\n"
 
 
 def test_a_command_that_was_not_asked_reads_none_of_it(checkout: Checkout) -> None:
@@ -169,7 +169,8 @@ def test_a_command_that_was_not_asked_reads_none_of_it(checkout: Checkout) -> No
     for name in ("conftest.py", "sitecustomize.py", "usercustomize.py", "fitter.py", "llama_cpp.py", "click.py"):
         checkout.write(f"raise SystemExit('{name} was run')\n", name)
     script = f"import sys; sys.path[:] = {[p for p in sys.path if p]!r}; from fitter.__main__ import main; main()"
-    for words in (("tiny.gguf", "--gpu", "24GiB", "-c", "512"), ("inspect", "tiny.gguf"), ("check", "--help"), ("diff",)):
+    fit = ("tiny.gguf", "--gpu", "24GiB", "-c", "512")
+    for words in (fit, ("inspect", "tiny.gguf"), ("check", "--help"), ("diff",)):
         done = subprocess.run(
             [sys.executable, "-I", "-c", script, *words], capture_output=True, text=True, timeout=120, check=False
         )
@@ -188,7 +189,8 @@ def test_a_plan_hands_no_other_options_to_a_program(checkout: Checkout, capsys: 
     plan = json.loads(capsys.readouterr().out)
     written = checkout.path / "written"
     verify = ("verify", "--plan", "plan.json", "--for", "llama-server", "--server", server, "--prompts", "1")
-    for arguments in (["--log-file", str(written)], ["-ts", "1", "--log-file", str(written)], ["--mtp", "--log-file"], ["-md"]):
+    logs = ["--log-file", str(written)]
+    for arguments in (logs, ["-ts", "1", *logs], ["--mtp", "--log-file"], ["-md"]):
         plan["shared"] = [{"kind": "lora", "name": "a", "memory": [], "arguments": arguments}]
         checkout.write(json.dumps(plan), "plan.json")
         assert main(verify) == 2
