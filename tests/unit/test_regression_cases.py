@@ -86,7 +86,7 @@ BUILDS = {
     "the installed llama-cpp-python's": ("python", "python"),
     "a program on the PATH": ("llama-server", "{here}/bin/llama-server"),
     "a program that is not there": ("llama-serve", "{here}/llama-serve"),
-    "a file in the current directory": ("fitter", "{here}/fitter"),
+    "a file in the current directory": ("mine", "{here}/mine"),
     "a directory beside the file": ("builds", "{here}/builds"),
     "a path below it": ("builds/v0.5.0", "{here}/builds/v0.5.0"),
     "a path that is not there": ("builds/new", "{here}/builds/new"),
@@ -102,10 +102,11 @@ def test_a_build_is_named_relative_to_the_file(
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     (tmp_path / "builds/v0.5.0").mkdir(parents=True)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/llama-server").touch(0o755)
+    for program in ("bin/llama-server", "cwd/llama-server", "cwd/mine"):
+        (tmp_path / program).parent.mkdir(exist_ok=True)
+        (tmp_path / program).touch(0o755)
+    monkeypatch.chdir(tmp_path / "cwd")
     monkeypatch.setenv("PATH", f":.:{tmp_path / 'bin'}:")
-    assert Path("fitter").is_dir()
     cases = cases_of(
         tmp_path,
         f'[defaults]\nllama_cpp = "{text}"\n[cases.a]\nmodel = "a.gguf"\n'
