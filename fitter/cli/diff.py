@@ -39,6 +39,7 @@ def diff(
     cases_file: Path | None,
     expression: str | None,
     jobs: int | None,
+    trust: bool | None,
     as_markdown: bool | None,
     as_json: bool | None,
     **given: Any,
@@ -59,7 +60,7 @@ def diff(
         raise UsageError("two builds of llama.cpp are compared: give --llama-cpp OLD --llama-cpp NEW")
     from fitter.regression import build_report
 
-    found = compared(files, builds, cases_file, expression, jobs, words)
+    found = compared(files, builds, cases_file, expression, jobs, words, trust=trust)
     if as_json:
         from fitter.output import json
 

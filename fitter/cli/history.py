@@ -42,6 +42,7 @@ def history(
     cases_file: Path | None,
     expression: str | None,
     jobs: int | None,
+    trust: bool | None,
     csv_file: Path | None,
     svg_file: Path | None,
     badge_file: Path | None,
@@ -61,13 +62,13 @@ def history(
 
     models, cases_file = _split(files, cases_file)
     if builds is None and cases_file is not None:
-        builds = read_builds(cases_file)
+        builds = read_builds(cases_file, is_trusted=bool(trust))
     if not builds:
         raise UsageError(
             "no build of llama.cpp is named: give --llama-cpp OLD --llama-cpp NEW, or llama_cpp = [...] in "
             "[history] of fitter.toml"
         )
-    found = compared(models, builds, cases_file, expression, jobs, options.given(given), own_plans=False)
+    found = compared(models, builds, cases_file, expression, jobs, options.given(given), own_plans=False, trust=trust)
     if as_json:
         click.echo(json.dumps(build_report.to_dict(found, builds)))
     elif as_markdown:
@@ -102,13 +103,14 @@ def compared(
     given: Mapping[str, Any],
     *,
     own_plans: bool = True,
+    trust: bool | None = None,
 ) -> tuple[Compared, ...]:
     """Models, or the cases of a file, with several builds; errors go to stderr."""
     from fitter import programs
     from fitter.output.progress import counted
     from fitter.regression import build_report
     from fitter.regression import builds as over
-    from fitter.regression.cases import read_cases, select_named
+    from fitter.regression.cases import check_trusted, read_cases, select_named, with_build
 
     models, cases_file = _split(files, cases_file)
     timeout = given.get("timeout", DEFAULTS["timeout"])
@@ -123,7 +125,9 @@ def compared(
     else:
         if others := [f"--{PARAMETERS[name].long}" for name in words] or list(models):
             raise UsageError(f"the cases in {cases_file} say what is measured: leave {', '.join(others)} out")
-        subjects = over.of_cases(select_named(read_cases(cases_file), expression))
+        cases = with_build(select_named(read_cases(cases_file), expression), builds[0])
+        check_trusted(cases, cases_file, bool(trust))
+        subjects = over.of_cases(cases)
     with counted(sys.stderr, "comparing") as on_done:
         found = over.over_builds(subjects, builds, own_plans=own_plans, jobs=jobs, timeout=timeout, on_done=on_done)
     for line in build_report.error_lines(found, builds):

@@ -335,6 +335,14 @@ def _jobs(text: str) -> Callable[[_Function], _Function]:
     return _option(_CASES, "jobs", "-j", "--jobs", type=_KindType(kinds.Whole(least=1)), metavar="N", help=text)
 
 
+_trust_option = _flag(
+    _CASES,
+    "trust",
+    "--trust",
+    help="Use native code that the file with the cases names (llama_cpp or profile with a path), and addresses that "
+    "are read with this machine's own keys (s3://, sftp://, ...). FITTER_TRUST=1 does the same.",
+)
+
 regression_options = stacked(
     _file("cases_file", "--file", "The file with the cases. [default: fitter.toml]"),
     _file(
@@ -348,6 +356,7 @@ regression_options = stacked(
         section=_CASES,
         help=f"{parameters.PARAMETERS['llama_cpp'].help} [default: what the cases name, or python]",
     ),
+    _trust_option,
 )
 
 builds_option = _option(
@@ -364,6 +373,7 @@ builds_option = _option(
 subject_options = stacked(
     _file("cases_file", "--cases", "Compare the cases in this file, such as fitter.toml."),
     _jobs("How many to measure at the same time. [default: one per processor; 1 on this machine's own devices]"),
+    _trust_option,
 )
 
 selection_option = _option(

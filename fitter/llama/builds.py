@@ -214,7 +214,8 @@ def _of_program(where: str, path: str) -> Build:
     if libllama is None or not libllama.path:
         missing = ", ".join(linker.missing(found))
         raise LibraryError(
-            f"{path} needs {missing}, which the system does not find: set LD_LIBRARY_PATH to its directory"
+            f"{path} needs {missing}, which the system does not find: set LD_LIBRARY_PATH to the whole path of its "
+            "directory"
         )
     own = os.path.dirname(os.path.realpath(path))
     return _assembled(where, libllama.path, linker.needed_by(libllama, found), (os.path.dirname(libllama.path), own))

@@ -93,13 +93,14 @@ def _at(origin: str, places: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _given() -> tuple[str, ...]:
-    return tuple(filter(None, os.environ.get("LD_LIBRARY_PATH", "").replace(";", ":").split(":")))
+    return tuple(os.environ.get("LD_LIBRARY_PATH", "").replace(";", ":").split(":"))
 
 
 def _search(name: str, places: tuple[str, ...]) -> str:
+    """The path of a library, '' without one. Whatever depends on the current directory is passed over."""
     if "/" in name:
-        return name if os.path.isfile(name) else ""
-    for place in filter(None, places):
+        return name if os.path.isabs(name) and os.path.isfile(name) else ""
+    for place in filter(os.path.isabs, places):
         path = os.path.join(place, name)
         if os.path.isfile(path):
             return path
@@ -158,4 +159,4 @@ def _is_own(path: str) -> bool:
 
 def missing(found: dict[str, Linked]) -> list[str]:
     """The names of llama.cpp's libraries that the linker would not find."""
-    return [each.name for each in found.values() if not each.path and each.name.startswith(_SOUGHT)]
+    return [each.name for each in found.values() if not each.path and os.path.basename(each.name).startswith(_SOUGHT)]

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fitter.errors import UsageError
+from fitter.kinds import Flag
 from fitter.llama.types import Breakdown, LlamaCpp, Params, Row
 from fitter.output.json import SCHEMA
-from fitter.parameters import PROGRAMS, of_a_load
+from fitter.parameters import PARAMETERS, PROGRAMS, SHARED, of_a_load
 from fitter.planning.cost import Estimate, Workload
 from fitter.planning.explain import REASONS, Bound, Choice, Reason
 from fitter.planning.limits import check_params
@@ -118,6 +119,13 @@ class _Entry:
 
     def maybe(self, kind: Callable[[_Entry], _T]) -> _T | None:
         return None if self._value is None else kind(self)
+
+    def options(self, known: set[str]) -> tuple[str, ...]:
+        """Options of llama-server's, each with its value. It is started with them, so there are no others."""
+        words = self.each(_Entry.text)
+        if len(words) % 2 or not known.issuperset(words[::2]):
+            raise self._wrong("options that a plan has, each with a value")
+        return words
 
     def each(self, kind: Callable[[_Entry], _T]) -> tuple[_T, ...]:
         if not isinstance(self._value, list):
@@ -299,13 +307,19 @@ def _row(entry: _Entry) -> Row:
     )
 
 
+_BESIDE = {"-ts"}.union(
+    *(each.options for each in PARAMETERS.values() if each.section == SHARED and not isinstance(each.kind, Flag))
+)
+"""Options for what is beside the model."""
+
+
 def _shared(entry: _Entry) -> SharedUse:
     def row(part: _Entry) -> Row:
         device = part["device"].maybe(_Entry.text)
         sizes = (part["model"].size(), part["context"].size(), part["compute"].size())
         return Row(device or "Host", device, device is None, *sizes)
 
-    arguments = entry["arguments"].each(_Entry.text)
+    arguments = entry["arguments"].options(_BESIDE)
     return SharedUse(entry["kind"].text(), entry["name"].text(), entry["memory"].each(row), arguments)
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 from fitter.errors import UsageError
 from fitter.kinds import Kind
-from fitter.llama.builds import PYTHON
+from fitter.llama.builds import PYTHON, on_path
 from fitter.machine.gpu import NO_GPU, parse_gpus
 from fitter.model.location import is_address
 from fitter.model.shapes.addresses import beside
 from fitter.model.source import show, split_name
 from fitter.parameters import PARAMETERS, of_a_case
 from fitter.planning.limits import MOST_SPEED
+from fitter.regression import trust
 from fitter.regression.toml import read_toml
 from fitter.text import printable
 from fitter.values import read_size, shown_in_file
@@ -94,6 +95,8 @@ class Case:
     """The llama.cpp to measure with, as for ``--llama-cpp``; ``None`` for the default one. It is not one of the
     ``settings``: a lock has the version of the build instead, which is the same wherever that build is.
     """
+    needs_trust: Mapping[str, str] = field(default_factory=dict)
+    """Sentences about what needs a file whose author is trusted, by key (see ``fitter.regression.trust``)."""
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -141,10 +144,10 @@ def read_cases(path: Path) -> tuple[Case, ...]:
     return tuple(cases[name] for name in sorted(cases))
 
 
-def read_builds(path: Path) -> tuple[str, ...]:
+def read_builds(path: Path, *, is_trusted: bool = False) -> tuple[str, ...]:
     """The builds that ``fitter history`` is to go through, from ``[history]`` of ``fitter.toml``; none without it.
 
-    Paths are relative to the file. Raises ``UsageError``.
+    Paths are relative to the file. Raises ``UsageError``, also for paths in a file that is not trusted.
     """
     document = read_toml(path, f"write one, such as {_EXAMPLE}")
     try:
@@ -155,7 +158,10 @@ def read_builds(path: Path) -> tuple[str, ...]:
             raise UsageError(f'history.llama_cpp is {shown_in_file(found)}: give a list such as ["old", "new"]')
     except UsageError as error:
         raise UsageError(f"{show(path)}: {error}") from None
-    return tuple(place_of_build(each, path.absolute().parent) for each in found)
+    directory = path.absolute().parent
+    paths = (each for each in found if not is_name_of_build(each, directory))
+    trust.check((trust.code("llama_cpp of [history]", each) for each in paths), show(path), is_trusted)
+    return tuple(place_of_build(each, directory) for each in found)
 
 
 def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Case, ...]:
@@ -175,30 +181,67 @@ def make_cases(name: str, table: Mapping[str, Any], directory: Path) -> tuple[Ca
         raise UsageError(f'{where} has no model: add model = "model.gguf", a path or a pattern such as models/*.gguf')
     settings = {key: each.kind.read(f"{where}.{key}", table[key]) for key, each in known.items() if key in table}
     _check_gpus(settings.get("gpu", ()), f"{where}.gpu")
+    needs_trust = _needs_trust(model, settings, directory)
     llama_cpp = settings.pop("llama_cpp", None)
     build = None if llama_cpp is None else place_of_build(str(llama_cpp), directory)
     limits = {key: read(table[key], f"{where}.{key}") for key, read in _LIMITS.items() if key in table}
     budget = _budget(_table(table.get("budget", {}), f"{where}.budget"), settings, f"{where}.budget")
     models = _models(model, directory, where)
-    return tuple(
-        Case(name + more, path, settings, budget=budget, directory=directory, llama_cpp=build, **limits)
-        for more, path in models
+    case = Case(
+        name, Path(), settings, budget=budget, directory=directory, llama_cpp=build, needs_trust=needs_trust, **limits
     )
+    return tuple(replace(case, name=name + more, model=path) for more, path in models)
 
 
 def with_build(cases: Iterable[Case], llama_cpp: str | None) -> tuple[Case, ...]:
     """``cases``, measured with another llama.cpp than theirs if one is given."""
-    return tuple(case if llama_cpp is None else replace(case, llama_cpp=llama_cpp) for case in cases)
+    return tuple(cases) if llama_cpp is None else tuple(_with_build(case, llama_cpp) for case in cases)
+
+
+def _with_build(case: Case, llama_cpp: str) -> Case:
+    others = {key: why for key, why in case.needs_trust.items() if key != "llama_cpp"}
+    return replace(case, llama_cpp=llama_cpp, needs_trust=others)
+
+
+def check_trusted(cases: Iterable[Case], cases_file: Path, is_trusted: bool) -> None:
+    """Raise ``UsageError`` where one of ``cases`` needs a file that is trusted, and ``cases_file`` is not."""
+    reasons = (f"in the case '{case.name}' {why}" for case in cases for why in case.needs_trust.values())
+    trust.check(reasons, show(cases_file), is_trusted)
+
+
+def _needs_trust(model: str, settings: Mapping[str, CaseValue], directory: Path) -> dict[str, str]:
+    """By key, what of a table needs a file that is trusted."""
+    found = {}
+    for key, value in {"model": model, **settings}.items():
+        texts = [str(each) for each in (value if isinstance(value, tuple) else (value,))]
+        if key == "llama_cpp":
+            reasons = [trust.code(key, text) for text in texts if not is_name_of_build(text, directory)]
+        elif key == "profile":
+            reasons = [trust.code(key, text) for text in texts if ":" in text]
+        elif key == "model" or of_a_case()[key].kind.is_file:
+            reasons = [why for text in texts if (why := trust.address(key, text))]
+        else:
+            continue
+        if reasons:
+            found[key] = reasons[0]
+    return found
 
 
 def place_of_build(text: str, directory: Path) -> str:
-    """The llama.cpp that ``text`` names in a file in ``directory``: a path is relative to it, a name stays one.
+    """The llama.cpp that ``text`` names in a file in ``directory``: ``python``, or a path, which is relative to that.
 
     A name without ``/`` that is not there, such as ``llama-server``, is that of a program on the PATH.
     """
-    whole = os.path.join(directory, os.path.expanduser(text))
-    is_name = text == PYTHON or ("/" not in text and not text.startswith("~") and not os.path.exists(whole))
-    return text if is_name else whole
+    if text == PYTHON:
+        return text
+    # Never left as a name, which might be that of a file in the current directory later.
+    return (is_name_of_build(text, directory) and on_path(text)) or os.path.join(directory, os.path.expanduser(text))
+
+
+def is_name_of_build(text: str, directory: Path) -> bool:
+    """Whether ``text`` names ``python`` or a program on the PATH, and no path in or from ``directory``."""
+    is_bare = "/" not in text and not text.startswith("~")
+    return text == PYTHON or (is_bare and not os.path.lexists(os.path.join(directory, text)))
 
 
 def is_test(name: str) -> bool:
@@ -221,7 +264,8 @@ def select_named(cases: Sequence[Case], expression: str | None) -> tuple[Case, .
         return tuple(cases)
     if found := select(cases, expression):
         return found
-    raise UsageError(f"-k '{expression}' selects no case; the cases are {', '.join(case.name for case in cases)}")
+    text = printable(expression, _LONGEST)
+    raise UsageError(f"-k '{text}' selects no case; the cases are {', '.join(case.name for case in cases)}")
 
 
 def suggest(word: str, known: Collection[str]) -> str:
@@ -329,48 +373,66 @@ _LIMITS: Mapping[str, Callable[[Any, str], Any]] = {"max_growth": _growth, "max_
 # --- -k
 
 
+_DEEPEST = 50
+"""More parentheses inside one another than anybody writes."""
+_LONGEST = 60
+"""Characters of an expression that a message shows."""
+
+
 class _Expression:
     """What ``-k`` selects: ``or`` of ``and`` of words, each with or without ``not``."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
-        self._words = re.findall(r"[()]|[^\s()]+", text)
+        self._text = printable(text, _LONGEST)
+        self._words = re.findall(r"[()]|[^\s()]+", text)[::-1]
+        self._depth = 0
 
     def parse(self) -> Callable[[str], bool]:
-        accepts = self._or()
+        accepts = self._any()
         if self._words:
             raise self._error()
         return accepts
 
-    def _or(self) -> Callable[[str], bool]:
-        left = self._and()
+    def _any(self) -> Callable[[str], bool]:
+        found = [self._all()]
         while self._take("or"):
-            left = _either(left, self._and())
-        return left
+            found.append(self._all())
+        return lambda name: any(accepts(name) for accepts in found)
 
-    def _and(self) -> Callable[[str], bool]:
-        left = self._not()
+    def _all(self) -> Callable[[str], bool]:
+        found = [self._one()]
         while self._take("and"):
-            left = _both(left, self._not())
-        return left
+            found.append(self._one())
+        return lambda name: all(accepts(name) for accepts in found)
 
-    def _not(self) -> Callable[[str], bool]:
-        if self._take("not"):
-            inner = self._not()
-            return lambda name: not inner(name)
-        if self._take("("):
-            inner = self._or()
-            if not self._take(")"):
-                raise self._error()
-            return inner
-        if not self._words or self._words[0] in ("and", "or", ")"):
+    def _one(self) -> Callable[[str], bool]:
+        is_wanted = True
+        while self._take("not"):
+            is_wanted = not is_wanted
+        accepts = self._in_parentheses() if self._take("(") else self._word()
+        return lambda name: accepts(name) is is_wanted
+
+    def _in_parentheses(self) -> Callable[[str], bool]:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise UsageError(
+                f"-k '{self._text}' has more than {_DEEPEST} parentheses inside one another: leave some out"
+            )
+        accepts = self._any()
+        self._depth -= 1
+        if not self._take(")"):
             raise self._error()
-        word = self._words.pop(0).lower()
+        return accepts
+
+    def _word(self) -> Callable[[str], bool]:
+        if not self._words or self._words[-1] in ("and", "or", ")"):
+            raise self._error()
+        word = self._words.pop().lower()
         return lambda name: word in name
 
     def _take(self, word: str) -> bool:
-        if self._words and self._words[0] == word:
-            del self._words[0]
+        if self._words and self._words[-1] == word:
+            self._words.pop()
             return True
         return False
 
@@ -378,11 +440,3 @@ class _Expression:
         return UsageError(
             f"-k {self._text!r} is not an expression: combine words with and, or, not, such as 'a or not b'"
         )
-
-
-def _either(left: Callable[[str], bool], right: Callable[[str], bool]) -> Callable[[str], bool]:
-    return lambda name: left(name) or right(name)
-
-
-def _both(left: Callable[[str], bool], right: Callable[[str], bool]) -> Callable[[str], bool]:
-    return lambda name: left(name) and right(name)

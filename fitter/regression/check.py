@@ -10,9 +10,9 @@ from typing import Literal
 from fitter.errors import FitterError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.model.source import show
-from fitter.regression.cases import Case, is_test, read_cases, select_named, suggest, with_build
+from fitter.regression.cases import Case, check_trusted, is_test, read_cases, select_named, suggest, with_build
 from fitter.regression.compare import CaseComparison, compare
-from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, check_can_be_written, read_lock, write_lock
+from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, alone, check_can_be_written, read_lock, write_lock
 from fitter.regression.measuring import Measured, OnDone, measure_cases
 
 
@@ -48,6 +48,7 @@ def lock(
     *,
     update: Sequence[str] = (),
     llama_cpp: str | None = None,
+    trust: bool = False,
     jobs: int | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     on_done: OnDone | None = None,
@@ -55,26 +56,27 @@ def lock(
     """Fit all cases, or those named in ``update``, and write the lock; returns what was measured.
 
     The name of a table with a pattern stands for all of its cases. ``llama_cpp`` is measured with in place of what the
-    cases name. If a case cannot be measured, its ``error`` says why and nothing is written. Raises ``UsageError`` for
-    cases and locks that are not valid, ``LibraryError`` if llama.cpp cannot be used, ``AnswerError`` if the lock cannot
-    be written.
+    cases name. ``trust``: whether cases may name native code. If a case cannot be measured, its ``error`` says why and
+    nothing is written. Raises ``UsageError`` for cases and locks that are not valid, ``LibraryError`` if llama.cpp
+    cannot be used, ``AnswerError`` if the lock cannot be written.
     """
     path = lock_path(cases_file, lock_file)
     _check_is_another(path, cases_file)
     # before measuring, which may take minutes
     check_can_be_written(path)
     cases = read_cases(cases_file)
-    unchanged = _of_tests(path)
     if update:
-        locked = read_lock(path).cases
         cases = _named(cases, update, cases_file)
-        unchanged = {name: snapshot for name, snapshot in locked.items() if not _is_of(name, update)}
+        read_lock(path)
     # Without the locked snapshots, so that every case is fitted and none is copied from the old lock.
     cases = with_build(cases, llama_cpp)
+    check_trusted(cases, cases_file, trust)
     measured = measure_cases(cases, {}, jobs=jobs, timeout=timeout, on_done=on_done)
     snapshots = {each.case.name: each.snapshot for each in measured if each.snapshot}
     if len(snapshots) == len(measured):
-        write_lock(path, Lock(unchanged | snapshots))
+        with alone(path):
+            # Read only now, with what others have written while these were measured.
+            write_lock(path, Lock((_others(path, update) if update else _of_tests(path)) | snapshots))
     return measured
 
 
@@ -87,10 +89,11 @@ def prune(cases_file: Path, lock_file: Path | None = None) -> tuple[str, ...]:
     path = lock_path(cases_file, lock_file)
     _check_is_another(path, cases_file)
     names = {case.name for case in read_cases(cases_file)}
-    locked = read_lock(path).cases
-    gone = tuple(name for name in sorted(locked) if name not in names and not is_test(name))
-    if gone:
-        write_lock(path, Lock({name: snapshot for name, snapshot in locked.items() if name not in gone}))
+    with alone(path):
+        locked = read_lock(path).cases
+        gone = tuple(name for name in sorted(locked) if name not in names and not is_test(name))
+        if gone:
+            write_lock(path, Lock({name: snapshot for name, snapshot in locked.items() if name not in gone}))
     return gone
 
 
@@ -100,6 +103,7 @@ def check(
     *,
     expression: str | None = None,
     llama_cpp: str | None = None,
+    trust: bool = False,
     jobs: int | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     on_done: OnDone | None = None,
@@ -108,8 +112,8 @@ def check(
 
     Cases that are not in the lock and, without an ``expression``, cases that are only in the lock have results too,
     after those that were measured. Without a lock, all cases must have budgets. ``llama_cpp`` is measured with in place
-    of what the cases name. Raises ``UsageError`` for cases and locks that are not valid, ``LibraryError`` if llama.cpp
-    cannot be used.
+    of what the cases name. ``trust``: whether cases may name native code. Raises ``UsageError`` for cases and locks
+    that are not valid, ``LibraryError`` if llama.cpp cannot be used.
     """
     path = lock_path(cases_file, lock_file)
     cases = read_cases(cases_file)
@@ -126,6 +130,7 @@ def check(
         cases = tuple(case for case in cases if case.name in locked)
         unmatched = (*_added(added, path, cases_file), *_removed(removed, path, cases_file))
     cases = with_build(cases, llama_cpp)
+    check_trusted(cases, cases_file, trust)
     measured = measure_cases(cases, locked, jobs=jobs, timeout=timeout, on_done=on_done) if cases else ()
     return (*(_result(each, locked.get(each.case.name)) for each in measured), *unmatched)
 
@@ -140,6 +145,11 @@ def _removed(names: Iterable[str], path: Path, cases_file: Path) -> Iterator[Cas
     where = f"the case is in {show(path)}, but not in {show(cases_file)}"
     for name in names:
         yield CaseResult(name, None, UsageError(f"{where}: run 'fitter lock --prune'"), "removed")
+
+
+def _others(path: Path, updated: Sequence[str]) -> dict[str, Snapshot]:
+    """The cases in the lock that are not ``updated``."""
+    return {name: snapshot for name, snapshot in read_lock(path).cases.items() if not _is_of(name, updated)}
 
 
 def _of_tests(path: Path) -> dict[str, Snapshot]:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ LOCK_FILE = "fitter.lock"
 SCHEMA = 1
 
 _ABANDONED_SECONDS = 60.0
+_TICK = 0.05
+"""Seconds between two tries."""
 _EXACT = ("settings", "params")
 """Keys whose text must stay exact: they are compared with fitter.toml and passed to llama.cpp again."""
 
@@ -219,6 +221,46 @@ def write_lock(path: Path, lock: Lock) -> None:
         raise AnswerError(f"{show(path)} cannot be written: {error.strerror or error}") from None
 
 
+@contextlib.contextmanager
+def alone(path: Path, patience: float = 10.0) -> Iterator[None]:
+    """Keep other processes from changing the lock at ``path`` meanwhile, so that what was read is still what is there.
+
+    Its directory is locked, which leaves no file behind. A change takes milliseconds: raises ``AnswerError`` if another
+    process takes more than ``patience`` seconds.
+    """
+    try:
+        directory = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY)
+    except OSError:
+        directory = -1  # Whoever writes the file says what is wrong with the place.
+    try:
+        if directory >= 0:
+            _wait_for(directory, path, patience)
+        yield
+    finally:
+        if directory >= 0:
+            os.close(directory)
+
+
+def _wait_for(directory: int, path: Path, patience: float) -> None:
+    import fcntl
+
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise AnswerError(
+                    f"{show(path)} cannot be written: another process has locked its directory for {patience:.0f} "
+                    "seconds: end that process, and try again"
+                ) from None
+            time.sleep(_TICK)
+        except OSError:
+            # a file system without locks
+            return
+
+
 def dumps(lock: Lock) -> str:
     """The lock as text: cases sorted by name, keys always in the same order."""
     import tomli_w
@@ -290,7 +332,7 @@ def _snapshot(path: Path, name: str, table: Any) -> Snapshot:
         table = {key: item if key in _EXACT else _shown(item) for key, item in table.items()}
     try:
         snapshot: Snapshot = wire.decode(Snapshot, table)
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, RecursionError) as error:
         why = " ".join(str(error).split())
         raise UsageError(
             f"{show(path)}: the case '{name}' is damaged ({why[:120]}): run 'fitter lock --update {name}'"

@@ -23,11 +23,11 @@ from fitter.output import table
 from fitter.parameters import of_a_case
 from fitter.planning.limits import MOST_SPEED
 from fitter.planning.plan import Plan
-from fitter.regression import MARKER
-from fitter.regression.cases import Budget, Case, make_cases, place_of_build, suggest
+from fitter.regression import MARKER, trust
+from fitter.regression.cases import Budget, Case, is_name_of_build, make_cases, place_of_build, suggest
 from fitter.regression.check import CaseResult
 from fitter.regression.compare import compare
-from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, read_lock, write_lock
+from fitter.regression.lockfile import LOCK_FILE, Lock, Snapshot, alone, read_lock, write_lock
 from fitter.regression.measuring import snapshot_of
 from fitter.regression.report import causes
 from fitter.values import check_timeout, parse_size, shown
@@ -181,7 +181,16 @@ class Checks:
     def _build(self) -> str | None:
         """The llama.cpp from the options; a path is relative as for ``_path``."""
         given: str = self._given("fitter_llama_cpp")
-        return place_of_build(given, self._directory("fitter_llama_cpp")) if given else None
+        if not given:
+            return None
+        directory = self._directory("fitter_llama_cpp")
+        is_named_here = bool(self._config.getoption("fitter_llama_cpp")) or is_name_of_build(given, directory)
+        if not (is_named_here or trust.is_trusted()):
+            raise UsageError(
+                f"{trust.code('fitter_llama_cpp in the settings of pytest', given)}: if you trust whoever wrote them, "
+                f"set {trust.VARIABLE}=1, or name it with --fitter-llama-cpp"
+            )
+        return place_of_build(given, directory)
 
     def _growth(self) -> str:
         given: str = self._given("fitter_max_growth") or "0%"
@@ -301,7 +310,10 @@ class Writer:
         cases = {name: wire.decode(Snapshot, json.loads(text)) for name, text in self._measured.items()}
         path = self._checks.lock_path
         try:
-            write_lock(path, Lock({**self._checks.lock().cases, **cases}))
+            with alone(path):
+                # Another process may have written it while the tests ran.
+                before = read_lock(path).cases if os.path.lexists(path) else {}
+                write_lock(path, Lock({**before, **cases}))
         except FitterError as error:
             self._message = f"fitter: error: {error}"
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

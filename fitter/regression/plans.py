@@ -74,6 +74,8 @@ def read_plan(path: Path) -> PlanFile:
         if type(schema) is not int or schema < 1:
             raise ValueError("schema")
         return _plan(document)
+    except RecursionError:
+        raise UsageError(f"{show(path)} is not a plan that fitter wrote: it has lists inside too many others") from None
     except ValueError as error:
         raise UsageError(f"{show(path)} is not a plan that fitter wrote: its '{error}' is missing or damaged") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,11 @@ else:
 _MARKERS = ("<<<<<<<", "=======", ">>>>>>>")
 """The beginnings of the lines with which git marks a merge conflict."""
 
+_MOST_PARTS = 50
+"""More parts than any key has. The parser takes memory for the square of their number."""
+_TOKEN = re.compile(r""""(?:[^"\\]+|\\.)*"?|'[^']*'?|[\w-]+|\s+|.""", re.DOTALL)
+"""A part of a key, a dot, or anything else, as far as that can be told of one line."""
+
 _LONGEST = 64 * 2**20
 """Longer than any file that people write, but not than a model."""
 
@@ -33,7 +39,10 @@ def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
     except OSError as error:
         raise UsageError(f"{show(path)} cannot be read: {error.strerror}") from None
     try:
+        _check_keys(path, text)
         return tomllib.loads(text)
+    except RecursionError:
+        raise UsageError(f"{show(path)} has tables or lists inside too many others: flatten them") from None
     except tomllib.TOMLDecodeError as error:
         if line := _conflict(text):
             raise UsageError(
@@ -42,6 +51,18 @@ def read_toml(path: Path, remedy: str) -> Mapping[str, Any]:
         raise UsageError(f"{show(path)} is not valid TOML: {' '.join(str(error).split())}") from None
     except ValueError:
         raise UsageError(f"{show(path)} cannot be read: it has a number with thousands of digits") from None
+
+
+def _check_keys(path: Path, text: str) -> None:
+    """Raise ``UsageError`` for a key with too many parts, such as ``a.a.a``."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        dots = 0
+        for token in _TOKEN.findall(line) if line.count(".") > _MOST_PARTS else ():
+            dots = dots + 1 if token == "." else dots if re.match(r"[\w\s\"'-]", token) else 0
+            if dots > _MOST_PARTS:
+                raise UsageError(
+                    f"{show(path)} has a key of more than {_MOST_PARTS} parts in line {number}: shorten it"
+                )
 
 
 def read_text(path: Path) -> str:

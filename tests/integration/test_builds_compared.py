@@ -72,13 +72,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     for name in ("kimi-k2", "qwen3-235b-a22b", "llama-3.1-8b"):
         shapes.write(name, path)
     (path / "fitter.toml").write_text(f'[defaults]\nllama_cpp = "{OLD}"\n{CASES}')
-    assert main(["lock", "--file", str(path / "fitter.toml")]) == 0
+    assert main(["lock", "--trust", "--file", str(path / "fitter.toml")]) == 0
     return Place(path)
 
 
 def checked(place: Place, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
-    status = main(["check", "--json", "--file", place.toml, *words])
+    status = main(["check", "--trust", "--json", "--file", place.toml, *words])
     return status, {case["name"]: case for case in json.loads(capsys.readouterr().out)["cases"]}
 
 
@@ -270,7 +270,7 @@ def test_a_history_of_what_a_file_names(place: Place, tmp_path: Path, capsys: py
     files = {name: tmp_path / name for name in ("a.csv", "a.svg", "a.json")}
     words = ["--csv", files["a.csv"], "--svg", files["a.svg"], "--badge", files["a.json"], "-k", "not kimi"]
     capsys.readouterr()
-    assert main(["history", str(path), *map(str, words)]) == 4
+    assert main(["history", "--trust", str(path), *map(str, words)]) == 4
     said = capsys.readouterr()
     assert said.err == ""
     assert [line.split() for line in said.out.splitlines()[:5]] == [

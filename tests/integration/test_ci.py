@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -25,9 +26,15 @@ CASE = '[cases.chat]\nmodel = "tiny.gguf"\ngpu = "rtx-4090"\nn_ctx = {}\n'
 FITTER = f"#!/bin/sh\nexec '{sys.executable}' -m fitter \"$@\"\n"
 GH = """\
 #!/bin/sh
-for word; do printf '%s\\n' "$word" >>"$RUNNER_TEMP/gh"; done
-case "$*" in *--paginate*) cat "$RUNNER_TEMP/comments";; esac
+for word; do printf '%s\\n' "$word" >>"$RUNNER_TEMP/gh"; last=$word; done
+case "$*" in
+  *viewer*) echo '{"data": {"viewer": {"login": "github-actions[bot]"}}}' | jq -r "$last";;
+  *--paginate*) jq -r "$last" "$RUNNER_TEMP/comments";;
+esac
 """
+"""Answers as GitHub does; the last word says with --jq what is wanted of it."""
+ME = "github-actions[bot]"
+NEEDS_JQ = pytest.mark.skipif(shutil.which("jq") is None, reason="no jq, which stands for the one in gh")
 
 
 def execute(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -220,19 +227,26 @@ def test_growth_in_a_history_is_a_warning(runner: Runner) -> None:
     assert done.stdout.splitlines() == ["::warning title=fitter history::📈 llama.cpp — 1 case: 100%25 more"]
 
 
-COMMENTS: dict[str, tuple[str, str, str, bool]] = {
-    "a check that passed": ("check", "0", "", True),
-    "growth": ("history", "4", "", True),
-    "no growth": ("history", "0", "", False),
-    "no growth any more": ("history", "0", "12\n", True),
+def comment(number: int, author: str | None, body: str) -> dict[str, Any]:
+    return {"id": number, "user": None if author is None else {"login": author}, "body": body}
+
+
+OWN_HISTORY = comment(12, ME, "<!-- fitter history -->\ngrew")
+COMMENTS: dict[str, tuple[str, str, list[Any], bool]] = {
+    "a check that passed": ("check", "0", [], True),
+    "growth": ("history", "4", [], True),
+    "no growth": ("history", "0", [], False),
+    "no growth any more": ("history", "0", [OWN_HISTORY], True),
+    "no growth, and somebody's mark": ("history", "0", [comment(3, "eve", OWN_HISTORY["body"])], False),
 }
 
 
+@NEEDS_JQ
 @pytest.mark.parametrize(("kind", "status", "before", "is_written"), COMMENTS.values(), ids=COMMENTS)
-def test_when_there_is_a_comment(runner: Runner, kind: str, status: str, before: str, is_written: bool) -> None:
+def test_when_there_is_a_comment(runner: Runner, kind: str, status: str, before: list[Any], is_written: bool) -> None:
     report = runner.temp / "report.md"
     report.write_text("moved\n")
-    (runner.temp / "comments").write_text(before)
+    (runner.temp / "comments").write_text(json.dumps(before))
     env = {"GH_TOKEN": "none", "REPORT": str(report), "REPOSITORY": "owner/name", "PULL_REQUEST": "7"}
     done = runner.run("comment", **env, KIND=kind, STATUS=status)
     assert done.returncode == 0, done.stderr
@@ -240,6 +254,18 @@ def test_when_there_is_a_comment(runner: Runner, kind: str, status: str, before:
     assert (runner.temp / "fitter-comment.md").read_text() == f"<!-- fitter {kind} -->\nmoved\n"
 
 
+MARK = "<!-- fitter check -->"
+OTHERS = [
+    comment(1, "eve", f"{MARK}\n0 failed"),
+    comment(2, None, f"{MARK}\nwhose author is gone"),
+    comment(3, ME, f"quoted: {MARK}"),
+    comment(4, ME, "<!-- fitter history -->\n"),
+    comment(5, "github-actions", f"{MARK}\na user of that name"),
+]
+NEW = ["api", "--silent", "repos/owner/name/issues/7/comments"]
+
+
+@NEEDS_JQ
 def test_the_comment_is_written_once_and_then_changed(runner: Runner) -> None:
     report = runner.temp / "report.md"
     report.write_text("moved: `$(touch ran)`\n")
@@ -247,10 +273,14 @@ def test_the_comment_is_written_once_and_then_changed(runner: Runner) -> None:
     env |= {"KIND": "check", "STATUS": "4"}
     body = runner.temp / "fitter-comment.md"
     for comments, command in (
-        ("", ["api", "--silent", "repos/owner/name/issues/7/comments"]),
-        ("12\n34\n", ["api", "--silent", "--method", "PATCH", "repos/owner/name/issues/comments/12"]),
+        ([], NEW),
+        (OTHERS, NEW),
+        (
+            [*OTHERS, comment(12, ME, f"{MARK}\n"), comment(34, ME, f"{MARK}\n")],
+            ["api", "--silent", "--method", "PATCH", "repos/owner/name/issues/comments/12"],
+        ),
     ):
-        (runner.temp / "comments").write_text(comments)
+        (runner.temp / "comments").write_text(json.dumps(comments))
         (runner.temp / "gh").unlink(missing_ok=True)
         done = runner.run("comment", **env)
         assert done.returncode == 0, done.stderr
@@ -285,9 +315,9 @@ def test_what_is_built_is_known_by_its_sources(runner: Runner, tmp_path: Path) -
 @pytest.mark.parametrize("is_built", ["true", "false", ""])
 def test_what_is_in_the_cache_is_not_built_again(runner: Runner, is_built: str) -> None:
     python = runner.temp / "python"
-    program(python, f'#!/bin/sh\nmkdir -p "$3/bin"\ncp "{runner.temp}/pip" "$3/bin/python"\n')
+    program(python, f'#!/bin/sh\nmkdir -p "$4/bin"\ncp "{runner.temp}/pip" "$4/bin/python"\n')
     program(
-        runner.temp / "pip", f'#!/bin/sh\necho "$4 $5" >>"{runner.temp}/calls"\necho "$@" >>"{runner.temp}/words"\n'
+        runner.temp / "pip", f'#!/bin/sh\necho "$5 $6" >>"{runner.temp}/calls"\necho "$@" >>"{runner.temp}/words"\n'
     )
     done = runner.run("install", PYTHON=str(python), WHEELS="wheels", IS_BUILT=is_built)
     assert done.returncode == 0, done.stderr
@@ -295,6 +325,30 @@ def test_what_is_in_the_cache_is_not_built_again(runner: Runner, is_built: str) 
     assert calls == (["install"] if is_built == "true" else ["wheel", "install"])
     last = (runner.temp / "words").read_text().splitlines()[-1]
     assert last.endswith("install --no-index --find-links wheels llama-fitter[python]")
+
+
+def test_no_python_of_the_checkout_is_run(runner: Runner) -> None:
+    """The Action installs in the checkout, whose files may be called as the modules that it uses."""
+    for name in ("venv", "pip", "ensurepip", "subprocess"):
+        (runner.work / f"{name}.py").write_text(f"open({str(runner.temp / 'ran')!r}, 'w')\n")
+    # No wheel is there, so that nothing is installed: what is asked is whose modules run.
+    done = runner.run("install", PYTHON=sys.executable, WHEELS=str(runner.temp), IS_BUILT="true", PYTHONPATH="")
+    assert done.returncode != 0
+    assert "llama-fitter" in done.stderr
+    assert (runner.temp / "fitter/bin/pip").exists()
+    assert not (runner.temp / "ran").exists()
+
+
+def test_the_action_trusts_nothing_by_itself(runner: Runner) -> None:
+    assert "trust" not in (ROOT / "action.yml").read_text().lower()
+    runner.lock()
+    (runner.work / "evil").mkdir()
+    with (runner.work / "fitter.toml").open("a") as file:
+        file.write('llama_cpp = "evil"\n')
+    done = runner.check()
+    assert (done.returncode, runner.outputs["status"]) == (2, "2")
+    said = "fitter: error: fitter.toml: in the case 'chat' llama_cpp is 'evil', which is native code: "
+    assert f"::error title=fitter check::{said}" in done.stdout
 
 
 # --- pre-commit

@@ -594,14 +594,73 @@ BUILDS = {
 
 @pytest.mark.parametrize(("keywords", "options", "ini", "expected"), BUILDS.values(), ids=BUILDS)
 def test_which_llama_cpp(
-    pytester: pytest.Pytester, root: Path, keywords: str, options: tuple[str, ...], ini: str | None, expected: str
+    pytester: pytest.Pytester,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keywords: str,
+    options: tuple[str, ...],
+    ini: str | None,
+    expected: str,
 ) -> None:
+    monkeypatch.setenv("FITTER_TRUST", "1")
     if ini:
         with (root / "tox.ini").open("a") as file:
             file.write(f"\nfitter_llama_cpp = {ini}\n")
     pytester.makepyfile(marked(f'gpu="{GPU}", limit="20GiB", {keywords}'))
     (sentence,) = said(run(pytester, *options))
     assert sentence.startswith(f"fits_memory: llama_cpp '{expected.format(root=root)}' is not there: ")
+
+
+@pytest.mark.parametrize("ini", ["builds/new", "./new", "builds", "~/new", "/opt/new"])
+def test_native_code_of_an_ini_file(
+    pytester: pytest.Pytester, root: Path, monkeypatch: pytest.MonkeyPatch, ini: str
+) -> None:
+    (root / "builds").mkdir()
+    with (root / "tox.ini").open("a") as file:
+        file.write(f"\nfitter_llama_cpp = {ini}\n")
+    pytester.makepyfile(marked(f'gpu="{GPU}", limit="20GiB"'))
+    sentence = (
+        f"fitter_llama_cpp in the settings of pytest is '{ini}', which is native code: if you trust whoever wrote "
+        "them, set FITTER_TRUST=1, or name it with --fitter-llama-cpp"
+    )
+    assert said(run(pytester)) == [sentence]
+    result = run(pytester, "--fitter-update")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {sentence}"])
+    run(pytester, "--fitter-llama-cpp=python").assert_outcomes(passed=1)
+    monkeypatch.setenv("FITTER_TRUST", "1")
+    assert sentence not in said(run(pytester))
+
+
+def test_nothing_is_done_until_it_is_asked(pytester: pytest.Pytester, root: Path) -> None:
+    """Every pytest run in the environment loads the plugin, in whatever checkout it is."""
+    with (root / "tox.ini").open("a") as file:
+        file.write("\nfitter_llama_cpp = ./evil\nfitter_lock = /dev/zero\nfitter_timeout = never\n")
+    (root / "fitter.toml").write_text("[[[")
+    pytester.makepyfile(
+        """
+        import sys
+
+        import psutil
+
+        def test_it():
+            late = ("fitter.llama", "fitter.api", "fitter.regression.marks")
+            assert not [name for name in sys.modules if name.startswith(late)]
+            assert not psutil.Process().children()
+        """
+    )
+    pytester.runpytest_subprocess("-p", PLUGIN).assert_outcomes(passed=1)
+
+
+def test_what_others_stored_meanwhile_stays(pytester: pytest.Pytester, root: Path, model: Path) -> None:
+    pytester.makepyfile(marked(f"gpu={GPU!r}, n_ctx={N_CTX}", name="test_other"))
+    run(pytester, "--fitter-update").assert_outcomes(passed=1)
+    (other,) = read_lock(root / "fitter.lock").cases
+    (root / "fitter.lock").rename(root / "other.lock")
+    body = "    import shutil\n    shutil.copy('other.lock', 'fitter.lock')\n"
+    pytester.makepyfile(test_own=marked(f"gpu={GPU!r}, n_ctx=512").replace("    pass\n", body))
+    run(pytester, "--fitter-update", "test_own.py").assert_outcomes(passed=1)
+    assert sorted(read_lock(root / "fitter.lock").cases) == sorted([other, "test_own.py::test_it"])
 
 
 @pytest.mark.parametrize("options", [(), PARALLEL], ids=["one process", "xdist"])

@@ -199,6 +199,25 @@ def test_the_search_path_comes_before_the_runpath_and_after_the_rpath(
     assert os.path.samefile(by_rpath.directory, tmp_path / "own")
 
 
+@pytest.mark.parametrize("runpath", ["", ":", "$ORIGIN/no::", ".", "lib", "./lib:$ORIGIN/no", "../here/lib"])
+@pytest.mark.parametrize("given", ["", ":", "/no::/nothing", ".", "lib", "/no;lib"])
+def test_nothing_is_searched_for_in_the_current_directory(
+    runpath: str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("here", "here/lib"):
+        install(tmp_path / place)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("LD_LIBRARY_PATH", given)
+    for words in ({"runpath": runpath}, {"rpath": runpath}):
+        path = server(tmp_path / "own" / "llama-server", **words)
+        with pytest.raises(LibraryError, match=r"needs libllama\.so\.0, which the system does not find: "):
+            find(str(path))
+    # a name with a slash is a path for the linker
+    path = server(tmp_path / "own" / "llama-server", ("lib/libllama.so.0",))
+    with pytest.raises(LibraryError, match=r"needs lib/libllama\.so\.0, which the system does not find: "):
+        find(str(path))
+
+
 def test_the_cache_of_the_linker() -> None:
     texts = b"liba.so\0/usr/lib/liba.so\0/lib/i386-linux-gnu/liba.so\0"
     begin = 48 + 2 * 24

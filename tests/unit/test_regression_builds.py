@@ -271,7 +271,7 @@ def test_builds_of_a_file(tmp_path: Path) -> None:
         '[history]\nllama_cpp = ["builds/old", "python"]': (str(tmp_path / "builds/old"), "python"),
     }.items():
         path.write_text(text)
-        assert read_builds(path) == expected
+        assert read_builds(path, is_trusted=True) == expected
     for text, sentence in {
         '[history]\nllama_cpp = "old"': 'history.llama_cpp is \'old\': give a list such as ["old", "new"]',
         "[history]\nllama_cpp = [1]": 'history.llama_cpp is [1]: give a list such as ["old", "new"]',

@@ -84,7 +84,9 @@ def test_files_beside_the_model_are_relative_as_well(tmp_path: Path) -> None:
 
 BUILDS = {
     "the installed llama-cpp-python's": ("python", "python"),
-    "a program on the PATH": ("llama-server", "llama-server"),
+    "a program on the PATH": ("llama-server", "{here}/bin/llama-server"),
+    "a program that is not there": ("llama-serve", "{here}/llama-serve"),
+    "a file in the current directory": ("mine", "{here}/mine"),
     "a directory beside the file": ("builds", "{here}/builds"),
     "a path below it": ("builds/v0.5.0", "{here}/builds/v0.5.0"),
     "a path that is not there": ("builds/new", "{here}/builds/new"),
@@ -100,6 +102,11 @@ def test_a_build_is_named_relative_to_the_file(
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     (tmp_path / "builds/v0.5.0").mkdir(parents=True)
+    for program in ("bin/llama-server", "cwd/llama-server", "cwd/mine"):
+        (tmp_path / program).parent.mkdir(exist_ok=True)
+        (tmp_path / program).touch(0o755)
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.setenv("PATH", f":.:{tmp_path / 'bin'}:")
     cases = cases_of(
         tmp_path,
         f'[defaults]\nllama_cpp = "{text}"\n[cases.a]\nmodel = "a.gguf"\n'
@@ -257,6 +264,9 @@ NAMES = ("chat", "chat-q8", "Code/a", "code/b", "nota")
         ("chat and q8 or nota", ["chat-q8", "nota"]),
         ("nota", ["nota"]),
         ("xyz", []),
+        ("not not not chat", ["Code/a", "code/b", "nota"]),
+        ("code and (/a or /b) and not (/b and code)", ["Code/a"]),
+        ("(" * 50 + "nota" + ")" * 50, ["nota"]),
     ],
 )
 def test_selection(expression: str, expected: list[str]) -> None:

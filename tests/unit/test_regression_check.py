@@ -15,7 +15,7 @@ from fitter.regression import check as checking
 from fitter.regression.cases import Case
 from fitter.regression.check import CaseResult, check, lock, lock_path, prune
 from fitter.regression.lockfile import Lock, Snapshot, read_lock, write_lock
-from fitter.regression.measuring import Measured
+from fitter.regression.measuring import Measured, OnDone
 from tests.unit.snapshots import MIB, SNAPSHOT, with_memory
 
 LARGER = with_memory(SNAPSHOT, compute=MIB)
@@ -33,8 +33,12 @@ class Machine:
         self.asked: list[str] = []
         self.locked: Mapping[str, Snapshot] = {}
         self.words: dict[str, Any] = {}
+        self.meanwhile: OnDone | None = None
 
     def __call__(self, cases: Sequence[Case], locked: Mapping[str, Snapshot], **words: Any) -> tuple[Measured, ...]:
+        if (meanwhile := self.meanwhile) is not None:
+            self.meanwhile = None
+            meanwhile(0, 0, "")
         self.asked, self.locked, self.words = [case.name for case in cases], locked, words
         return tuple(self._measured(case) for case in cases)
 
@@ -114,6 +118,24 @@ UPDATES = {
     "all of a pattern": (("code",), ["code/x", "code/y"]),
     "one of a pattern, and another": (("code/y", "b"), ["b", "code/y"]),
 }
+
+
+@pytest.mark.parametrize("update", [("a",), ()], ids=["an update", "all cases"])
+def test_what_others_write_meanwhile_stays(update: tuple[str, ...], file: Path, machine: Machine) -> None:
+    locked(file)
+
+    def other(done: int, total: int, name: str) -> None:
+        machine.memory = dict.fromkeys(CASES, OTHER)
+        if update:
+            lock(file, update=("b",))
+        else:
+            write_lock(lock_path(file, None), Lock({**stored(file), TEST: LARGER}))
+        machine.memory = dict.fromkeys(CASES, LARGER)
+
+    machine.meanwhile = other
+    lock(file, update=update)
+    changed = {"a": LARGER, "b": OTHER} if update else {**dict.fromkeys(CASES, LARGER), TEST: LARGER}
+    assert {name: snapshot for name, snapshot in stored(file).items() if name in changed} == changed
 
 
 @pytest.mark.parametrize(("names", "measured"), UPDATES.values(), ids=UPDATES)

@@ -16,7 +16,7 @@ import pytest
 from fitter.errors import AnswerError, UsageError
 from fitter.llama.types import Params, TensorInfo
 from fitter.regression import headers
-from fitter.regression.lockfile import Lock, LockedPool, dumps, read_lock, replace_file, write_lock
+from fitter.regression.lockfile import Lock, LockedPool, alone, dumps, read_lock, replace_file, write_lock
 from tests.unit.snapshots import SNAPSHOT
 
 NOT_FITTING = replace(SNAPSHOT, fits=False, estimate=None, params=Params(devices=()), devices={})
@@ -181,6 +181,65 @@ def test_a_pipe_stays_one(tmp_path: Path) -> None:
         replace_file(path, b"new")
         assert process.communicate(timeout=120)[0] == b"new"
     assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+# --- one at a time
+
+COUNTING = """
+import sys
+from pathlib import Path
+from fitter.regression.lockfile import alone, replace_file
+path = Path(sys.argv[1])
+for _ in range(25):
+    with alone(path):
+        replace_file(path, b"%d" % (int(path.read_bytes()) + 1))
+"""
+
+HOLDING = """
+import sys, time
+from pathlib import Path
+from fitter.regression.lockfile import alone
+with alone(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_no_change_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "fitter.lock"
+    path.write_bytes(b"0")
+    processes = [subprocess.Popen([sys.executable, "-c", COUNTING, str(path)]) for _ in range(4)]
+    assert [process.wait(120) for process in processes] == [0] * 4
+    assert path.read_bytes() == b"100"
+    assert [each.name for each in tmp_path.iterdir()] == ["fitter.lock"]
+
+
+def test_who_holds_it_for_long_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "fitter.lock"
+    path.parent.mkdir()
+    (tmp_path / "link.lock").symlink_to(path)
+    command = [sys.executable, "-c", HOLDING, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout and process.stdout.readline() == b"held\n"
+        said = r"link\.lock cannot be written: another process has locked its directory for 0 seconds: end that process"
+        with pytest.raises(AnswerError, match=said), alone(tmp_path / "link.lock", 0.2):
+            pytest.fail("somebody else has it")
+        with alone(tmp_path / "fitter.lock"):
+            write_lock(tmp_path / "fitter.lock", LOCK)
+        process.stdin.close()
+        process.wait(120)
+    with alone(path):
+        write_lock(path, LOCK)
+    with alone(path):
+        assert read_lock(path) == LOCK
+    assert [each.name for each in path.parent.iterdir()] == ["fitter.lock"]
+
+
+def test_a_place_that_is_none_is_left_to_who_writes(tmp_path: Path) -> None:
+    path = tmp_path / "no" / "fitter.lock"
+    said = r"no/fitter\.lock cannot be written: No such file or directory"
+    with pytest.raises(AnswerError, match=said), alone(path):
+        write_lock(path, LOCK)
 
 
 @pytest.mark.parametrize("kind", ["directory", "pipe", "device"])

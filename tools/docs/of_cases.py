@@ -26,7 +26,7 @@ type_v = "q8_0"
 CUDA0 = "20GiB"
 """
 
-_RELATIVE = "string; a path with `/` is relative to the file's directory"
+_RELATIVE = "string; a path with `/` is relative to the file's directory, and needs [`--trust`](options.md#trust)"
 _AMOUNT = 'a share such as `"1%"`, bytes, or a text such as `"64MiB"`'
 
 
@@ -76,7 +76,9 @@ def toml_page() -> str:
     return page(
         "fitter.toml",
         "The cases that `fitter lock` records and `fitter check` compares: each a model on a machine. `--file` names "
-        "another file. A case without `gpu` is a machine without a GPU, never this machine.",
+        "another file. A case without `gpu` is a machine without a GPU, never this machine. Native code that the file "
+        "names, and addresses that are read with this machine's own keys, are used with "
+        "[`--trust`](options.md#trust) only: see [Security](../explanation/security.md).",
         fenced(_EXAMPLE, "the guide about CI has one that runs", "toml"),
         "## `[defaults]` { #defaults }",
         "Keys that hold for every case that does not set them: all of those below but `model` and `budget`.",
@@ -91,7 +93,7 @@ def toml_page() -> str:
         "names none.",
         table(
             ("key", "value", "meaning"),
-            [("`llama_cpp`", "list of strings", "From the oldest to the newest, each named as `llama_cpp` of a case.")],
+            [("`llama_cpp`", "list of strings", "From the oldest to the newest, each as `llama_cpp` of a case.")],
         ),
     )
 
