@@ -285,9 +285,9 @@ def test_what_is_built_is_known_by_its_sources(runner: Runner, tmp_path: Path) -
 @pytest.mark.parametrize("is_built", ["true", "false", ""])
 def test_what_is_in_the_cache_is_not_built_again(runner: Runner, is_built: str) -> None:
     python = runner.temp / "python"
-    program(python, f'#!/bin/sh\nmkdir -p "$3/bin"\ncp "{runner.temp}/pip" "$3/bin/python"\n')
+    program(python, f'#!/bin/sh\nmkdir -p "$4/bin"\ncp "{runner.temp}/pip" "$4/bin/python"\n')
     program(
-        runner.temp / "pip", f'#!/bin/sh\necho "$4 $5" >>"{runner.temp}/calls"\necho "$@" >>"{runner.temp}/words"\n'
+        runner.temp / "pip", f'#!/bin/sh\necho "$5 $6" >>"{runner.temp}/calls"\necho "$@" >>"{runner.temp}/words"\n'
     )
     done = runner.run("install", PYTHON=str(python), WHEELS="wheels", IS_BUILT=is_built)
     assert done.returncode == 0, done.stderr
@@ -295,6 +295,15 @@ def test_what_is_in_the_cache_is_not_built_again(runner: Runner, is_built: str) 
     assert calls == (["install"] if is_built == "true" else ["wheel", "install"])
     last = (runner.temp / "words").read_text().splitlines()[-1]
     assert last.endswith("install --no-index --find-links wheels llama-fitter[python]")
+
+
+def test_the_action_runs_nothing_of_the_pull_request_to_install(runner: Runner) -> None:
+    """Python runs modules of the current directory before its own, unless it is told not to."""
+    for name in ("venv", "pip", "json", "runpy", "logging"):
+        (runner.work / f"{name}.py").write_text("open('was run', 'w').close(); raise SystemExit(9)")
+    done = runner.run("install", PYTHON=sys.executable, WHEELS="wheels", IS_BUILT="true")
+    assert "llama-fitter" in done.stderr, "pip itself says that there is no such wheel"
+    assert not (runner.work / "was run").exists()
 
 
 # --- pre-commit

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from fitter.llama.attended import Attended
+from fitter.programs.program_help import defaults_of
 from tests.patience import SECONDS
 from tools.tiny import TINY_DENSE, write_tiny
 from tools.tiny_lora import write_lora
@@ -221,6 +223,28 @@ def test_nothing_of_the_current_directory_is_run(
     done = run((*words, *args), hostile, environment)
     assert hostile.has_run == [], done.stderr
     assert done.returncode == 0, done.stderr
+
+
+WHERE = """#!/bin/sh
+pwd
+echo "$LD_LIBRARY_PATH $GGML_BACKEND_PATH"
+"""
+
+
+def test_a_program_runs_in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ggml loads backends from the current directory, whichever program it is in: libggml-cuda.so, for one."""
+    own, here = tmp_path / "own", tmp_path / "here"
+    own.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    program = own / "llama-server"
+    program.write_text(WHERE)
+    program.chmod(0o755)
+    with Attended([str(program)], {"LD_LIBRARY_PATH": ":lib::/usr/lib", "GGML_BACKEND_PATH": "libggml-x.so"}) as run:
+        said = run.output.read().decode().splitlines()
+    assert said == [str(own), f"{here}/lib:/usr/lib {here}/libggml-x.so"]
+    program.write_text('#!/bin/sh\necho "--ubatch-size N  x (default: $(pwd | wc -c))"\n')
+    assert defaults_of(str(program)) == {"n_ubatch": len(f"{own}\n")}
 
 
 @pytest.mark.parametrize("words", [SCRIPT, MODULE], ids=["fitter", "python -m fitter"])
