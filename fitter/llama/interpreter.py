@@ -30,17 +30,18 @@ def command(module: str, function: str, *words: str) -> list[str]:
     return [sys.executable or "", *flags, "-c", boot, *words]
 
 
-class StackError(OSError):
-    """The stack is too small to start anything."""
-
-
 def check_stack() -> None:
-    """Raise ``StackError`` where the stack is so small that this process, or one that it starts, would crash."""
+    """Raise ``OSError`` where this process, or one that it starts, would crash for want of stack."""
+    if problem := stack_problem():
+        raise OSError(problem)
+
+
+def stack_problem() -> str:
+    """That the stack is too small, and what to do; '' where it is not."""
     import resource
 
     size, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    if 0 <= size < _LEAST_STACK:
-        raise StackError(f"the stack is limited to {size >> 10} KiB: run 'ulimit -s 8192' first")
+    return f"the stack is limited to {size >> 10} KiB: run 'ulimit -s 8192' first" if 0 <= size < _LEAST_STACK else ""
 
 
 def search_path() -> list[str]:
