@@ -34,8 +34,7 @@ def main() -> NoReturn:
     gc.disable()
     streams.open_standard()
     try:
-        interpreter.check_stack()
-        status = _run()
+        status = _say(problem) if (problem := interpreter.stack_problem()) else _run()
     except Exception as error:
         status = _fail(error)
     _tidy()
@@ -80,9 +79,7 @@ def _fail(error: Exception) -> int:
     """Report an unexpected error in one line. Python itself would exit with status 1, which means "does not fit"."""
     if sys.flags.dev_mode:
         sys.excepthook(type(error), error, error.__traceback__)
-    if isinstance(error, interpreter.StackError):
-        message = str(error)
-    elif isinstance(error, ImportError):
+    if isinstance(error, ImportError):
         message = f"fitter cannot be imported ({error}): reinstall llama-fitter"
     elif isinstance(error, MemoryError):
         message = "the memory that this process may take ran out: end other programs, or raise its limit (ulimit)"
@@ -93,6 +90,10 @@ def _fail(error: Exception) -> int:
         place = f" in {os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else ""
         what = f"{type(error).__name__}{place}: {error}"
         message = f"{what}; this is a bug: run it again with PYTHONDEVMODE=1 and report the traceback"
+    return _say(message)
+
+
+def _say(message: str) -> int:
     print(f"fitter: error: {printable(message)}", file=sys.stderr, flush=True)
     return EXIT_FAILURE
 

@@ -53,8 +53,8 @@ Completion of commands, options and files, in ~/.bashrc or ~/.zshrc, or in fish'
   _FITTER_COMPLETE=fish_source fitter | source         fish
 
 Exit status of every command: 0 the model fits, or a check passed; 1 the model does not fit; 2 usage error; 3 the model
-cannot be read or llama.cpp failed; 4 a check failed; 5 the result cannot be written; 130 interrupted; 141 the program
-that read stdout has ended.
+cannot be read or llama.cpp failed; 4 a check failed; 5 the result cannot be written; 129 ended by SIGHUP; 130
+interrupted; 141 the program that read stdout has ended; 143 ended by SIGTERM.
 
 Documentation: {DOCUMENTATION}
 """

@@ -1,12 +1,12 @@
 """The one way to start another Python: isolated, with the search path of this process but for the current directory.
 
-Whatever is in the current directory, such as a ``json.py``, is no part of fitter. Imports little, since it is early.
+Whatever is in the current directory, such as a ``json.py``, is no part of fitter. Imports only what every Python
+has imported already: the command calls it before anything else, since ``python -m`` looks in the current directory.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import sys
 
 _LEAST_STACK = 256 << 10
@@ -30,15 +30,18 @@ def command(module: str, function: str, *words: str) -> list[str]:
     return [sys.executable or "", *flags, "-c", boot, *words]
 
 
-class StackError(OSError):
-    """The stack is too small to start anything."""
-
-
 def check_stack() -> None:
-    """Raise ``StackError`` where the stack is so small that this process, or one that it starts, would crash."""
+    """Raise ``OSError`` where this process, or one that it starts, would crash for want of stack."""
+    if problem := stack_problem():
+        raise OSError(problem)
+
+
+def stack_problem() -> str:
+    """That the stack is too small, and what to do; '' where it is not."""
+    import resource
+
     size, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    if 0 <= size < _LEAST_STACK:
-        raise StackError(f"the stack is limited to {size >> 10} KiB: run 'ulimit -s 8192' first")
+    return f"the stack is limited to {size >> 10} KiB: run 'ulimit -s 8192' first" if 0 <= size < _LEAST_STACK else ""
 
 
 def search_path() -> list[str]:

@@ -50,7 +50,9 @@ def locked(path: Path) -> Iterator[None]:
 
 def make_private(folder: Path) -> None:
     """Make a directory, and those above it that are missing, for this user alone. Raises ``OSError``."""
-    if not folder.is_dir():
+    try:
+        folder.mkdir(0o700, exist_ok=True)
+    except FileNotFoundError:
         make_private(folder.parent)
         folder.mkdir(0o700, exist_ok=True)
 

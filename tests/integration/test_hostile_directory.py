@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from fitter.llama.attended import Attended
+from fitter.programs.program_help import defaults_of
 from tests.patience import SECONDS
 from tools.tiny import TINY_DENSE, write_tiny
 from tools.tiny_lora import write_lora
@@ -151,9 +153,7 @@ def of_python(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    # an empty entry is the current directory, too
-    path = os.pathsep.join((str(TOOLS), ".", "", os.environ["PATH"]))
-    return {**os.environ, "PATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return {**os.environ, "PATH": f"{TOOLS}{os.pathsep}{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
 SERVED = ("--device", "none", "-c", "512")
@@ -215,12 +215,37 @@ def test_nothing_of_the_current_directory_is_run(
     words: tuple[str, ...], name: str, hostile: Hostile, environment: dict[str, str], of_python: frozenset[str]
 ) -> None:
     args = COMMANDS[name]
+    if "PATH" in name:
+        # an empty entry is the current directory, too
+        environment["PATH"] = os.pathsep.join(("", ".", environment["PATH"]))
     if "check" in args:
         run((*words, "lock"), hostile, environment)
     hostile.write(names_for(words, of_python))
     done = run((*words, *args), hostile, environment)
     assert hostile.has_run == [], done.stderr
     assert done.returncode == 0, done.stderr
+
+
+WHERE = """#!/bin/sh
+pwd
+echo "$LD_LIBRARY_PATH $GGML_BACKEND_PATH"
+"""
+
+
+def test_a_program_runs_in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ggml loads backends from the current directory, whichever program it is in: libggml-cuda.so, for one."""
+    own, here = tmp_path / "own", tmp_path / "here"
+    own.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    program = own / "llama-server"
+    program.write_text(WHERE)
+    program.chmod(0o755)
+    with Attended([str(program)], {"LD_LIBRARY_PATH": ":lib::/usr/lib", "GGML_BACKEND_PATH": "libggml-x.so"}) as run:
+        said = run.output.read().decode().splitlines()
+    assert said == [str(own), f"{here}/lib:/usr/lib {here}/libggml-x.so"]
+    program.write_text('#!/bin/sh\necho "--ubatch-size N  x (default: $(pwd | wc -c))"\n')
+    assert defaults_of(str(program)) == {"n_ubatch": len(f"{own}\n")}
 
 
 @pytest.mark.parametrize("words", [SCRIPT, MODULE], ids=["fitter", "python -m fitter"])

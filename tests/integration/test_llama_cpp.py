@@ -258,6 +258,20 @@ def test_an_accident_that_does_not_come_again_is_none(
     assert verdicts.verdict(find(), OWN) == ""
 
 
+def test_a_crash_and_then_another_one_is_no_verdict(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happens(monkeypatch, CRASH, tmp_path / "once")
+    monkeypatch.setattr(
+        interpreter, "BOOT", interpreter.BOOT.replace("\nfrom {module}", "\nelse:\n    os.abort()\nfrom {module}")
+    )
+    with pytest.raises(
+        LibraryError, match=r"cannot be tried with a small model \(it ended with signal 6\): try again$"
+    ):
+        verdicts.verdict(find(), OWN)
+    assert not [*cache.glob("*.json")]
+
+
 def test_a_crash_that_comes_again_is_kept_in_a_file_that_is_named(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
