@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fitter.errors import ModelError
+from fitter.llama import header_limits
 from fitter.llama.types import Array, Header, MetadataValue, TensorInfo
 from fitter.model import location, source, tensors
 from fitter.model.source import show
@@ -84,6 +85,8 @@ def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header
         raise ModelError(f"{show(files[0])} has no tensors, only a vocabulary; give the file with the weights")
     for file, header in zip(files, headers, strict=True):
         _check_length(file, header)
+    if wrong := header_limits.problem(metadata, len(infos)):
+        raise ModelError(f"{show(files[0])} {wrong}; {source.again(files[0])}")
     _check_vocabulary(files[0], _integer(metadata, f"{architecture}.vocab_size"), metadata, infos)
     n_layer = _integer(metadata, f"{architecture}.block_count")
     if n_layer < 1:
@@ -206,8 +209,8 @@ def _name(file: Path, metadata: Mapping[str, MetadataValue]) -> str:
 
 
 def _integer(metadata: Mapping[str, MetadataValue], key: str) -> int:
-    """The number at ``key``, or the largest in an array; 0 if there is none."""
+    """The whole number at ``key``, or the largest in an array; 0 if there is none."""
     value = metadata.get(key, 0)
     if isinstance(value, Array):
-        return max((int(item) for item in value.values), default=0)
+        return max((int(item) for item in value.values if isinstance(item, int)), default=0)
     return value if isinstance(value, int) else 0

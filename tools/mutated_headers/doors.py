@@ -1,0 +1,203 @@
+"""The ways into fitter that a header may take: each is gone through, and what that took is measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tools.serving_speed import Served, ask
+
+MOST_MEMORY = 600 * 10**6
+MOST_SECONDS = 10.0
+HARD_LIMIT = 700 * 10**6
+"""Bytes of data that no process may have, so that what goes wrong does no harm."""
+_GIVEN_UP = 60.0
+_LOOK = 0.02
+_STATUSES = (0, 1, 3)
+"""What a header may lead to: it fits, it does not, it cannot be planned."""
+_HTTP_STATUSES = (200, 400, 422, 500)
+"""A plan, and what it says of a question, a model and a llama.cpp that are no good."""
+_BUGS = ("failed unexpectedly", "Traceback", "this is a bug", "Error in ", "Assertion")
+
+COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "fit": (
+        ("--gpu", "8GiB"),
+        ("--gpu", "8GiB", "--gpu", "6GiB"),
+        ("--gpu", "none", "--host-memory", "16GiB"),
+        ("--gpu", "6GiB", "-cmoe"),
+    ),
+    "explore": (("--gpu", "8GiB", "-c", "4096", "--jobs", "1"), ("--gpu", "8GiB + 6GiB", "--jobs", "1")),
+    "quants": (("--gpu", "8GiB", "--type", "Q4_K_M"),),
+}
+"""Words after the model, for each command; one of them for each header."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one header came to at one door. ``memory``: bytes of all processes together, at most."""
+
+    door: str
+    what: str
+    status: int
+    seconds: float
+    memory: int
+    said: str
+    wrong: str
+
+
+def command(door: str, what: str, path: Path, words: Sequence[str]) -> Outcome:
+    """Run the command of a door on a file."""
+    ran = _run([*(() if door == "fit" else (door,)), str(path), *words])
+    return Outcome(door, what, ran.status, ran.seconds, ran.memory, ran.last, ran.wrong or _costly(ran))
+
+
+def directory(what: str, path: Path, names: Sequence[str]) -> Outcome:
+    """Run the command on a directory that has files of these ``names``, of which the first is a model that fits.
+
+    The seconds are those of a file.
+    """
+    ran = _run([str(path), "--gpu", "8GiB", "--json"])
+    ran = replace(ran, seconds=ran.seconds / len(names))
+    wrong = ran.wrong
+    if not wrong:
+        files = {each["name"]: each for each in json.loads(ran.out)["files"]} if ran.status in (0, 1) else {}
+        is_there = set(files) == set(names) and files[names[0]]["fits"]
+        wrong = "a file is not in the table" if not is_there else _costly(ran)
+    return Outcome("directory", what, ran.status, ran.seconds, ran.memory, ran.last, wrong)
+
+
+def question(served: Served, what: str, name: str) -> Outcome:
+    """Ask a server about a file below its root."""
+    began = time.monotonic()
+    connection = served.connection()
+    with _watching(served.process.pid) as seen:
+        try:
+            status, said = ask(connection, "/api/plan", {"model": name, "gpus": ["8GiB"]})
+        except OSError as error:
+            status, said = 0, f"{type(error).__name__}: {error}"
+        finally:
+            connection.close()
+    seconds = time.monotonic() - began
+    if status == 200:
+        said = "a plan"
+    with suppress(ValueError, KeyError, TypeError):
+        said = json.loads(said)["error"]
+    wrong = _costly(_Ran(0, "", "", seconds, max(seen)))
+    if status not in _HTTP_STATUSES:
+        wrong = f"status {status}"
+    elif "\n" in said or any(each in said for each in _BUGS):
+        wrong = "not one line"
+    return Outcome("serve", what, status, seconds, max(seen), said, wrong)
+
+
+@contextmanager
+def _watching(pid: int) -> Iterator[list[int]]:
+    """What a process and its children have had, seen again and again."""
+    seen, over = [_memory_of(pid)], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK):
+            seen.append(_memory_of(pid))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A command that has ended: what it said, and what it took."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+    memory: int
+
+    @property
+    def last(self) -> str:
+        """The last line of what it said on stderr."""
+        return (self.err.splitlines() or [""])[-1].removeprefix("fitter: ")
+
+    @property
+    def wrong(self) -> str:
+        """What should not be, in a word; empty where all is as it should."""
+        errors = [line for line in self.err.splitlines() if line.startswith("fitter: error: ")]
+        if bug := next((each for each in _BUGS if each in self.out + self.err), ""):
+            return bug
+        if self.status not in _STATUSES:
+            return f"status {self.status}"
+        if self.status == 3 and (self.out or len(self.err.splitlines()) != 1):
+            return "more than one line"
+        return "" if len(errors) == (self.status == 3) else f"{len(errors)} errors"
+
+
+def _run(words: Sequence[str]) -> _Ran:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fitter", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=limit
+        )
+        memory = _watched(process, began + _GIVEN_UP)
+        seconds = time.monotonic() - began
+        said = []
+        for file in (out, err):
+            file.seek(0)
+            said.append(file.read().decode(errors="replace"))
+    return _Ran(process.returncode, said[0], said[1], seconds, memory)
+
+
+def limit(pid: int = 0) -> None:
+    """Let a process, and those that it starts from now on, have no more than ``HARD_LIMIT``."""
+    resource.prlimit(pid, resource.RLIMIT_DATA, (HARD_LIMIT, HARD_LIMIT))
+    resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+
+
+def _costly(ran: _Ran) -> str:
+    if ran.memory > MOST_MEMORY:
+        return "memory"
+    return "time" if ran.seconds > MOST_SECONDS else ""
+
+
+def _watched(process: subprocess.Popen[bytes], end: float) -> int:
+    """Wait for the end of a process; the most bytes that it and its children have had together."""
+    memory = 0
+    while True:
+        memory = max(memory, _memory_of(process.pid))
+        pid, status, _ = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return memory
+        if time.monotonic() > end:
+            process.kill()
+        time.sleep(_LOOK)
+
+
+_OWN = re.compile(r"^Rss(?:Anon|File):\s+([0-9]+) kB$", re.MULTILINE)
+"""Without shared memory, of which the cells of a dummy load's cache map a little again and again."""
+
+
+def _memory_of(pid: int) -> int:
+    """Bytes that a process and its children have in memory."""
+    found = 0
+    with suppress(OSError):
+        found = sum(int(kib) * 1024 for kib in _OWN.findall(Path(f"/proc/{pid}/status").read_text()))
+        for task in os.listdir(f"/proc/{pid}/task"):
+            children = Path(f"/proc/{pid}/task/{task}/children").read_text()
+            found += sum(_memory_of(int(child)) for child in children.split())
+    return found
