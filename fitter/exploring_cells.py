@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fitter import api
-from fitter.errors import FitterError, LibraryError, LlamaCppCrashError, TimeLimitError
+from fitter.errors import FitterError, LibraryError, LlamaCppCrashError, LlamaCppError, TimeLimitError
 from fitter.llama.remembering import RememberingWorker
 from fitter.output.arguments import arguments
 from fitter.planning.explored import ExploredCell
@@ -54,7 +54,7 @@ class CellHeader:
             partial.replace(path)
         except OSError as error:
             partial.unlink(missing_ok=True)
-            raise LibraryError(
+            raise LlamaCppError(
                 f"a model's header cannot be written to {path.parent} ({error.strerror}): set TMPDIR to a directory "
                 "that takes files as long as the model"
             ) from None
@@ -85,15 +85,17 @@ def run(task: Task) -> tuple[dict[str, Any], bool]:
                 f"a worker of the executor has llama.cpp {version}, and this machine {task.version}: install the same "
                 "on both, or name one with --llama-cpp"
             )
-        path = _workers.path(task.header)
+        path = None
         try:
+            path = _workers.path(task.header)
             plan = api.fit(path, **{**task.keywords, "skeleton": False}, worker=worker)
         except LibraryError:
             raise
         except FitterError as error:
             cell = ExploredCell("", None, "", None, None, None, None)
-            is_lasting = not isinstance(error, (LlamaCppCrashError, TimeLimitError))
-            return {**cell.figures(), "problem": str(error).replace(str(path), task.called)}, is_lasting
+            said = str(error) if path is None else str(error).replace(str(path), task.called)
+            is_lasting = path is not None and not isinstance(error, (LlamaCppCrashError, TimeLimitError))
+            return {**cell.figures(), "problem": said}, is_lasting
     return figures_of(plan, task.called, str(path)), not plan.search.is_cut_short
 
 

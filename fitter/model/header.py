@@ -11,12 +11,10 @@ from pathlib import Path
 from fitter.errors import ModelError
 from fitter.llama import header_limits
 from fitter.llama.types import Array, Header, MetadataValue, TensorInfo
+from fitter.llama.words import MOST_WORDS
 from fitter.model import location, source, tensors
 from fitter.model.source import show
 from fitter.text import LONGEST_NAME, printable
-
-_MOST_WORDS = 1 << 23
-"""No published model has as many: Gemma 3 has 262,208."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +193,7 @@ def _check_vocabulary(
     file: Path, n_vocab: int, metadata: Mapping[str, MetadataValue], infos: Sequence[TensorInfo]
 ) -> None:
     """Raise ``ModelError`` for more words without texts than can be: llama.cpp makes all before it sees the tensors."""
-    most = min(_MOST_WORDS, max(max(tensor.shape, default=0) for tensor in infos))
+    most = min(MOST_WORDS, max(max(tensor.shape, default=0) for tensor in infos))
     if n_vocab > most and "tokenizer.ggml.tokens" not in metadata:
         raise ModelError(f"{show(file)} has {n_vocab} words by its header, but room for {most}; {source.again(file)}")
 

@@ -1,1 +1,1 @@
-"""Headers of models with one value at an extreme, through every way into fitter: ``python -m tools.mutated_headers``."""
+"""Headers with one value at an extreme, through every way into fitter: ``python -m tools.mutated_headers``."""

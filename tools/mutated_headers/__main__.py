@@ -3,18 +3,19 @@
     python -m tools.mutated_headers [--count 2000] [--jobs 2] [--seed 1] [--doors fit,explore] [--output FILE.jsonl]
 
 Each must end with a plan or with one line, below 600 MB for all of its processes and in ten seconds. The exit status is
-1 where one does not. What takes too long is tried once more, since another process may have been in the way.
+1 where one does not. What takes too long is tried once more, since another process may have been in the way. A directory
+has ten files, of which one is whole, and so has a grid of explore.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -24,72 +25,67 @@ from tools.mutated_headers.doors import Outcome
 from tools.mutated_headers.mutations import Mutation, Source, drawn, mutated, sources
 from tools.serving_speed import Served, serving
 
-DOORS = ("fit", "explore", "quants", "directory", "serve")
-_IN_DIRECTORY = 10
-"""Files of a directory, of which one is whole."""
+DOORS = ("fit", "quants", "serve", "explore", "directory")
+_TOGETHER = 9
+"""Changed headers in a directory, or in a grid, beside one that is whole."""
+_WHOLE = "qwen3"
 
 _Job = Callable[[], Outcome]
 
 
-def outcomes(drawn: Sequence[Mutation], found: dict[str, Source], wanted: Sequence[str], jobs: int) -> Iterator[Outcome]:
-    """What each of them comes to at each door, in no order."""
+def outcomes(
+    mutations: Sequence[Mutation], found: Mapping[str, Source], wanted: Sequence[str] = DOORS, jobs: int = 1
+) -> Iterator[Outcome]:
+    """What each of them comes to at each door, those that go together after those that go alone."""
     with tempfile.TemporaryDirectory(prefix="mutated-") as name, ThreadPoolExecutor(jobs) as pool:
         root = Path(name)
-        with serving("--root", name, "--workers", "1") as served:
+        os.environ["XDG_CACHE_HOME"] = name
+        with serving("--root", name, "--workers", str(jobs)) as served:
             doors.limit(served.process.pid)
-            every = [job for number, each in enumerate(drawn) for job in _jobs(number, each, found, wanted, root, served)]
-            if "directory" in wanted:
-                own = _IN_DIRECTORY - 1
-                groups = [drawn[at : at + own] for at in range(0, len(drawn), own)]
-                every += [_directory(number, group, found, root) for number, group in enumerate(groups)]
-            for outcome in pool.map(lambda job: job(), every):
-                yield outcome
+            every = (
+                _alone(door, number, each, found, root, served)
+                if isinstance(each, Mutation)
+                else _together(door, each, found, root)
+                for door, number, each in _in_order(mutations, wanted)
+            )
+            yield from pool.map(lambda job: job(), every)
 
 
-def _jobs(
-    number: int, mutation: Mutation, found: dict[str, Source], wanted: Sequence[str], root: Path, served: Served
-) -> Iterator[_Job]:
-    """A job for each door that takes one file."""
-    source = found[mutation.architecture]
-    asking = threading.Lock()
-    for door, ways in doors.COMMANDS.items():
-        if door in wanted:
-            path, words = root / f"{door}-{number}.gguf", ways[number % len(ways)]
-
-            def run(door: str = door, path: Path = path, words: Sequence[str] = words) -> Outcome:
-                source.write(path, mutated(source, mutation))
-                try:
-                    return _patiently(lambda: doors.command(door, str(mutation), path, words))
-                finally:
-                    path.unlink()
-
-            yield run
-    if "serve" in wanted:
-        path = root / f"served-{number}.gguf"
-
-        def ask() -> Outcome:
-            source.write(path, mutated(source, mutation))
-            try:
-                with asking:
-                    return _patiently(lambda: doors.question(served, str(mutation), path.name))
-            finally:
-                path.unlink()
-
-        yield ask
+def _in_order(
+    mutations: Sequence[Mutation], wanted: Sequence[str]
+) -> Iterator[tuple[str, int, Mutation | Sequence[Mutation]]]:
+    for begin in range(0, len(mutations), _TOGETHER):
+        group = mutations[begin : begin + _TOGETHER]
+        for number, each in enumerate(group, begin):
+            yield from ((door, number, each) for door in wanted if door in doors.ALONE)
+        yield from ((door, begin, group) for door in wanted if door in doors.TOGETHER)
 
 
-def _directory(number: int, group: Sequence[Mutation], found: dict[str, Source], root: Path) -> _Job:
+def _alone(door: str, number: int, mutation: Mutation, found: Mapping[str, Source], root: Path, served: Served) -> _Job:
+    """A job for one header at one door."""
+
+    def run() -> Outcome:
+        with tempfile.TemporaryDirectory(prefix=f"{door}-", dir=root) as name:
+            source = found[mutation.architecture]
+            path = source.write(Path(name) / "model.gguf", mutated(source, mutation))
+            if door == "serve":
+                return _patiently(lambda: doors.question(served, str(mutation), str(path.relative_to(root))))
+            return _patiently(lambda: doors.command(door, number, str(mutation), path))
+
+    return run
+
+
+def _together(door: str, group: Sequence[Mutation], found: Mapping[str, Source], root: Path) -> _Job:
     """A job for a directory with a file of each of ``group``, and one that is whole."""
 
     def run() -> Outcome:
-        with tempfile.TemporaryDirectory(prefix=f"d{number}-", dir=root) as name:
-            whole = found["qwen3"].write(Path(name) / "whole.gguf")
-            files = [whole]
+        with tempfile.TemporaryDirectory(prefix=f"{door}-", dir=root) as name:
+            files = [found[_WHOLE].write(Path(name) / "whole.gguf")]
             for place, each in enumerate(group):
                 source = found[each.architecture]
                 files.append(source.write(Path(name) / f"{place}.gguf", mutated(source, each)))
             what = "; ".join(map(str, group))
-            return _patiently(lambda: doors.directory(what, Path(name), [file.name for file in files]))
+            return _patiently(lambda: doors.commands_of_many(door, what, files))
 
     return run
 
@@ -105,11 +101,12 @@ def _table(found: Sequence[Outcome]) -> Iterator[str]:
     for door in DOORS:
         own = [each for each in found if each.door == door]
         if own:
-            ends = ", ".join(f"{status}: {count}" for status, count in sorted(Counter(each.status for each in own).items()))
+            ends = sorted(Counter(each.status for each in own).items())
             wrong = Counter(each.wrong for each in own if each.wrong)
             yield (
                 f"| {door} | {len(own)} | {max(each.memory for each in own) / 1e6:.0f} "
-                f"| {max(each.seconds for each in own):.1f} | {ends} "
+                f"| {max(each.seconds for each in own):.1f} "
+                f"| {', '.join(f'{status}: {count}' for status, count in ends)} "
                 f"| {', '.join(f'{what}: {count}' for what, count in wrong.items()) or 'none'} |"
             )
 
@@ -121,20 +118,18 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--doors", default=",".join(DOORS))
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, help="a file that gets a line of JSON for each")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutated-") as name:
         made = sources(Path(name))
-    wanted = given.doors.split(",")
     found: list[Outcome] = []
-    output = given.output.open("w") if given.output else None
-    for outcome in outcomes(drawn(made, given.count, given.seed), made, wanted, given.jobs):
-        found.append(outcome)
-        if output:
-            print(json.dumps(asdict(outcome)), file=output, flush=True)
-        if outcome.wrong:
-            print(f"{outcome.wrong}: {outcome.door}: {outcome.what}: {outcome.said} "
-                  f"({outcome.memory / 1e6:.0f} MB, {outcome.seconds:.1f} s)", flush=True)
+    with open(given.output or os.devnull, "w", encoding="utf-8") as output:
+        for each in outcomes(drawn(made, given.count, given.seed), made, given.doors.split(","), given.jobs):
+            found.append(each)
+            print(json.dumps(asdict(each)), file=output, flush=True)
+            if each.wrong:
+                took = f"{each.memory / 1e6:.0f} MB, {each.seconds:.1f} s"
+                print(f"{each.wrong}: {each.door}: {each.what}: {each.said} ({took})", flush=True)
     print("\n".join(_table(found)))
     return any(each.wrong for each in found)
 

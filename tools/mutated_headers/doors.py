@@ -30,17 +30,21 @@ _HTTP_STATUSES = (200, 400, 422, 500)
 """A plan, and what it says of a question, a model and a llama.cpp that are no good."""
 _BUGS = ("failed unexpectedly", "Traceback", "this is a bug", "Error in ", "Assertion")
 
-COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
+ALONE = ("fit", "quants", "serve")
+TOGETHER = ("explore", "directory")
+
+_WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "fit": (
         ("--gpu", "8GiB"),
         ("--gpu", "8GiB", "--gpu", "6GiB"),
         ("--gpu", "none", "--host-memory", "16GiB"),
         ("--gpu", "6GiB", "-cmoe"),
     ),
-    "explore": (("--gpu", "8GiB", "-c", "4096", "--jobs", "1"), ("--gpu", "8GiB + 6GiB", "--jobs", "1")),
     "quants": (("--gpu", "8GiB", "--type", "Q4_K_M"),),
+    "explore": (("--gpu", "8GiB + 6GiB", "--jobs", "1", "--json"),),
+    "directory": (("--gpu", "8GiB", "--json"),),
 }
-"""Words after the model, for each command; one of them for each header."""
+"""Words after the model, for each command; one after another of them."""
 
 
 @dataclass(frozen=True)
@@ -56,25 +60,29 @@ class Outcome:
     wrong: str
 
 
-def command(door: str, what: str, path: Path, words: Sequence[str]) -> Outcome:
-    """Run the command of a door on a file."""
+def command(door: str, number: int, what: str, path: Path) -> Outcome:
+    """Run the command of a door on a file, in one of its ways."""
+    words = _WAYS[door][number % len(_WAYS[door])]
     ran = _run([*(() if door == "fit" else (door,)), str(path), *words])
     return Outcome(door, what, ran.status, ran.seconds, ran.memory, ran.last, ran.wrong or _costly(ran))
 
 
-def directory(what: str, path: Path, names: Sequence[str]) -> Outcome:
-    """Run the command on a directory that has files of these ``names``, of which the first is a model that fits.
+def commands_of_many(door: str, what: str, files: Sequence[Path]) -> Outcome:
+    """Run ``explore`` with all ``files``, or a fit with their directory; the first is a model that fits.
 
     The seconds are those of a file.
     """
-    ran = _run([str(path), "--gpu", "8GiB", "--json"])
-    ran = replace(ran, seconds=ran.seconds / len(names))
+    given = ["explore", *map(str, files)] if door == "explore" else [str(files[0].parent)]
+    ran = _run([*given, *_WAYS[door][0]])
+    ran = replace(ran, seconds=ran.seconds / len(files))
     wrong = ran.wrong
     if not wrong:
-        files = {each["name"]: each for each in json.loads(ran.out)["files"]} if ran.status in (0, 1) else {}
-        is_there = set(files) == set(names) and files[names[0]]["fits"]
-        wrong = "a file is not in the table" if not is_there else _costly(ran)
-    return Outcome("directory", what, ran.status, ran.seconds, ran.memory, ran.last, wrong)
+        document = json.loads(ran.out) if ran.status == 0 else {}
+        rows = document.get("cells") or document.get("files") or []
+        fits = {os.path.basename(each.get("model") or each["name"]): each["fits"] for each in rows}
+        is_there = set(fits) == {each.name for each in files} and fits[files[0].name]
+        wrong = _costly(ran) if is_there else "a file is not in the table"
+    return Outcome(door, what, ran.status, ran.seconds, ran.memory, ran.last, wrong)
 
 
 def question(served: Served, what: str, name: str) -> Outcome:
