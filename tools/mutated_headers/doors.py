@@ -22,7 +22,8 @@ MOST_MEMORY = 600 * 10**6
 MOST_SECONDS = 10.0
 HARD_LIMIT = 700 * 10**6
 """Bytes of data that no process may have, so that what goes wrong does no harm."""
-_GIVEN_UP = 60.0
+_GIVEN_UP = 180.0
+"""Seconds after which a command is ended; others may use the machine, too."""
 _LOOK = 0.02
 _STATUSES = (0, 1, 3)
 """What a header may lead to: it fits, it does not, it cannot be planned."""
@@ -49,7 +50,10 @@ _WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one header came to at one door. ``memory``: bytes of all processes together, at most."""
+    """What one header came to at one door.
+
+    ``memory``: bytes of all processes together, at most; ``seconds``: of computing, of all of them.
+    """
 
     door: str
     what: str
@@ -64,10 +68,12 @@ def command(door: str, number: int, what: str, path: Path) -> Outcome:
     """Run the command of a door on a file, in one of its ways."""
     words = _WAYS[door][number % len(_WAYS[door])]
     ran = _run([*(() if door == "fit" else (door,)), str(path), *words])
-    return Outcome(door, what, ran.status, ran.seconds, ran.memory, ran.last, ran.wrong or _costly(ran))
+    return Outcome(
+        door, what, ran.status, ran.seconds, ran.memory, ran.last, ran.wrong or _costly(ran.seconds, ran.memory)
+    )
 
 
-def commands_of_many(door: str, what: str, files: Sequence[Path]) -> Outcome:
+def command_of_many(door: str, what: str, files: Sequence[Path]) -> Outcome:
     """Run ``explore`` with all ``files``, or a fit with their directory; the first is a model that fits.
 
     The seconds are those of a file.
@@ -81,14 +87,13 @@ def commands_of_many(door: str, what: str, files: Sequence[Path]) -> Outcome:
         rows = document.get("cells") or document.get("files") or []
         fits = {os.path.basename(each.get("model") or each["name"]): each["fits"] for each in rows}
         is_there = set(fits) == {each.name for each in files} and fits[files[0].name]
-        wrong = _costly(ran) if is_there else "a file is not in the table"
+        wrong = _costly(ran.seconds, ran.memory) if is_there else "a file is not in the table"
     return Outcome(door, what, ran.status, ran.seconds, ran.memory, ran.last, wrong)
 
 
 def question(served: Served, what: str, name: str) -> Outcome:
     """Ask a server about a file below its root."""
-    began = time.monotonic()
-    connection = served.connection()
+    before, connection = _taken_by(served.process.pid).seconds, served.connection()
     with _watching(served.process.pid) as seen:
         try:
             status, said = ask(connection, "/api/plan", {"model": name, "gpus": ["8GiB"]})
@@ -96,27 +101,27 @@ def question(served: Served, what: str, name: str) -> Outcome:
             status, said = 0, f"{type(error).__name__}: {error}"
         finally:
             connection.close()
-    seconds = time.monotonic() - began
+    memory, seconds = max(each.memory for each in seen), max(each.seconds for each in seen) - before
     if status == 200:
         said = "a plan"
     with suppress(ValueError, KeyError, TypeError):
         said = json.loads(said)["error"]
-    wrong = _costly(_Ran(0, "", "", seconds, max(seen)))
+    wrong = _costly(seconds, memory)
     if status not in _HTTP_STATUSES:
         wrong = f"status {status}"
     elif "\n" in said or any(each in said for each in _BUGS):
         wrong = "not one line"
-    return Outcome("serve", what, status, seconds, max(seen), said, wrong)
+    return Outcome("serve", what, status, seconds, memory, said, wrong)
 
 
 @contextmanager
-def _watching(pid: int) -> Iterator[list[int]]:
-    """What a process and its children have had, seen again and again."""
-    seen, over = [_memory_of(pid)], threading.Event()
+def _watching(pid: int) -> Iterator[list[_Taken]]:
+    """What a process and its children have taken, seen again and again."""
+    seen, over = [_taken_by(pid)], threading.Event()
 
     def watch() -> None:
         while not over.wait(_LOOK):
-            seen.append(_memory_of(pid))
+            seen.append(_taken_by(pid))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -125,6 +130,7 @@ def _watching(pid: int) -> Iterator[list[int]]:
     finally:
         over.set()
         thread.join()
+        seen.append(_taken_by(pid))
 
 
 @dataclass(frozen=True)
@@ -157,17 +163,15 @@ class _Ran:
 
 def _run(words: Sequence[str]) -> _Ran:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        began = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, "-m", "fitter", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=limit
         )
-        memory = _watched(process, began + _GIVEN_UP)
-        seconds = time.monotonic() - began
+        taken = _watched(process)
         said = []
         for file in (out, err):
             file.seek(0)
             said.append(file.read().decode(errors="replace"))
-    return _Ran(process.returncode, said[0], said[1], seconds, memory)
+    return _Ran(process.returncode, said[0], said[1], taken.seconds, taken.memory)
 
 
 def limit(pid: int = 0) -> None:
@@ -176,21 +180,28 @@ def limit(pid: int = 0) -> None:
     resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
 
 
-def _costly(ran: _Ran) -> str:
-    if ran.memory > MOST_MEMORY:
+def _costly(seconds: float, memory: int) -> str:
+    if memory > MOST_MEMORY:
         return "memory"
-    return "time" if ran.seconds > MOST_SECONDS else ""
+    return "time" if seconds > MOST_SECONDS else ""
 
 
-def _watched(process: subprocess.Popen[bytes], end: float) -> int:
-    """Wait for the end of a process; the most bytes that it and its children have had together."""
-    memory = 0
+@dataclass(frozen=True)
+class _Taken:
+    """What processes take: bytes of memory, and seconds of computing so far."""
+
+    memory: int = 0
+    seconds: float = 0.0
+
+
+def _watched(process: subprocess.Popen[bytes]) -> _Taken:
+    """Wait for the end of a process; the most that it and its children have taken together."""
+    most, end = _Taken(), time.monotonic() + _GIVEN_UP
     while True:
-        memory = max(memory, _memory_of(process.pid))
-        pid, status, _ = os.wait4(process.pid, os.WNOHANG)
-        if pid:
-            process.returncode = os.waitstatus_to_exitcode(status)
-            return memory
+        taken = _taken_by(process.pid)
+        most = _Taken(max(most.memory, taken.memory), max(most.seconds, taken.seconds))
+        if process.poll() is not None:
+            return most
         if time.monotonic() > end:
             process.kill()
         time.sleep(_LOOK)
@@ -200,12 +211,18 @@ _OWN = re.compile(r"^Rss(?:Anon|File):\s+([0-9]+) kB$", re.MULTILINE)
 """Without shared memory, of which the cells of a dummy load's cache map a little again and again."""
 
 
-def _memory_of(pid: int) -> int:
-    """Bytes that a process and its children have in memory."""
-    found = 0
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def _taken_by(pid: int) -> _Taken:
+    """What a process and its children take now; of children that have ended, the seconds."""
+    memory, seconds = 0, 0.0
     with suppress(OSError):
-        found = sum(int(kib) * 1024 for kib in _OWN.findall(Path(f"/proc/{pid}/status").read_text()))
+        memory = sum(int(kib) * 1024 for kib in _OWN.findall(Path(f"/proc/{pid}/status").read_text()))
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+        seconds = sum(map(int, times)) / _TICK
         for task in os.listdir(f"/proc/{pid}/task"):
-            children = Path(f"/proc/{pid}/task/{task}/children").read_text()
-            found += sum(_memory_of(int(child)) for child in children.split())
-    return found
+            for child in map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()):
+                taken = _taken_by(child)
+                memory, seconds = memory + taken.memory, seconds + taken.seconds
+    return _Taken(memory, seconds)
