@@ -207,8 +207,6 @@ def _name(file: Path, metadata: Mapping[str, MetadataValue]) -> str:
 
 
 def _integer(metadata: Mapping[str, MetadataValue], key: str) -> int:
-    """The whole number at ``key``, or the largest in an array; 0 if there is none."""
+    """The whole number at ``key``, 0 if there is none."""
     value = metadata.get(key, 0)
-    if isinstance(value, Array):
-        return max((int(item) for item in value.values if isinstance(item, int)), default=0)
     return value if isinstance(value, int) else 0

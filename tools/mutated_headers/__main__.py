@@ -39,7 +39,6 @@ def outcomes(
     """What each of them comes to at each door, those that go together after those that go alone."""
     with tempfile.TemporaryDirectory(prefix="mutated-") as name, ThreadPoolExecutor(jobs) as pool:
         root = Path(name)
-        os.environ["XDG_CACHE_HOME"] = name
         with serving("--root", name, "--workers", str(jobs)) as served:
             doors.limit(served.process.pid)
             every = (
@@ -117,7 +116,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutated-") as name:
         made = sources(Path(name))
     found: list[Outcome] = []
-    with open(given.output or os.devnull, "w", encoding="utf-8") as output:
+    with tempfile.TemporaryDirectory(prefix="mutated-") as cache, open(given.output or os.devnull, "w") as output:
+        os.environ["XDG_CACHE_HOME"] = cache
         for each in outcomes(drawn(made, given.count, given.seed), made, given.doors.split(","), given.jobs):
             found.append(each)
             print(json.dumps(asdict(each)), file=output, flush=True)

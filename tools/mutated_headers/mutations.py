@@ -186,7 +186,6 @@ KNOWN = (
     Mutation("qwen3moe", "qwen3moe.embedding_length", "infinity"),
     Mutation("qwen3", "qwen3.context_length", "1e8"),
     Mutation("gemma3", "gemma3.context_length", "2^32-1"),
-    Mutation("llama", "llama.vocab_size", "2^31"),
-    Mutation("llama", "llama.block_count", "2^31"),
+    Mutation("llama", "llama.vocab_size", "15e6"),
 )
 """What took all memory, or was a bug, on 2026-11-23."""
