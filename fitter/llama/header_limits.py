@@ -43,6 +43,13 @@ def limits() -> tuple[Limit, ...]:
         return tuple(Limit(**each) for each in json.load(file)["limits"])
 
 
+def most(key: str) -> int:
+    """The largest whole number that llama.cpp takes of a key."""
+    found = next(limit.most for limit in limits() if limit.key == key)
+    assert isinstance(found, int)
+    return found
+
+
 def problem(metadata: Mapping[str, MetadataValue], n_tensors: int) -> str:
     """What is wrong with the first value that llama.cpp does not take, for a message; empty where it takes all."""
     architecture = metadata.get("general.architecture")

@@ -107,7 +107,7 @@ def test_experts_make_a_moe(tmp_path: Path) -> None:
         pytest.param(_header(split__count=3, split__no=0), "<name>-00001-of-00003.gguf", id="renamed split file"),
         pytest.param(
             _header(qwen3moe__block_count=2**31),
-            "a.gguf has qwen3moe.block_count 2147483648: llama.cpp takes a whole number from 1 to 512; download it again",
+            "a.gguf has qwen3moe.block_count 2147483648: llama.cpp takes a whole number from 1 to 512; download it",
             id="too many layers",
         ),
         pytest.param(
