@@ -10,11 +10,11 @@ import os
 import threading
 
 from fitter.errors import LibraryError
+from fitter.llama import early_limits
 from fitter.llama import library as native
 from fitter.llama.files import identity
 from fitter.llama.functions import LLAMA_SPLIT_MODE_LAYER
 from fitter.llama.layouts import read_whole
-from fitter.llama.words import are_too_many
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class Ahead:
             backend.fitter_virtual_say_described_free()
 
     def _load(self, model_params: Any) -> None:
-        if are_too_many(self._library, self.path):
-            # nobody has read the header yet, and who reads it refuses it
+        if not early_limits.are_kept(self._library, self.path):
+            # who reads the header says so
             return
         if self._hold is not None:
             self._library.fitter.fitter_hold_use(self._hold)

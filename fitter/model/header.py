@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fitter.errors import ModelError
 from fitter.llama import header_limits
+from fitter.llama.early_limits import MOST_WORDS
 from fitter.llama.types import Array, Header, MetadataValue, TensorInfo
-from fitter.llama.words import MOST_WORDS
 from fitter.model import location, source, tensors
 from fitter.model.source import show
 from fitter.text import LONGEST_NAME, printable

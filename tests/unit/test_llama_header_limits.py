@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from fitter.llama.early_limits import LIMITS
 from fitter.llama.header_limits import Limit, limits, problem
 from fitter.llama.types import Array, MetadataValue
 from fitter.model.shapes import catalogue
@@ -83,6 +84,13 @@ def test_a_name_is_safe_to_print() -> None:
 
 def test_without_an_architecture_nothing_is_said() -> None:
     assert problem({"block_count": 2**31, "None.block_count": 5}, 1) == ""
+
+
+def test_a_load_that_begins_early_has_the_same_limits() -> None:
+    of = {limit.key: (limit.least, limit.most) for limit in limits()}
+    assert {key: of[key] for key in LIMITS if key != ".vocab_size"} == {
+        key: limit for key, limit in LIMITS.items() if key != ".vocab_size"
+    }
 
 
 def test_every_limit_says_where_it_is_from() -> None:
