@@ -53,7 +53,7 @@ class CellHeader:
                 file.write(zlib.decompress(self.packed))
                 file.truncate(self.size)
         except OSError as error:
-            raise LibraryError(
+            raise WorkerError(
                 f"a model's header cannot be written to {path.parent} ({error.strerror}): set TMPDIR to a directory "
                 "that takes files as long as the model"
             ) from None
@@ -84,17 +84,17 @@ def run(task: Task) -> tuple[dict[str, Any], bool]:
                 f"a worker of the executor has llama.cpp {version}, and this machine {task.version}: install the same "
                 "on both, or name one with --llama-cpp"
             )
-        path = _workers.path(task.header)
+        path = None
         try:
+            path = _workers.path(task.header)
             plan = api.fit(path, **{**task.keywords, "skeleton": False}, worker=worker)
         except LibraryError:
             raise
         except FitterError as error:
             cell = ExploredCell("", None, "", None, None, None, None)
-            is_passing = isinstance(error, (LlamaCppCrashError, TimeLimitError, WorkerError)) or is_of_the_machine(
-                error
-            )
-            return {**cell.figures(), "problem": str(error).replace(str(path), task.called)}, not is_passing
+            said = str(error) if path is None else str(error).replace(str(path), task.called)
+            is_passing = isinstance(error, (LlamaCppCrashError, TimeLimitError, WorkerError))
+            return {**cell.figures(), "problem": said}, not is_passing and not is_of_the_machine(error)
     return figures_of(plan, task.called, str(path)), not plan.search.is_cut_short
 
 

@@ -17,6 +17,7 @@ from fitter.model.shapes.addresses import as_converted, wanted
 from fitter.output.quantizations import to_dict
 from fitter.parameters import AnyPath, Fitting
 from fitter.planning.ask import Ask
+from fitter.planning.limits import own_context
 from fitter.planning.quantizations import (
     FULL,
     Quantization,
@@ -170,17 +171,17 @@ def longest_context(plan: Plan, model: Model, header: Path, told: dict[str, Any]
     """The longest context with which it fits."""
     if not plan.fits:
         return None
-    context = plan.params.n_ctx or plan.breakdown.n_ctx
-    if told.get("n_ctx") is not None or told.get("objective") == "context" or context >= model.n_ctx_train:
+    context, most = plan.params.n_ctx or plan.breakdown.n_ctx, own_context(model.n_ctx_train, 1)
+    if told.get("n_ctx") is not None or told.get("objective") == "context" or context >= most:
         return context
     told = {**told, "skeleton": False}
     is_shared = plan.params.n_seq_max == 1 or plan.params.kv_unified
     if is_shared and told.get("n_gpu_layers") is None:
         # Where even this fits there is nothing to search for, and it takes a few loads.
-        on_host = {**told, "n_ctx": model.n_ctx_train, "n_gpu_layers": 0}
+        on_host = {**told, "n_ctx": most, "n_gpu_layers": 0}
         try:
             if api.fit(header, **on_host).fits:
-                return model.n_ctx_train
+                return most
         except WorkerError:
             raise
         except FitterError:

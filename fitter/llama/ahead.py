@@ -10,6 +10,7 @@ import os
 import threading
 
 from fitter.errors import LibraryError
+from fitter.llama import early_limits
 from fitter.llama import library as native
 from fitter.llama.files import identity
 from fitter.llama.functions import LLAMA_SPLIT_MODE_LAYER
@@ -89,6 +90,9 @@ class Ahead:
             backend.fitter_virtual_say_described_free()
 
     def _load(self, model_params: Any) -> None:
+        if not early_limits.are_kept(self._library, self.path):
+            # who reads the header says so
+            return
         if self._hold is not None:
             self._library.fitter.fitter_hold_use(self._hold)
         self._model = self._library.llama.llama_model_load_from_file(os.fsencode(self.path), model_params)

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from fitter.errors import LlamaCppError, ModelError
+from fitter.llama import header_limits
 from fitter.llama import library as native
 from fitter.llama.files import identity
 from fitter.llama.log import captured_log, reason
@@ -153,6 +154,8 @@ def read_header(path: str) -> Header:
         headers.close()
     if missing := max(0, header.file_bytes - size):
         raise ModelError(f"{path} is truncated: the last {missing} bytes of its tensors are missing; download it again")
+    if wrong := header_limits.problem(header.metadata, len(header.tensors)):
+        raise ModelError(f"{path} {wrong}; download it again")
     return header
 
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fitter.errors import ModelError
+from fitter.llama import header_limits
+from fitter.llama.early_limits import MOST_WORDS
 from fitter.llama.types import Array, Header, MetadataValue, TensorInfo
 from fitter.model import location, source, tensors
 from fitter.model.source import show
 from fitter.text import LONGEST_NAME, printable
-
-_MOST_WORDS = 1 << 23
-"""No published model has as many: Gemma 3 has 262,208."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,8 @@ def open_model(path: str | os.PathLike[str], read_header: Callable[[str], Header
         raise ModelError(f"{show(files[0])} has no tensors, only a vocabulary; give the file with the weights")
     for file, header in zip(files, headers, strict=True):
         _check_length(file, header)
+    if wrong := header_limits.problem(metadata, len(infos)):
+        raise ModelError(f"{show(files[0])} {wrong}; {source.again(files[0])}")
     _check_vocabulary(files[0], _integer(metadata, f"{architecture}.vocab_size"), metadata, infos)
     n_layer = _integer(metadata, f"{architecture}.block_count")
     if n_layer < 1:
@@ -192,7 +193,7 @@ def _check_vocabulary(
     file: Path, n_vocab: int, metadata: Mapping[str, MetadataValue], infos: Sequence[TensorInfo]
 ) -> None:
     """Raise ``ModelError`` for more words without texts than can be: llama.cpp makes all before it sees the tensors."""
-    most = min(_MOST_WORDS, max(max(tensor.shape, default=0) for tensor in infos))
+    most = min(MOST_WORDS, max(max(tensor.shape, default=0) for tensor in infos))
     if n_vocab > most and "tokenizer.ggml.tokens" not in metadata:
         raise ModelError(f"{show(file)} has {n_vocab} words by its header, but room for {most}; {source.again(file)}")
 
@@ -206,8 +207,6 @@ def _name(file: Path, metadata: Mapping[str, MetadataValue]) -> str:
 
 
 def _integer(metadata: Mapping[str, MetadataValue], key: str) -> int:
-    """The number at ``key``, or the largest in an array; 0 if there is none."""
+    """The whole number at ``key``, 0 if there is none."""
     value = metadata.get(key, 0)
-    if isinstance(value, Array):
-        return max((int(item) for item in value.values), default=0)
     return value if isinstance(value, int) else 0

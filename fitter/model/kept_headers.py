@@ -1,11 +1,13 @@
 """Headers that were fetched from elsewhere, kept in the platform's cache directory: sparse files of the full length.
 
 A folder for each address, by a digest of what may be shown of it; in it a folder for each content that it has had,
-with a file for each file of the model, named as there. A folder appears whole or not at all.
+which has ``about.json``, and in ``files`` a file for each file of the model, named as there. It appears whole or not at
+all.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -23,7 +25,7 @@ from fitter.model.addresses import Address
 from fitter.model.source import show
 from fitter.storage.files import make_private, read
 
-_ABOUT = "about.json"
+_ABOUT, _FILES = "about.json", "files"
 _PARTIAL = ".partial-"
 _TRIES = 10
 """How often a damaged folder is replaced, which other processes may do at the same time."""
@@ -65,12 +67,12 @@ class Entry:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files, in their order."""
-        return tuple(self.folder / each.name for each in self.files)
+        return tuple(self.folder / _FILES / each.name for each in self.files)
 
     def header(self, index: int) -> Header:
         """One of its headers. Raises ``OSError``."""
         kept = self.files[index]
-        with (self.folder / kept.name).open("rb") as file:
+        with self.paths[index].open("rb") as file:
             return Header(kept.name, kept.tag, kept.file_bytes, file.read(kept.header_bytes))
 
     def is_whole(self) -> bool:
@@ -116,9 +118,10 @@ def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
             _write(entry, headers, words)
         os.utime(place / _ABOUT)
     except OSError as error:
+        which = "takes files as long as the model" if error.errno == errno.EFBIG else "can be written"
         raise ModelError(
             f"the header of {model[0].shown} cannot be kept in {show(folder())}: {error.strerror}; set XDG_CACHE_HOME "
-            "to a directory that can be written"
+            f"to a directory that {which}"
         ) from None
     cache.use(place.parent)
     _tidy(place)
@@ -148,8 +151,9 @@ def _is_possible(kept: Kept) -> bool:
 def _write(entry: Entry, headers: Sequence[Header], words: str) -> None:
     partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=entry.folder.parent))
     try:
+        (partial / _FILES).mkdir()
         for header in headers:
-            with (partial / header.name).open("xb") as file:
+            with (partial / _FILES / header.name).open("xb") as file:
                 file.write(header.data)
                 file.truncate(header.file_bytes)
         (partial / _ABOUT).write_text(words + "\n", encoding="utf-8")

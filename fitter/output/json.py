@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -382,5 +383,6 @@ def figure(number: float | None) -> float | None:
 
 def _metadata(value: MetadataValue) -> Any:
     if isinstance(value, Array):
-        return {"type": value.type, "length": value.length, "values": list(value.values)}
-    return value
+        return {"type": value.type, "length": value.length, "values": [_metadata(each) for each in value.values]}
+    # JSON has no other numbers
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,6 +11,11 @@ from fitter.llama.types import Params
 from fitter.parameters import LARGEST, MAX_TOKENS, of_a_load
 from fitter.values import shares, shown
 
+MAX_OWN_CONTEXT = 2**24
+"""Tokens of a sequence, whatever a model says that it was trained for: a dummy load at 2^25 takes a second, and a plan
+makes twenty. Of published models Llama 4 Scout has the most, 10,485,760.
+"""
+
 MAX_OWN_TOKENS = 2**25
 """Tokens of all contexts together, whatever a model says that it was trained for: 128 Ki for 256 sequences."""
 
@@ -45,7 +50,7 @@ def check_sequences(params: Params, n_ctx: int | None) -> None:
 def own_context(n_ctx_train: int, n_streams: int) -> int:
     """The model's own context for so many caches, as far as llama.cpp gets through that."""
     alignment = 256 * n_streams
-    return min(n_ctx_train * n_streams, MAX_OWN_TOKENS // alignment * alignment)
+    return min(min(n_ctx_train, MAX_OWN_CONTEXT) * n_streams, MAX_OWN_TOKENS // alignment * alignment)
 
 
 def layers_on_devices(n_gpu_layers: int, n_layer: int) -> int:

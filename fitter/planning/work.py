@@ -144,15 +144,19 @@ def facts_of(model: Model) -> ModelFacts:
 
 
 def _reader(metadata: Mapping[str, MetadataValue], architecture: str) -> Callable[..., int]:
-    """Reads ``<arch>.<key>`` as a number: that of a layer from an array that has one for each, else the largest."""
+    """Reads ``<arch>.<key>`` as a whole number: of a layer from an array that has one for each, else the largest.
+
+    What is none is not there: llama.cpp reads no other kind of number as one.
+    """
 
     def read(key: str, default: int, layer: int | None = None) -> int:
         value = metadata.get(f"{architecture}.{key}", default)
         if isinstance(value, Array):
-            if layer is not None and layer < len(value.values):
-                return int(value.values[layer])
-            return int(max(value.values, default=default))
-        return int(value) if isinstance(value, int | float) else default
+            values = [int(each) for each in value.values if isinstance(each, int)]
+            if layer is not None and layer < len(values):
+                return values[layer]
+            return max(values, default=default)
+        return int(value) if isinstance(value, int) else default
 
     return read
 

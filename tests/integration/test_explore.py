@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -386,6 +387,22 @@ def test_a_model_that_llama_cpp_does_not_know_is_unknown_and_the_others_are_plan
     whole = explore([path, model], "24GiB", n_ctx=4096)
     strange, known = whole.cells
     assert strange.fits is None and "nonesuch" in (strange.problem or "") and known.fits
+
+
+def test_a_model_longer_than_a_file_may_be_does_not_end_the_others(model: Path, tmp_path: Path) -> None:
+    """Its header is written to a file of its length, and file systems have a limit for that."""
+    tiny, before = write_tiny(tmp_path / "tiny.gguf"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10**9, before[1]))
+    try:
+        long, short = explore([model, tiny], "24GiB", n_ctx=4096, jobs=1).cells
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (long.fits, short.fits) == (None, True)
+    assert re.fullmatch(
+        r"a model's header cannot be written to \S+ \(File too large\): set TMPDIR to a directory that takes files as "
+        "long as the model",
+        long.problem or "",
+    )
 
 
 def test_one_bad_model_does_not_end_the_others(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

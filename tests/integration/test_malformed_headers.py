@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import random
 import re
-import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +19,7 @@ from fitter.errors import FitterError, LlamaCppCrashError
 from fitter.llama.client import Worker
 from fitter.model import remote
 from tools import shapes
+from tools.mutated_headers.fields import Walk
 from tools.ranges import clean_environment, serving
 from tools.tiny import write_tiny
 
@@ -30,60 +29,6 @@ COUNT = 200
 SOON = 5.0
 """Seconds for one of them."""
 LITTLE = 500 * 10**6
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_STRING, _ARRAY = 8, 9
-
-
-@dataclass(frozen=True)
-class Field:
-    """A number in a header, or a name: what it is, where, and how many bytes it has."""
-
-    kind: str
-    at: int
-    size: int
-
-
-class Walk:
-    """The fields of a header that begins with ``data``."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at, self.fields = (
-            data,
-            24,
-            [Field("count", 8, 8), Field("count", 16, 8), Field("version", 4, 4)],
-        )
-        n_tensors, n_kv = struct.unpack_from("<QQ", data, 8)
-        for _ in range(n_kv):
-            self.string("key length", "key")
-            self.value(self.number("type", 4))
-        for _ in range(n_tensors):
-            self.string("name length", "name")
-            for _ in range(self.number("dimensions", 4)):
-                self.number("dimension", 8)
-            self.number("tensor type", 4)
-            self.number("offset", 8)
-
-    def number(self, kind: str, size: int) -> int:
-        self.fields.append(Field(kind, self.at, size))
-        self.at += size
-        return int.from_bytes(self.data[self.at - size : self.at], "little")
-
-    def string(self, kind: str, text: str = "") -> None:
-        length = self.number(kind, 8)
-        if text:
-            self.fields.append(Field(text, self.at, length))
-        self.at += length
-
-    def value(self, kind: int) -> None:
-        if kind == _STRING:
-            self.string("length")
-        elif kind == _ARRAY:
-            inner, count = self.number("type", 4), self.number("count", 8)
-            for _ in range(count if inner == _STRING else 0):
-                self.string("length")
-            self.at += 0 if inner == _STRING else count * _SIZES[inner]
-        else:
-            self.at += _SIZES[kind]
 
 
 NUMBERS = {
@@ -142,7 +87,7 @@ def models(folder: Path) -> list[tuple[bytes, Walk, int]]:
         with path.open("rb") as file:
             data = file.read(8 << 20)
         walk = Walk(data)
-        found.append((data[: walk.at + -walk.at % 32], walk, path.stat().st_size))
+        found.append((data[: walk.header_bytes], walk, path.stat().st_size))
     return found
 
 

@@ -733,8 +733,8 @@ def test_processes_share_what_they_fetch(server: FileServer, folder: Path) -> No
     assert [process.returncode for process in started] == [0, 0, 0], answers
     plans = [json.loads(out) for out, _ in answers]
     assert all(plan["devices"] == plans[0]["devices"] for plan in plans)
-    # a folder for the address, one for what it has now, the three files, and what is known of them
-    assert len(kept() - before) == 6
+    # a folder for the address, one for what it has now, what is known of that, and a folder with the three files
+    assert len(kept() - before) == 7
 
 
 def test_what_was_damaged_or_left_is_replaced(server: FileServer, folder: Path, worker: Worker) -> None:

@@ -81,7 +81,6 @@ def test_a_model(tmp_path: Path) -> None:
         pytest.param({"qwen3moe__context_length": None}, "n_ctx_train", 0, id="no context"),
         pytest.param({"qwen3moe__expert_count": None}, "n_expert", 0, id="no experts"),
         pytest.param({"qwen3moe__nextn_predict_layers": 1}, "n_layer_nextn", 1, id="multi-token prediction"),
-        pytest.param({"qwen3moe__expert_count": Array("i32", 2, (8, 16))}, "n_expert", 16, id="experts per layer"),
         pytest.param({"general__type": "model"}, "name", "A model", id="a type"),
     ],
 )
@@ -106,6 +105,16 @@ def test_experts_make_a_moe(tmp_path: Path) -> None:
         pytest.param(_header(general__type="imatrix", general__architecture=None), "importance matrix", id="imatrix"),
         pytest.param(_header(qwen3moe__block_count=None), "has no qwen3moe.block_count", id="no layers"),
         pytest.param(_header(split__count=3, split__no=0), "<name>-00001-of-00003.gguf", id="renamed split file"),
+        pytest.param(
+            _header(qwen3moe__block_count=2**31),
+            "a.gguf has qwen3moe.block_count 2147483648: llama.cpp takes a whole number from 1 to 512; download it",
+            id="too many layers",
+        ),
+        pytest.param(
+            _header(qwen3moe__expert_count=Array("i32", 2, (8, 16))),
+            "a.gguf has qwen3moe.expert_count with 2 values: llama.cpp takes a whole number from 0 to 1024",
+            id="experts per layer",
+        ),
     ],
 )
 def test_no_model(tmp_path: Path, header: Header, says: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -39,11 +40,34 @@ def test_another_one_replaces_it_too(monkeypatch: pytest.MonkeyPatch, times: int
             # another process was quicker, and what it left was damaged again
             left[0] -= 1
             path.mkdir()
-            (path / "m.gguf").touch()
+            (path / "files").mkdir()
+            (path / "files" / "m.gguf").touch()
 
     monkeypatch.setattr(shutil, "rmtree", removed)
     assert keep(MODEL, [HEADER]).is_whole() and left == [0]
     assert [path.name for path in entry.folder.parent.iterdir()] == [entry.folder.name]
+
+
+@pytest.mark.parametrize("name", ["about.json", "files", ".partial-1"])
+def test_a_file_may_have_any_name(name: str) -> None:
+    model = [Address(f"https://host/{name}", f"https://host/{name}")]
+    entry = keep(model, [Header(name, '"1"', 5000, HEADER.data)])
+    assert newest(model) == entry and entry.paths[0].name == name
+    assert entry.paths[0].read_bytes()[: len(HEADER.data)] == HEADER.data
+
+
+def test_a_file_that_is_longer_than_one_may_be_here(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, before[1]))
+    try:
+        with pytest.raises(ModelError) as caught:
+            keep(MODEL, [Header("m.gguf", '"1"', 10**18 - 1, HEADER.data)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(caught.value) == (
+        f"the header of https://host/m.gguf cannot be kept in {tmp_path}: File too large; set XDG_CACHE_HOME to a "
+        "directory that takes files as long as the model"
+    )
 
 
 DAMAGED: dict[str, dict[str, object]] = {

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import jsonschema
+import pytest
 
-from fitter.llama.types import DeviceInfo, Params, TensorBuftOverride
+from fitter.llama.types import Array, DeviceInfo, Params, TensorBuftOverride
 from fitter.machine.catalogue import CatalogueGpu, Sources
 from fitter.output.arguments import arguments
 from fitter.output.json import (
@@ -242,6 +244,14 @@ def test_calibration() -> None:
     assert set(printed(schema, document)) == {path for path, _ in keys(schema)}
     exact = calibration_to_dict(replace(CALIBRATION, comparisons=CALIBRATION.comparisons[1:], stored=None))
     assert (exact["exact"], exact["stored"]) == (True, None)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_json_has_no_such_numbers(number: float) -> None:
+    metadata = {"a": number, "a.list": Array("f32", 2, (1.0, number))}
+    document = inspection_to_dict(replace(INSPECTION, metadata=metadata))
+    expected = {"a": str(number), "a.list": {"type": "f32", "length": 2, "values": [1.0, str(number)]}}
+    assert json.loads(json.dumps(document, allow_nan=False))["metadata"] == expected
 
 
 def test_inspection() -> None:

@@ -196,7 +196,7 @@ def test_layers_beyond_a_c_integer_are_all_layers(n_gpu_layers: int, expected: i
         pytest.param(2**17 * 256, 2**17, 256, "", id="its own for all sequences"),
         pytest.param(2**17 * 256 + 1, 2**17, 256, "give 33554432 at most", id="more than that"),
         pytest.param(0, 0, 1, "", id="a model that does not say"),
-        pytest.param(2**25 + 1, 2**31, 1, "give 33554432 at most", id="a model that says too much"),
+        pytest.param(2**24 + 1, 2**31, 1, "give 16777216 at most", id="a model that says too much"),
         pytest.param(2**25 + 1, 2**20, 256, "give 33554432 at most", id="its own for all sequences, and too much"),
     ],
 )

@@ -1,0 +1,90 @@
+"""What llama.cpp takes of the values in a header, by its own limits: they are checked before anything is made of them.
+
+``header_limits.json`` has the limits, each with its place in llama.cpp. A value within them may still be refused, by a
+load; one outside of them never loads.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from fitter.llama.types import Array, MetadataValue
+from fitter.text import printable
+
+_MOST = 2**32 - 1
+"""The largest number of a ``uint32_t``, which all of these are where nothing else is said."""
+_LONGEST = 60
+"""Characters that are shown of a text."""
+
+
+class Limit(NamedTuple):
+    """What llama.cpp takes of a key: a ``kind`` of value, from ``least`` to ``most``, or an array of up to ``list``.
+
+    A ``key`` with a dot before it follows the architecture. ``most`` may be another key, or ``tensors``: those of the
+    file. ``why``: the place in llama.cpp.
+    """
+
+    key: str
+    kind: str
+    why: str
+    least: int = 0
+    most: int | str = _MOST
+    list: int = 0
+
+
+@functools.cache
+def limits() -> tuple[Limit, ...]:
+    """All of them."""
+    with Path(__file__).with_suffix(".json").open(encoding="utf-8") as file:
+        return tuple(Limit(**each) for each in json.load(file)["limits"])
+
+
+def most(key: str) -> int:
+    """The largest whole number that llama.cpp takes of a key."""
+    found = next(limit.most for limit in limits() if limit.key == key)
+    assert isinstance(found, int)
+    return found
+
+
+def problem(metadata: Mapping[str, MetadataValue], n_tensors: int) -> str:
+    """What is wrong with the first value that llama.cpp does not take, for a message; empty where it takes all."""
+    architecture = metadata.get("general.architecture")
+    for limit in limits():
+        key = f"{architecture}{limit.key}" if limit.key.startswith(".") else limit.key
+        value = metadata.get(key)
+        if value is None:
+            continue
+        most = n_tensors if limit.most == "tensors" else limit.most
+        if isinstance(most, str):
+            other = metadata.get(f"{architecture}{most}", 0)
+            most = other if isinstance(other, int) else 0
+        if not _is_taken(value, limit, most):
+            return f"has {printable(key)} {_shown(value)}: llama.cpp takes {_words(limit, most)}"
+    return ""
+
+
+def _is_taken(value: MetadataValue, limit: Limit, most: int) -> bool:
+    if isinstance(value, Array):
+        return value.length <= limit.list
+    if limit.kind == "flag":
+        return isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and limit.least <= value <= most
+
+
+def _shown(value: MetadataValue) -> str:
+    if isinstance(value, Array):
+        return f"with {value.length} values"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'{printable(value, _LONGEST)}'" if isinstance(value, str) else str(value)
+
+
+def _words(limit: Limit, most: int) -> str:
+    if limit.kind == "flag":
+        return "true or false"
+    range_ = f"a whole number from {limit.least} to {most}"
+    return f"{range_}, or up to {limit.list} of them" if limit.list else range_
