@@ -348,6 +348,11 @@ class Worker:
         if self._child is not None:
             self._child.dismiss(at_once=bool(self._begun) and not self._rpc)
 
+    def interrupt(self) -> None:
+        """Kill the process, from any thread; the question that another one asks raises ``LlamaCppCrashError``."""
+        if (child := self._child) is not None:
+            child.interrupt()
+
     def close(self) -> None:
         """End the process and wait for it. Nothing is left behind."""
         self._closed = True
@@ -651,13 +656,14 @@ class _Child:
     def receive(self, deadline: float, is_long: bool) -> dict[str, Any]:
         """Wait for the answer to the request that was sent. Raises ``_TimeoutError`` and ``_EndedError``."""
         process.use_wait(is_long)
-        while b"\n" not in self._pending:
+        # joined once, as an answer may have many megabytes
+        pieces = [self._pending]
+        while b"\n" not in pieces[-1]:
             self._wait(self._process.answers, select.POLLIN, deadline)
-            data = os.read(self._process.answers, 1 << 16)
-            if not data:
+            pieces.append(os.read(self._process.answers, 1 << 16))
+            if not pieces[-1]:
                 raise self._ended()
-            self._pending += data
-        line, _, self._pending = self._pending.partition(b"\n")
+        line, _, self._pending = b"".join(pieces).partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -671,6 +677,10 @@ class _Child:
 
     def _ended(self) -> _EndedError:
         return _EndedError(self._process.wait())
+
+    def interrupt(self) -> None:
+        """Kill the process, from any thread."""
+        self._process.interrupt()
 
     def dismiss(self, at_once: bool) -> None:
         """Tell the process to end, or kill it ``at_once``."""

@@ -114,6 +114,12 @@ class RememberingWorker(Worker):
         if self._second is not None:
             self._second.dismiss()
 
+    def interrupt(self) -> None:
+        second = self._second
+        super().interrupt()
+        if second is not None:
+            second.interrupt()
+
     def release(self) -> None:
         """End the processes; the next question starts them again."""
         self._kill()
@@ -192,12 +198,13 @@ class RememberingWorker(Worker):
             known.popitem(last=False)
         return answer
 
-    @staticmethod
-    def _retried(ask: Callable[[], _T]) -> _T:
+    def _retried(self, ask: Callable[[], _T]) -> _T:
         try:
             return ask()
         except LlamaCppCrashError:
-            # it may be the end of a process that was ended from outside
+            # it may be the end of a process that was ended from outside, or by who gave the question up
+            if self.check is not None:
+                self.check()
             return ask()
 
     def _notice(self, path: str) -> None:
