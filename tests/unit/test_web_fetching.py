@@ -60,13 +60,14 @@ async def until(holds: Callable[[], Any]) -> None:
 def test_a_silent_host_holds_up_no_other() -> None:
     async def test() -> None:
         acted = Acted()
-        silent = await acted.asked(*(f"http://silent:{port}/a" for port in range(80, 90)))
+        urls = [f"http://silent:{port}/a" for port in range(80, 90)]
+        silent = await acted.asked(*urls)
         await until(lambda: len(acted.begun) == 2)
         acted.here |= {"http://other/b", "hf://org/repo/c"}
         for url in ("http://other/b", "hf://org/repo/c"):
             await acted.ask(url)[1]
         assert acted.begun[2:] == ["http://other/b", "hf://org/repo/c"]
-        acted.here |= {url for url in (f"http://silent:{port}/a" for port in range(80, 90))}
+        acted.here |= {*urls}
         await asyncio.gather(*(asking for _, asking in silent))
         assert len(acted.begun) == 12
         acted.fetching.close()
