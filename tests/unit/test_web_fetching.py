@@ -114,6 +114,21 @@ def test_an_asker_who_leaves_frees_the_fetch(who: str) -> None:
     run(test)
 
 
+def test_who_leaves_when_it_is_their_turn_lets_the_next_one_go_on() -> None:
+    async def test() -> None:
+        acted = Acted(of_a_host=1)
+        first, second, third = await acted.asked("http://host/1", "http://host/2", "http://host/3")
+        first[1].add_done_callback(lambda _: second[0].end())
+        acted.here |= {"http://host/1", "http://host/3"}
+        await third[1]
+        with pytest.raises(Overtaken, match="a newer question was asked"):
+            await second[1]
+        assert acted.begun == ["http://host/1", "http://host/3"]
+        acted.fetching.close()
+
+    run(test)
+
+
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         acted = Acted(of_a_host=1, seconds=0.3)
