@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from fitter.errors import FitterError, LlamaCppError, UsageError
 from fitter.kinds import Path
+from fitter.model import cache
 from fitter.model.source import with_addresses
 from fitter.parameters import PARAMETERS, Parameter, taken_by
 
@@ -44,12 +45,9 @@ def door(call: Any = None, *, called: str | None = None) -> Callable[[Callable[_
             for name, value in values.items():
                 if value is None and name in own and own[name].default is inspect.Parameter.empty:
                     checked[name] = _checked(table, name, value)
-            try:
+            with cache.reading(), naming_addresses():
                 # Python itself reports too many positional arguments
                 return function(*args[len(names) :], **checked)  # type: ignore[arg-type]
-            except FitterError as error:
-                _say_addresses(error)
-                raise
 
         enter.__signature__ = _signature(function, own, call)  # type: ignore[attr-defined]
         enter.__doc__ = _documentation(function, own, call)

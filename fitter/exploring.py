@@ -21,6 +21,7 @@ from fitter.exploring_state import Key, State
 from fitter.llama import process
 from fitter.llama.client import Worker
 from fitter.llama.types import LlamaCpp, Skeleton
+from fitter.model import cache
 from fitter.model.header import Model, open_model
 from fitter.model.source import with_addresses
 from fitter.output.exploration import to_dict
@@ -100,7 +101,7 @@ def explore(
     grid = grid_of(models, machines, types, parameters, max_cells)
     costs, cost = costs_of(grid.machines, prices, watts)
     _check_how(executor, jobs, on_cell)
-    with naming_addresses(), _opened(grid) as headers, State.opened(resume) as state:
+    with cache.reading(), naming_addresses(), _opened(grid) as headers, State.opened(resume) as state:
         cells = [replace(headers.noted(cell), **costs[cell.machine]) for cell in grid.cells()]
         keys = {cell.asked: headers.key(cell) for cell in cells}
         state.check({header.digest for header in headers.of.values() if isinstance(header, CellHeader)})

@@ -15,6 +15,7 @@ from fitter.errors import CancelledError, UsageError
 from fitter.llama.client import DEFAULT_TIMEOUT
 from fitter.llama.remembering import RememberingWorker
 from fitter.llama.types import Breakdown
+from fitter.model import cache
 from fitter.model.header import open_model
 from fitter.parameters import AnyPath, Estimating, Fitting, Measuring, taken_by
 from fitter.planning.layer_map import LayerMap
@@ -98,17 +99,20 @@ class Planner:
 
         That takes one dummy load at most. Raises what ``fit`` raises, and ``CancelledError``.
         """
-        with self._turn(), naming_addresses():
+        with self._turn(), cache.reading(), naming_addresses():
             return reporting.layer_map(plan, open_model(self._model, self._worker.header), self._worker)
 
-    def cancel(self) -> None:
+    def cancel(self, *, at_once: bool = False) -> None:
         """End the question that is being answered, before its next dummy load, and those that wait.
 
-        Each raises ``CancelledError``. What was measured for it is kept, and the next question is answered.
+        Each raises ``CancelledError``. What was measured for it is kept, and the next question is answered. With
+        ``at_once`` the processes of llama.cpp are killed, whatever they do; the next question starts them again.
         """
         self._begin_in_fork()
         with self._counting:
             self._cancelled = self.asked
+        if at_once:
+            self._worker.interrupt()
 
     def release(self) -> None:
         """End the processes of llama.cpp after the question that is being answered; what was measured is kept."""

@@ -19,6 +19,7 @@ from fitter.errors import FitterError, LibraryError, LlamaCppError, UsageError
 from fitter.llama.client import Worker
 from fitter.llama.process import processors
 from fitter.llama.types import Skeleton
+from fitter.model import cache
 from fitter.model import repositories as models
 from fitter.model.header import open_model
 from fitter.model.location import is_address, local_name, model_files
@@ -218,7 +219,8 @@ class _Planning:
             try:
                 if error is not None:
                     raise error
-                made = replace(made, problem=listed.problem) if listed.problem else self._planned(made, worker)
+                with cache.reading():
+                    made = replace(made, problem=listed.problem) if listed.problem else self._planned(made, worker)
             except LibraryError:
                 raise
             except FitterError as failed:

@@ -77,6 +77,9 @@ class Worker:
     ``on_log`` apply; others in the same call are a ``UsageError``.
     """
 
+    check: Callable[[], None] | None = None
+    """Called before a question is asked again; what it raises, the question does."""
+
     def __init__(
         self,
         virtual_devices: Sequence[VirtualDevice] = (),
@@ -356,6 +359,11 @@ class Worker:
         if self._child is not None:
             self._child.dismiss(at_once=bool(self._begun) and not self._rpc)
 
+    def interrupt(self) -> None:
+        """Kill the process, from any thread; the question that another one asks is asked again if ``check`` lets it."""
+        if (child := self._child) is not None:
+            child.interrupt()
+
     def close(self) -> None:
         """End the process and wait for it. Nothing is left behind."""
         self._closed = True
@@ -505,6 +513,8 @@ class Worker:
         if before is not None or begun.command in _ASKED_ONCE:
             raise _lost(begun.command, before or ending, ending)
         self._endings = {**endings, begun.request: ending}
+        if self.check is not None:
+            self.check()
         child = self._start()
         for each in lost:
             if not each.is_opening:
@@ -685,13 +695,14 @@ class _Child:
     def receive(self, deadline: float, is_long: bool) -> dict[str, Any]:
         """Wait for the answer to the request that was sent. Raises ``_TimeoutError`` and ``_EndedError``."""
         process.use_wait(is_long)
-        while b"\n" not in self._pending:
+        # joined once, as an answer may have many megabytes
+        pieces = [self._pending]
+        while b"\n" not in pieces[-1]:
             self._wait(self._process.answers, select.POLLIN, deadline)
-            data = os.read(self._process.answers, 1 << 16)
-            if not data:
+            pieces.append(os.read(self._process.answers, 1 << 16))
+            if not pieces[-1]:
                 raise _EndedError(self._process.wait())
-            self._pending += data
-        line, _, self._pending = self._pending.partition(b"\n")
+        line, _, self._pending = b"".join(pieces).partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -702,6 +713,10 @@ class _Child:
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
             raise _TimeoutError
+
+    def interrupt(self) -> None:
+        """Kill the process, from any thread."""
+        self._process.interrupt()
 
     def dismiss(self, at_once: bool) -> None:
         """Tell the process to end, or kill it ``at_once``."""

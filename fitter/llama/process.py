@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 
 from fitter.llama import interpreter, surroundings
@@ -47,6 +48,7 @@ class Process:
         self._parent = os.getpid()
         self._is_dismissed = False
         self._is_awake = first is None
+        self._reaping = threading.Lock()
         opened: list[int] = []
         try:
             self._output = _temporary_file()
@@ -68,6 +70,7 @@ class Process:
         for fd in (child_requests, child_answers, *files):
             os.close(fd)
         os.set_blocking(self.requests, False)
+        _running.add(self)
 
     @property
     def is_own(self) -> bool:
@@ -164,17 +167,31 @@ class Process:
         poll.register(self.answers, select.POLLIN)
         return bool(poll.poll(_CLOSE_SECONDS * 1000))
 
+    def interrupt(self) -> None:
+        """Kill it, from any thread: whoever waits for an answer of it reads that it has ended."""
+        with self._reaping:
+            # its number is another process's only after it was reaped
+            if self.is_own and self._status is None:
+                self._signal()
+
     def _signal(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         try:
-            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            if hasattr(os, "waitid"):
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            with self._reaping:
+                self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:
             # This process ignores its children, or another part of it has waited for them.
             self._status = 0
+        _running.discard(self)
 
+
+_running: set[Process] = set()
+"""Those that were started and not waited for."""
 
 _early: list[Process] = []
 """Processes that were started early and are not used yet. Only valid in the process that started them."""
@@ -238,6 +255,12 @@ def use_wait(is_long: bool) -> None:
     if _owner == os.getpid():
         for process in _early:
             process.wake()
+
+
+def interrupt_all() -> None:
+    """Kill every worker process that this process has started."""
+    for process in tuple(_running):
+        process.interrupt()
 
 
 def processors() -> int:

@@ -37,11 +37,9 @@ class RememberingWorker(Worker):
     """A ``Worker`` that remembers its answers, and measures a model's own file in a second process of virtual devices.
 
     What was asked of a file is forgotten once that changes (its time of change, size or number), and what was asked of
-    real devices once another amount of their memory is free. ``check`` is called before every question; what it raises,
-    the question does. One that ``is_alone`` has one process for everything.
+    real devices once another amount of their memory is free. ``check`` is called before every question. One that
+    ``is_alone`` has one process for everything.
     """
-
-    check: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -111,6 +109,12 @@ class RememberingWorker(Worker):
         if self._second is not None:
             self._second.dismiss()
 
+    def interrupt(self) -> None:
+        second = self._second
+        super().interrupt()
+        if second is not None:
+            second.interrupt()
+
     def release(self) -> None:
         """End the processes; the next question starts them again."""
         self._kill()
@@ -143,6 +147,7 @@ class RememberingWorker(Worker):
                 on_log=self._on_log,
                 llama_cpp=self._llama_cpp,
             )
+            self._second.check = self._check
         self._second.deadline = self.deadline
         return self._second
 
@@ -165,14 +170,17 @@ class RememberingWorker(Worker):
         return _OWN, self._key({"path": path, "params": params})
 
     def _ask(self, kind: type[_T], command: str, **arguments: Any) -> _T:
-        if self.check is not None:
-            self.check()
+        self._check()
         ask = super()._ask
         if command == "header":
             self._notice(arguments["path"])
         if command not in _KEPT:
             return ask(kind, command, **arguments)
         return self._once((command, self._key(arguments)), lambda: ask(kind, command, **arguments))
+
+    def _check(self) -> None:
+        if self.check is not None:
+            self.check()
 
     def _once(self, key: tuple[object, ...], ask: Callable[[], _T]) -> _T:
         known = self._answers

@@ -38,6 +38,8 @@ _DEFAULT_ENDPOINT = "https://huggingface.co"
 _SHORT = ("https://hf.co", "https://www.huggingface.co")
 """Other names of the usual hub."""
 _SUFFIX = ".gguf"
+_MOST_FILES = 1000
+"""Files of a model that are asked for: llama.cpp has all of them open at once, and a process usually 1024."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def addresses(url: str) -> tuple[Address, ...]:
     Raises ``ModelError`` for what is no address of a file, ``LibraryError`` where the package for it is missing.
     """
     file_name(url)
-    split = _split(url)
+    split = _bounded(url)
     if split is None:
         return (address(url),)
     before, after, count = split
@@ -119,12 +121,23 @@ def addresses(url: str) -> tuple[Address, ...]:
 def names(url: str) -> tuple[Address, ...]:
     """As ``addresses``, but with what may be shown alone, for which no package is needed."""
     file_name(url)
-    split = _split(url)
+    split = _bounded(url)
     if split is None:
         return (Address("", shown(url)),)
     before, after, count = split
     every = (split_path(before, number, count) + after for number in range(1, count + 1))
     return tuple(Address("", shown(each)) for each in every)
+
+
+def _bounded(url: str) -> tuple[str, str, int] | None:
+    """As ``_split``. Raises ``ModelError`` for more files than are asked for."""
+    split = _split(url)
+    if split is not None and split[2] > _MOST_FILES:
+        raise ModelError(
+            f"{shown(url)} is one of {split[2]} files by its name, and of no more than {_MOST_FILES} any is asked for: "
+            "check the address"
+        )
+    return split
 
 
 def _split(url: str) -> tuple[str, str, int] | None:
@@ -158,6 +171,15 @@ def address(url: str) -> Address:
     hub = urllib.parse.urlsplit(_hub())
     there = parts._replace(scheme=hub.scheme, netloc=hub.netloc, path=path, query="", fragment="")
     return Address(urllib.parse.urlunsplit(there), shown(url), is_hub=True)
+
+
+def host_of(url: str) -> str:
+    """The host that is asked for ``url``, without a port; empty where it names none."""
+    try:
+        parts = urllib.parse.urlsplit(_hub() if url.partition(":")[0].lower() == HUB else url)
+        return (parts.hostname or "").rstrip(".")
+    except ValueError:
+        return ""
 
 
 def endpoint() -> str:

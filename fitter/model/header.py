@@ -163,10 +163,7 @@ def _check_split(files: Sequence[Path], headers: Sequence[Header]) -> None:
         if len(files) == 1:
             name = source.split_path("<name>", 1, count)
             raise ModelError(f"{show(files[0])} is one of {count} split files; rename them to names such as {name}")
-        raise ModelError(
-            f"{show(files[0])} is one of {count} files by its header, but one of {len(files)} by its name; "
-            f"{source.again(files[0])}"
-        )
+        raise ModelError(source.another_count(show(files[0]), count, len(files), source.again(files[0])))
     if count == 1:
         return
     for index, (file, header) in enumerate(zip(files, headers, strict=True)):

@@ -14,6 +14,8 @@ LONGEST = 64 << 20
 _STRING, _ARRAY = 8, 9
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a value, by the number of its type (``gguf_type``)."""
+_NO_NUMBERS = (6, 7, 12)
+"""Those of them that are no whole numbers: ``float``, ``bool``, ``double``."""
 
 _MOST_DIMENSIONS = 4
 _LEAST_KEY = 8 + 4 + 1
@@ -24,6 +26,8 @@ _ALIGNMENT, _MOST_ALIGNMENT = 32, 1 << 16
 _LEAST_STEP = 1 << 10
 _SLACK = 5
 """One part in 32 is read beyond what is expected: a request takes longer than that."""
+_MOST_AT_ONCE = 1 << 23
+"""Bytes of one request: two of them are in memory beside the header."""
 _FREELY = 1 << 17
 """Bytes that are read at once though little is known yet; beyond, as many as eight times what is here."""
 
@@ -40,12 +44,13 @@ class HeaderLength:
     """Reads the beginning of a file of ``file_bytes`` bytes, as far as it is known.
 
     ``data`` is that beginning, ``missing`` how many bytes are to be read next: 0 when the header is complete, which is
-    then ``whole``.
+    then ``whole``. ``split_count``: how many files the model has, by this one.
     """
 
     def __init__(self, file_bytes: int) -> None:
         self.data = bytearray()
         self.missing = 0
+        self.split_count = 1
         self._file_bytes = file_bytes
         self._at = 0
         self._alignment = _ALIGNMENT
@@ -64,7 +69,8 @@ class HeaderLength:
     @property
     def whole(self) -> bytes:
         """The header, without what was read beyond it."""
-        return bytes(self.data[: self._at])
+        with memoryview(self.data) as data:
+            return bytes(data[: self._at])
 
     @property
     def expected(self) -> int:
@@ -74,7 +80,8 @@ class HeaderLength:
     def _wanted(self) -> int:
         have = len(self.data)
         more = self._expected - have + max(_LEAST_STEP, have >> _SLACK)
-        return min(max(self._least - have, min(more, max(_FREELY, 8 * have), LONGEST - have)), self._file_bytes - have)
+        wanted = max(self._least - have, min(more, max(_FREELY, 8 * have), LONGEST - have))
+        return min(wanted, _MOST_AT_ONCE, self._file_bytes - have)
 
     def _need(self, size: int, then: float = 0) -> Iterator[bool]:
         """Wait until ``size`` more bytes are here, after which ``then`` more are expected."""
@@ -133,6 +140,8 @@ class HeaderLength:
                 (self._alignment,) = struct.unpack_from("<I", self.data, self._at)
                 if self._alignment == 0 or self._alignment & (self._alignment - 1):
                     raise Damaged
+            if key == b"split.count" and kind not in _NO_NUMBERS:
+                self.split_count = int.from_bytes(self.data[self._at : self._at + _SIZES[kind]], "little")
             self._at += _SIZES[kind]
         else:
             raise Damaged

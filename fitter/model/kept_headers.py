@@ -1,8 +1,7 @@
 """Headers that were fetched from elsewhere, kept in the platform's cache directory: sparse files of the full length.
 
-A folder for each address, by a digest of what may be shown of it; in it a folder for each content that it has had,
-which has ``about.json``, and in ``files`` a file for each file of the model, named as there. It appears whole or not at
-all.
+A folder for each content of each address, by digests of both (of the address: of what may be shown of it). It has
+``about.json``, and in ``files`` a file for each file of the model, named as there.
 """
 
 from __future__ import annotations
@@ -11,11 +10,7 @@ import errno
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,12 +18,9 @@ from fitter.errors import ModelError
 from fitter.model import cache
 from fitter.model.addresses import Address
 from fitter.model.source import show
-from fitter.storage.files import make_private, read
+from fitter.storage.files import read
 
-_ABOUT, _FILES = "about.json", "files"
-_PARTIAL = ".partial-"
-_TRIES = 10
-"""How often a damaged folder is replaced, which other processes may do at the same time."""
+_ABOUT, _FILES, _PIECE = "about.json", "files", 1 << 20
 
 
 @dataclass(frozen=True)
@@ -79,11 +71,21 @@ class Entry:
         """Whether every file is as it was written."""
         try:
             return all(
-                path.stat().st_size == kept.file_bytes and self.header(index).kept == kept
-                for index, (path, kept) in enumerate(zip(self.paths, self.files, strict=True))
+                path.stat().st_size == kept.file_bytes and _digest_of(path, kept.header_bytes) == kept.digest
+                for path, kept in zip(self.paths, self.files, strict=True)
             )
         except OSError:
             return False
+
+
+def _digest_of(path: Path, size: int) -> str:
+    """The digest of the first ``size`` bytes of a file, a piece at a time. Raises ``OSError``."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while size > 0 and (piece := file.read(min(size, _PIECE))):
+            digest.update(piece)
+            size -= len(piece)
+    return digest.hexdigest()
 
 
 def folder() -> Path:
@@ -94,28 +96,25 @@ def folder() -> Path:
 def newest(model: Sequence[Address]) -> Entry | None:
     """What was fetched last of a model; ``None`` if nothing was, or if it is damaged."""
     try:
-        found = sorted(_of(model).glob(f"*/{_ABOUT}"), key=os.path.getmtime)
+        found = sorted((each / _ABOUT for each in _of(model)), key=os.path.getmtime)
     except OSError:
         return None
-    entry = _read(found[-1].parent) if found else None
-    names = [address.name for address in model]
-    if not entry or [each.name for each in entry.files] != names or not entry.is_whole():
+    if not found or not cache.use(found[-1].parent):
         return None
-    cache.use(entry.folder.parent)
-    return entry
+    entry = _read(found[-1].parent)
+    names = [address.name for address in model]
+    return entry if entry and [each.name for each in entry.files] == names and entry.is_whole() else None
 
 
 def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
     """Keep the headers of all files of a model. Raises ``ModelError`` where they cannot be written."""
     kept = tuple(header.kept for header in headers)
     words = json.dumps([asdict(each) for each in kept], indent=1)
-    place = _of(model) / hashlib.sha256(words.encode()).hexdigest()[:32]
+    place = folder() / f"{_digest(model)}-{hashlib.sha256(words.encode()).hexdigest()[:32]}"
     entry = Entry(place, kept)
     try:
-        make_private(place.parent)
-        cache.use(place.parent)
-        if not entry.is_whole():
-            _write(entry, headers, words)
+        if not (cache.use(place) and entry.is_whole()):
+            cache.put(place, lambda partial: _write(partial, headers, words), entry.is_whole)
         os.utime(place / _ABOUT)
     except OSError as error:
         which = "takes files as long as the model" if error.errno == errno.EFBIG else "can be written"
@@ -123,14 +122,25 @@ def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
             f"the header of {model[0].shown} cannot be kept in {show(folder())}: {error.strerror}; set XDG_CACHE_HOME "
             f"to a directory that {which}"
         ) from None
-    cache.use(place.parent)
-    _tidy(place)
-    cache.look_after()
+    for other in _of(model):
+        # what the address had before
+        if other != place:
+            cache.remove(other)
     return entry
 
 
-def _of(model: Sequence[Address]) -> Path:
-    return folder() / hashlib.sha256(model[0].shown.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+def use(files: Sequence[Path]) -> bool:
+    """Keep the ``files`` of an entry until the end of ``cache.reading``. Returns whether all are there."""
+    return cache.use(files[0].parent.parent) and all(file.exists() for file in files)
+
+
+def _digest(model: Sequence[Address]) -> str:
+    return hashlib.sha256(model[0].shown.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _of(model: Sequence[Address]) -> list[Path]:
+    """The folders of all contents of a model."""
+    return list(folder().glob(f"{_digest(model)}-*"))
 
 
 def _read(place: Path) -> Entry | None:
@@ -148,35 +158,10 @@ def _is_possible(kept: Kept) -> bool:
     return is_typed and 0 <= kept.header_bytes <= kept.file_bytes
 
 
-def _write(entry: Entry, headers: Sequence[Header], words: str) -> None:
-    partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=entry.folder.parent))
-    try:
-        (partial / _FILES).mkdir()
-        for header in headers:
-            with (partial / _FILES / header.name).open("xb") as file:
-                file.write(header.data)
-                file.truncate(header.file_bytes)
-        (partial / _ABOUT).write_text(words + "\n", encoding="utf-8")
-        for left in range(_TRIES - 1, -1, -1):
-            try:
-                partial.rename(entry.folder)
-                return
-            except OSError:
-                # Another process was quicker, or what is there is damaged.
-                if entry.is_whole():
-                    return
-                if not left:
-                    raise
-                shutil.rmtree(entry.folder, ignore_errors=True)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _tidy(place: Path) -> None:
-    """Remove what the address had before, and what a process that was killed has left."""
-    with suppress(OSError):
-        long_ago = time.time() - cache.STAYS_SECONDS
-        for other in place.parent.iterdir():
-            with suppress(OSError):
-                if other != place and other.stat().st_mtime < long_ago:
-                    shutil.rmtree(other, ignore_errors=True)
+def _write(place: Path, headers: Sequence[Header], words: str) -> None:
+    (place / _FILES).mkdir()
+    for header in headers:
+        with (place / _FILES / header.name).open("xb") as file:
+            file.write(header.data)
+            file.truncate(header.file_bytes)
+    (place / _ABOUT).write_text(words + "\n", encoding="utf-8")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -31,6 +33,11 @@ _BELIEVED = 60.0
 """Seconds for which an answer is taken as still true, so that a plan asks once."""
 _AT_ONCE = 16
 """How many files of a model are asked for at the same time."""
+READER, MOST_READERS = "reading a header", 256
+"""Threads that read: one that looks up a name cannot be interrupted, though nobody wants it any more."""
+_MOST_ANSWERS = 1024
+_LOOK = 0.1
+"""Seconds between two looks whether the header is still wanted."""
 _FIRST_OF_FIRST, _FIRST_OF_OTHERS = 1 << 14, 1 << 12
 """Bytes that are read first: of the file with the metadata, and of one that only has tensors."""
 
@@ -58,7 +65,7 @@ class _Answer:
 
 
 _answers: dict[str, _Answer] = {}
-_locks: dict[str, threading.Lock] = {}
+_locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -67,23 +74,40 @@ def fetched(
 ) -> tuple[Path, ...]:
     """The files of the model at ``url``, of which only the headers are here, and only the headers were read.
 
-    ``timeout``: seconds for all of them; ``at_once``: how many are read at the same time. Raises ``ModelError`` where
-    they cannot be read, ``LibraryError`` where a package is missing for that.
+    ``timeout``: seconds for all of them; ``at_once``: how many are read at the same time. ``say`` is called all the
+    time, and ends it with what it raises. Raises ``ModelError`` where they cannot be read, ``LibraryError`` where a
+    package is missing for that.
     """
-    key = shown(url)
+    key, patience, say = shown(url), Patience(timeout or DEFAULT_TIMEOUT), say or (lambda _: None)
     with _lock:
         known = _answers.get(key)
         if known is not None and url == key:
             # What a plan says of its model is without the credentials.
             url = known.url
         mine = _locks.setdefault(key, threading.Lock())
-    with mine:
+    with _alone(mine, key, patience, say):
         known = _answers.get(key)
         if known is not None and known.url == url and time.monotonic() - known.asked < _BELIEVED and _are_there(known):
             return known.files
-        files = _fetch(addresses(url), Patience(timeout or DEFAULT_TIMEOUT), say or (lambda _: None), at_once)
-        _answers[key] = _Answer(url, files, time.monotonic())
+        files = _fetch(addresses(url), patience, say, at_once)
+        with _lock:
+            _answers.pop(key, None)
+            _answers[key] = _Answer(url, files, time.monotonic())
+            while len(_answers) > _MOST_ANSWERS:
+                del _answers[next(iter(_answers))]
         return files
+
+
+@contextmanager
+def _alone(mine: threading.Lock, name: str, patience: Patience, say: Say) -> Iterator[None]:
+    """Wait until no other thread fetches the same."""
+    while not mine.acquire(timeout=max(0.0, min(_LOOK, patience.left))):
+        patience.check(name)
+        say(Fetching("fetching the model's header", 0.0))
+    try:
+        yield
+    finally:
+        mine.release()
 
 
 def kept(url: str) -> tuple[Path, ...]:
@@ -99,7 +123,7 @@ def beginning(url: str, most: int, *, timeout: float | None = None) -> bytes:
     """The first ``most`` bytes of the file at ``url``, all of one that is smaller. Raises what ``fetched`` raises."""
     found, patience = addresses(url)[0], Patience(timeout or DEFAULT_TIMEOUT)
     ranges = _ranges(found, _headers() if found.is_hub else {}, patience)
-    (part,) = _in_parallel(lambda _: ranges.read(0, most), 1, patience, [found], lambda done: None, 1)
+    (part,) = _in_parallel(lambda _: ranges.read(0, most), range(1), patience, [found], lambda done: None, 1)
     return part.data
 
 
@@ -109,7 +133,7 @@ def forget() -> None:
 
 
 def _are_there(known: _Answer) -> bool:
-    return all(file.exists() for file in known.files)
+    return kept_headers.use(known.files)
 
 
 def _fetch(model: Sequence[Address], patience: Patience, say: Say, at_once: int | None = None) -> tuple[Path, ...]:
@@ -126,11 +150,17 @@ def _fetch(model: Sequence[Address], patience: Patience, say: Say, at_once: int 
         known = entry.files[index].tag if entry is not None and is_same else ""
         first = _FIRST_OF_OTHERS if index else _FIRST_OF_FIRST
         try:
-            return _header(address, _ranges(address, headers, patience), first, known, amounts.of(index))
+            count = None if index else len(model)
+            return _header(address, _ranges(address, headers, patience), first, known, amounts.of(index), count)
         except Unchanged:
             return None
 
-    found = _in_parallel(read, len(model), patience, model, amounts.show, at_once or _AT_ONCE)
+    every = range(len(model))
+    # what its first file does not say that it has is not asked for
+    parts = [every] if entry is not None else [every[:1], every[1:]]
+    found = [
+        each for part in parts for each in _in_parallel(read, part, patience, model, amounts.show, at_once or _AT_ONCE)
+    ]
     if entry is not None and not any(found):
         files = entry
     else:
@@ -184,8 +214,18 @@ def _ranges(address: Address, headers: dict[str, str], patience: Patience) -> Ra
     return HttpRanges(address, headers if address.is_hub else {}, patience)
 
 
-def _header(address: Address, ranges: Ranges, first: int, known: str, report: Callable[[int, int], None]) -> Header:
-    """The header of one file. Raises ``ModelError``, and ``Unchanged`` where its tag is still ``known``."""
+def _header(
+    address: Address,
+    ranges: Ranges,
+    first: int,
+    known: str,
+    report: Callable[[int, int], None],
+    count: int | None,
+) -> Header:
+    """The header of one file, which is to say that the model has ``count`` of them, if that is known.
+
+    Raises ``ModelError``, and ``Unchanged`` where its tag is still ``known``.
+    """
     part = ranges.read(0, first, known)
     source.check_beginning(address.shown, part.data[:8])
     header = HeaderLength(part.file_bytes)
@@ -200,13 +240,13 @@ def _header(address: Address, ranges: Ranges, first: int, known: str, report: Ca
                 raise Damaged
             header.add(more.data)
     except Damaged:
-        raise ModelError(
-            f"{address.shown}: its header is truncated or damaged; ask who provides it, or take another file"
-        ) from None
+        raise ModelError(f"{address.shown}: its header is truncated or damaged; {source.ASK}") from None
     except TooLong:
         raise ModelError(
             f"{address.shown}: its header has more than {human(LONGEST)}, which that of no model has; take another file"
         ) from None
+    if count is not None and count > 1 and header.split_count != count:
+        raise ModelError(source.another_count(address.shown, header.split_count, count, source.ASK))
     report(len(header.data), len(header.data))
     return Header(address.name, part.tag, part.file_bytes, header.whole)
 
@@ -239,15 +279,15 @@ class _Amounts:
 
 def _in_parallel(
     read: Callable[[int], _T],
-    count: int,
+    files: range,
     patience: Patience,
     model: Sequence[Address],
     show: Callable[[int], None],
     at_once: int,
 ) -> list[_T]:
-    """What ``read`` returns for every file, several of them at once. The first error ends all."""
+    """What ``read`` returns for each of the ``files``, several of them at once. The first error ends all."""
     found: dict[int, _T] = {}
-    left = iter(range(count))
+    left = iter(files)
     results: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
     taking = threading.Lock()
 
@@ -264,15 +304,17 @@ def _in_parallel(
                 results.put((index, error))
                 return
 
-    for _ in range(min(at_once, count)):
+    if sum(thread.name == READER for thread in threading.enumerate()) >= MOST_READERS:
+        raise ModelError(f"{model[0].shown}: too many headers are being fetched: try again later")
+    for _ in range(min(at_once, len(files))):
         # not waited for at the end, as a name that is being looked up cannot be interrupted
-        threading.Thread(target=work, daemon=True).start()
-    done = 0
+        threading.Thread(target=work, name=READER, daemon=True).start()
+    done = files.start
     try:
-        while done < count:
+        while done < files.stop:
             show(done)
             try:
-                index, error = results.get(timeout=max(0.0, min(0.1, patience.left)))
+                index, error = results.get(timeout=max(0.0, min(_LOOK, patience.left)))
             except queue.Empty:
                 patience.check(model[0].shown)
                 continue
@@ -287,4 +329,4 @@ def _in_parallel(
     except BaseException:
         patience.stop()
         raise
-    return [found[index] for index in range(count)]
+    return [found[index] for index in files]

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import struct
+import threading
 from pathlib import Path
 
 from fitter.errors import ModelError
@@ -16,6 +17,8 @@ _AS_ON_HUB = re.compile(r"(?:(?:huggingface|hf)\.co/)?([A-Za-z0-9][\w.-]*/[\w.-]
 """A path like the name of a repository."""
 _NEWEST = 3
 """The newest version of GGUF that there is."""
+ASK = "ask who provides it, or take another file"
+"""What to do about a file that is elsewhere and not whole."""
 _NAMED = 3
 """How many files a message lists by name; more are only counted."""
 
@@ -36,16 +39,27 @@ def split_name(path: Path) -> tuple[str, int, int] | None:
 
 _CALLED: dict[str, str] = {}
 """Files whose headers were fetched from elsewhere, and the address of each."""
+_MOST_CALLED = 1 << 14
+_calling = threading.Lock()
 
 
 def call(path: Path, address: str) -> None:
-    """Have the file at ``path`` called ``address`` wherever it is named."""
-    _CALLED[str(path)] = address
+    """Have the file at ``path`` called ``address`` wherever it is named; the oldest of very many is forgotten."""
+    with _calling:
+        _CALLED.pop(str(path), None)
+        _CALLED[str(path)] = address
+        while len(_CALLED) > _MOST_CALLED:
+            del _CALLED[next(iter(_CALLED))]
 
 
 def called(path: Path) -> str:
     """What the file at ``path`` is called: the address that its header is from, or the path itself."""
     return _CALLED.get(str(path), str(path))
+
+
+def another_count(name: str, count: int, named: int, again: str) -> str:
+    """What is said of a model of which another number of files is ``named``."""
+    return f"{name} is one of {count} files by its header, but one of {named} by its name; {again}"
 
 
 def is_elsewhere(path: Path) -> bool:
@@ -62,7 +76,7 @@ def with_addresses(text: str) -> str:
 
 def again(path: Path) -> str:
     """What to do about a file that is not whole, for a message."""
-    return "ask who provides it, or take another file" if is_elsewhere(path) else "download it again"
+    return ASK if is_elsewhere(path) else "download it again"
 
 
 def show(path: Path) -> str:

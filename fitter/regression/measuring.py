@@ -22,6 +22,7 @@ from fitter.llama.process import processors
 from fitter.llama.types import Row, Skeleton, VirtualDevice
 from fitter.machine.gpu import parse_gpus
 from fitter.machine.pools import described_pools
+from fitter.model import cache
 from fitter.model.location import model_files
 from fitter.regression import headers
 from fitter.regression.cases import DEFAULT_PROGRAM, Case
@@ -174,9 +175,10 @@ def _snapshot(case: Case, locked: Snapshot | None, versions: _Versions, stopped:
     # Which of a build's CPU backends is the best one depends on the machine, and so may what weights take.
     versions.worker.use_cpu(locked.cpu if locked else "")
     version, worker = versions.of(case), versions.worker
-    if locked is not None and _may_hold(case, locked, version) and (same := _again(case, locked, worker)):
-        return same
-    return _fitted(case, worker, version, stopped)
+    with cache.reading():
+        if locked is not None and _may_hold(case, locked, version) and (same := _again(case, locked, worker)):
+            return same
+        return _fitted(case, worker, version, stopped)
 
 
 class _StoppedError(Exception):

@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -19,7 +18,6 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 import fitter
-from fitter.asking import fetch
 from fitter.errors import (
     FitterError,
     ModelError,
@@ -33,10 +31,11 @@ from fitter.planner import Planner
 from fitter.planning.layer_map import LayerMap
 from fitter.planning.plan import Plan
 from fitter.web import pages
+from fitter.web.fetching import Fetching
 from fitter.web.files import Root
 from fitter.web.guard import Guard, Hosts
-from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered, heard
-from fitter.web.questions import ASKED, SECONDS, PlanQuestion, Wanted, wanted
+from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered
+from fitter.web.questions import ASKED, PlanQuestion, Wanted, wanted
 
 _STATUS = {Busy: 503, Overtaken: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
 """The status of an answer by the error; any other is the server's own fault."""
@@ -78,11 +77,11 @@ class Answer:
 
 @dataclass
 class Server:
-    """What answers: the settings, the pool, and threads that fetch headers, so that no planner waits for a network."""
+    """What answers: the settings, the pool, and what fetches headers, so that no planner waits for a network."""
 
     settings: Settings
     pool: Pool
-    fetching: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "fetching"))
+    fetching: Fetching = field(default_factory=Fetching)
 
     async def plan(self, asked: PlanQuestion, request: Request, *, with_map: bool) -> Answer:
         """The plan that is asked for. Raises ``FitterError``."""
@@ -90,36 +89,26 @@ class Server:
         loop = asyncio.get_running_loop()
         model = await loop.run_in_executor(None, wanted, asked.model, self.settings.root)
 
-        def ask(planner: Planner) -> Answer:
-            try:
-                plan = planner.fit(**keywords)
-                found = planner.layer_map(plan) if with_map else None
-            finally:
-                if asked.gpus is None:
-                    # a process that holds a real card takes memory of it
-                    planner.release()
-            return Answer(_without_paths(plan, model), found)
-
         async with self.pool.asked(asked.session) as question:
+
+            def ask(planner: Planner) -> Answer:
+                try:
+                    # a header that was removed meanwhile is fetched again
+                    plan = planner.fit(on_progress=lambda _: question.check(), **keywords)
+                    found = planner.layer_map(plan) if with_map else None
+                finally:
+                    if asked.gpus is None:
+                        # a process that holds a real card takes memory of it
+                        planner.release()
+                return Answer(_without_paths(plan, model), found)
+
             watching = asyncio.ensure_future(_watch(request, question))
             try:
                 if model.is_elsewhere:
-                    await self._fetched(question, model)
+                    await self.fetching.fetch(question, model.opens)
                 return await self.pool.answer(question, model.opens, tuple(asked.gpus or ()), ask)
             finally:
                 watching.cancel()
-
-    async def _fetched(self, question: Question, model: Wanted) -> None:
-        loop = asyncio.get_running_loop()
-        reading = loop.run_in_executor(self.fetching, fetch, model.opens, SECONDS)
-        reading.add_done_callback(heard)
-        try:
-            await question.wait_for(reading)
-            question.check()
-            reading.result()
-        finally:
-            # one that has begun ends by itself
-            reading.cancel()
 
 
 async def _watch(request: Request, question: Question) -> None:
@@ -149,7 +138,7 @@ def application(settings: Settings, pool: Pool) -> Guard:
         yield
         tidying.cancel()
         await server.pool.close()
-        server.fetching.shutdown(wait=False, cancel_futures=True)
+        server.fetching.close()
 
     app = FastAPI(
         title="fitter serve",

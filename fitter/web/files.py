@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +15,10 @@ from fitter.model.source import split_name, split_path
 from fitter.text import LONGEST_NAME, printable
 
 _SUFFIX = ".gguf"
+_BYTE = re.compile(r"\\x([89a-f][0-9a-f])")
+"""How a byte is written of a name that is no UTF-8, which JSON could not say."""
 _MOST = 5000
-"""Files that are looked at, so that a whole disk as a root answers too."""
+"""Files and directories that are looked at, so that a whole disk as a root answers too."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +39,22 @@ class Root:
         return cls(real)
 
     def models(self) -> tuple[Listed, ...]:
-        """The models below it, by their paths from here, in order. A link to elsewhere is none."""
+        """The models below it, by their paths from here, in order. A link to elsewhere is none.
+
+        Bytes of a name that is no UTF-8 are written as ``\\xff``.
+        """
         found = sorted(self._found())
         return tuple(each for each in listed("", found, None).models if each.problem is None)
 
     def file(self, name: str) -> Path:
         """The file of the model that is called ``name`` here. Raises ``ModelError`` for any that is not below it."""
         unknown = ModelError(f"there is no model '{printable(name, LONGEST_NAME)}' here: take one of the list")
-        parts = name.split("/")
-        if "\\" in name or any(part in ("", ".", "..") for part in parts) or not parts[-1].endswith(_SUFFIX):
+        parts = _BYTE.sub(lambda byte: os.fsdecode(bytes.fromhex(byte[1])), name).split("/")
+        if any(part in ("", ".", "..") or "\\" in part for part in parts) or not parts[-1].endswith(_SUFFIX):
             raise unknown
         path = self.path.joinpath(*parts)
+        if not self._has(path):
+            raise unknown
         split = split_name(path)
         files = (
             [path]
@@ -53,7 +62,7 @@ class Root:
             else [path.with_name(split_path(split[0], number, split[2])) for number in range(1, split[2] + 1)]
         )
         # a file that is missing is named where the model is opened
-        if not self._has(path) or not all(self._has(each) for each in files if os.path.lexists(each)):
+        if not all(self._has(each) for each in files if os.path.lexists(each)):
             raise unknown
         return path
 
@@ -69,13 +78,17 @@ class Root:
         seen = 0
         for place, folders, names in os.walk(self.path):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
+            seen += 1
             for name in sorted(names):
                 seen += 1
                 if seen > _MOST:
                     return
                 path = Path(place, name)
-                if name.endswith(_SUFFIX) and self._has(path):
-                    yield path.relative_to(self.path).as_posix(), path.stat().st_size
+                # it may be removed meanwhile
+                with suppress(OSError):
+                    if name.endswith(_SUFFIX) and self._has(path):
+                        called = os.fsencode(path.relative_to(self.path).as_posix()).decode(errors="backslashreplace")
+                        yield called, path.stat().st_size
 
 
 __all__ = ["Root"]

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fitter.errors import CancelledError
+from fitter.errors import CancelledError, TimeLimitError
 from fitter.planner import Planner
 
 _T = TypeVar("_T")
@@ -22,6 +22,12 @@ WORKERS = 4
 """Planners that there are at most, each with two processes of llama.cpp at most."""
 WAITING = 64
 """Questions that may wait for one."""
+PATIENCE = 60.0
+"""Seconds for which a question waits for one."""
+ANSWERED = 40.0
+"""Seconds in which a planner has answered, or its processes of llama.cpp are killed: more than a search may take."""
+GENTLY = 2.0
+"""Seconds in which a question that is over may end by itself, so that the model stays loaded for the next one."""
 IDLE = 300.0
 """Seconds after which a planner that nobody asks ends."""
 _PASSED = 8
@@ -74,12 +80,12 @@ class Question:
         self.why = self.why or why
         self.over.set()
 
-    async def wait_for(self, *running: asyncio.Future[Any]) -> None:
-        """Until one of ``running`` is done, or nobody wants the answer any more."""
+    async def wait_for(self, *running: asyncio.Future[Any], seconds: float | None = None) -> None:
+        """Until one of ``running`` is done, nobody wants the answer any more, or so many ``seconds`` are over."""
         over = asyncio.ensure_future(self.over.wait())
         waited: list[asyncio.Future[Any]] = [*running, over]
         try:
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             over.cancel()
 
@@ -96,12 +102,22 @@ def heard(done: asyncio.Future[Any]) -> None:
 
 
 class Pool:
-    """``workers`` planners at most, for the models that were asked about last, and a line of ``waiting`` questions."""
+    """``workers`` planners at most, for the models that were asked about last, and a line of ``waiting`` questions.
+
+    ``patience``: seconds that each of those waits; ``answered``: seconds in which a planner has answered.
+    """
 
     def __init__(
-        self, workers: int = WORKERS, waiting: int = WAITING, make: Callable[[str], Planner] = Planner
+        self,
+        workers: int = WORKERS,
+        waiting: int = WAITING,
+        make: Callable[[str], Planner] = Planner,
+        *,
+        patience: float = PATIENCE,
+        answered: float = ANSWERED,
     ) -> None:
         self._most, self._most_waiting, self._make = workers, waiting, make
+        self._patience, self._answered = patience, answered
         self._idle: list[_Held] = []
         self._busy: set[_Held] = set()
         self._line: list[_Turn] = []
@@ -142,7 +158,7 @@ class Pool:
     async def answer(self, question: Question, model: str, about: object, ask: Callable[[Planner], _T]) -> _T:
         """What ``ask`` returns of a planner for ``model``, best of one that was asked ``about`` the same before.
 
-        Raises what that raises, ``Overtaken``, and ``Busy`` where too many wait.
+        Raises what that raises, ``Overtaken``, ``Busy`` where too many wait or none was free, and ``TimeLimitError``.
         """
         held = await self._take(question, model, about)
         try:
@@ -168,7 +184,7 @@ class Pool:
             # also one that has no planner yet, since its model is still fetched
             question.end(_ENDS)
         for held in (*self._busy, *self._idle):
-            held.planner.cancel()
+            held.planner.cancel(at_once=True)
         for turn in self._line:
             turn.come.set()
 
@@ -180,6 +196,7 @@ class Pool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _take(self, question: Question, model: str, about: object) -> _Held:
+        end = time.monotonic() + self._patience
         while True:
             if self._is_closed:
                 raise Overtaken(_ENDS)
@@ -201,27 +218,31 @@ class Pool:
                     self._busy.discard(held)
                     raise
             else:
-                await self._wait(question, (model, about))
+                await self._wait(question, (model, about), end)
                 continue
             self._busy.add(held)
             return held
 
-    async def _wait(self, question: Question, about: tuple[str, object]) -> None:
-        """Until a planner is free, or nobody wants the answer any more."""
+    async def _wait(self, question: Question, about: tuple[str, object], end: float) -> None:
+        """Until a planner is free, or nobody wants the answer any more; no longer than to the ``end``."""
         if len(self._line) >= self._most_waiting:
             raise Busy(f"{self._most_waiting} questions are waiting: ask again later")
         turn = _Turn(about)
         self._line.append(turn)
         begun = asyncio.ensure_future(turn.come.wait())
         try:
-            await question.wait_for(begun)
+            await question.wait_for(begun, seconds=max(0.0, end - time.monotonic()))
         finally:
             begun.cancel()
-            if turn in self._line:
+            is_late = turn in self._line
+            if is_late:
                 self._line.remove(turn)
             elif question.over.is_set():
                 # it was another one's turn
                 self._next()
+        question.check()
+        if is_late:
+            raise Busy(f"no planner was free within {self._patience:g} seconds: ask again later")
 
     def _next(self, about: tuple[str, object] | None = None) -> None:
         """Let one go on that waits: the first, or one about the same as before, which is answered sooner."""
@@ -238,12 +259,18 @@ class Pool:
         question.check()
         running: asyncio.Future[_T] = asyncio.get_running_loop().run_in_executor(self._threads, ask, held.planner)
         running.add_done_callback(heard)
+        is_killed = False
         try:
-            await question.wait_for(running)
+            await question.wait_for(running, seconds=self._answered)
         finally:
+            began = time.monotonic()
             while not running.done():
-                held.planner.cancel()
+                is_killed = not question.over.is_set() or time.monotonic() - began >= GENTLY
+                held.planner.cancel(at_once=is_killed)
                 await asyncio.wait({running}, timeout=_AGAIN)
+        question.check()
+        if is_killed:
+            raise TimeLimitError(f"llama.cpp did not answer within {self._answered:g} seconds: ask again")
         try:
             return running.result()
         except CancelledError as error:
@@ -251,7 +278,12 @@ class Pool:
 
     async def _end(self, helds: list[_Held]) -> None:
         for held in helds:
-            await asyncio.get_running_loop().run_in_executor(None, held.planner.close)
+            closing = asyncio.get_running_loop().run_in_executor(None, held.planner.close)
+            closing.add_done_callback(heard)
+            while not closing.done():
+                # a process that was stopped does not end by itself
+                held.planner.cancel(at_once=True)
+                await asyncio.wait({closing}, timeout=_AGAIN)
 
 
 __all__ = ["IDLE", "WAITING", "WORKERS", "Busy", "Overtaken", "Pool", "Question", "Unanswered", "heard"]

@@ -6,14 +6,15 @@ import ipaddress
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import uvicorn
 
-from fitter.errors import UsageError
-from fitter.llama import builds, memory_limit
+from fitter.errors import EXIT_FITS, UsageError
+from fitter.llama import builds, memory_limit, process
 from fitter.model import reach
 from fitter.output import pages
 from fitter.parameters import AnyPath
@@ -28,6 +29,8 @@ HOST, PORT = "127.0.0.1", 8080
 _CONNECTIONS = 256
 _GRACE = 3
 """Seconds in which questions end when the server does."""
+_LONGEST_END = 8.0
+"""Seconds after which it ends whatever else runs, such as the reading of a directory that does not answer."""
 
 
 def serve(
@@ -95,9 +98,18 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End every question, then the connections that wait for their answers."""
+        """End every question, then the connections that wait for their answers. No worker is waited for."""
+        ending = threading.Timer(_LONGEST_END, _end)
+        ending.daemon = True
+        ending.start()
         self._pool.stop()
+        process.interrupt_all()
         await super().shutdown(sockets)
+
+
+def _end() -> None:
+    process.interrupt_all()
+    os._exit(EXIT_FITS)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -22,7 +22,7 @@ from fitter.llama.types import Breakdown, Params, TensorBuftOverride
 from fitter.machine.gpu import parse_gpus
 from fitter.planning.request import Progress
 from fitter.reporting import beside
-from tests.patience import SECONDS
+from tests.patience import SECONDS, all_end, until
 from tools.shapes import write, write_split
 
 GPUS = ["4GiB", "cuda:8.6:6GiB", "3GiB"]
@@ -214,6 +214,30 @@ def test_a_cancelled_question_ends_and_the_next_is_answered(planner: fitter.Plan
         planner.fit(on_progress=cancel)
     assert len(steps) == 1
     assert planner.fit().fits
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_stopped_processes_are_killed_at_once(planner: fitter.Planner, which: int) -> None:
+    others = psutil.Process().children()
+    before = planner.fit(n_ctx=4096)
+    processes = [child for child in psutil.Process().children() if child not in others]
+    assert len(processes) == 2
+    processes[which].suspend()
+    ended: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(CancelledError, match=r"^the question was cancelled: ask it again$"):
+            planner.fit(n_ctx=8192)
+        ended.append("cancelled")
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    until(lambda: planner.asked == 2)
+    while asking.is_alive():
+        planner.cancel(at_once=True)
+        asking.join(0.1)
+    assert ended == ["cancelled"] and all_end(processes)
+    assert timeless(planner.fit(n_ctx=4096)) == timeless(before)
 
 
 def test_those_that_wait_are_cancelled_too(planner: fitter.Planner) -> None:

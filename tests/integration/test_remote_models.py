@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from fitter import early
 from fitter.cli import main
 from fitter.errors import FitterError, LibraryError, ModelError
 from fitter.llama.client import Worker
-from fitter.model import kept_headers, remote
+from fitter.model import cache, kept_headers, remote
+from fitter.planning.request import Progress
 from tests.patience import SECONDS, until
 from tools import shapes
 from tools.ranges import FileServer, Request, in_clean_environment, serving
@@ -733,8 +735,89 @@ def test_processes_share_what_they_fetch(server: FileServer, folder: Path) -> No
     assert [process.returncode for process in started] == [0, 0, 0], answers
     plans = [json.loads(out) for out, _ in answers]
     assert all(plan["devices"] == plans[0]["devices"] for plan in plans)
-    # a folder for the address, one for what it has now, what is known of that, and a folder with the three files
-    assert len(kept() - before) == 7
+    # a folder for what the address has now, what is known of it, and a folder with the three files
+    assert len(kept() - before) == 6
+
+
+def test_a_header_that_was_removed_is_fetched_again(server: FileServer, folder: Path, worker: Worker) -> None:
+    path = write_tiny(folder / "removed.gguf")
+    url = f"{server.url}/{path.name}"
+    remote.fetched(url)
+    (header,) = kept_headers.folder().rglob(path.name)
+    assert cache.remove(header.parent.parent)
+    planned = fitter.fit(url, gpus="24GiB", worker=worker)
+    assert said_of(planned) == said_of(fitter.fit(path, gpus="24GiB", worker=worker))
+    assert server.statuses == {206: 2}
+
+
+def test_a_header_that_is_planned_with_is_not_removed(server: FileServer, folder: Path, worker: Worker) -> None:
+    path = shapes.write("qwen3-30b-a3b", folder)
+    url = f"{server.url}/{path.name}"
+    here = fitter.fit(path, gpus="24GiB", worker=worker)
+    found: list[bool] = []
+
+    def remove(_: Progress) -> None:
+        found.extend(cache.remove(header.parent.parent) for header in kept_headers.folder().rglob(path.name))
+
+    assert said_of(fitter.fit(url, gpus="24GiB", worker=worker, on_progress=remove)) == said_of(here)
+    assert found and not any(found)
+    assert cache.remove(next(kept_headers.folder().rglob(path.name)).parent.parent), "the plan is made"
+
+
+def test_what_one_thread_fetches_another_waits_for_in_its_own_time(server: FileServer, tiny: Path) -> None:
+    server.answer = silent
+    url = f"{server.url}/{tiny.name}"
+    with fetching(server, url) as threads:
+        with pytest.raises(ModelError) as caught:
+            remote.fetched(url, timeout=0.2)
+        assert str(caught.value) == f"{url}: its header did not arrive within 0.2 s: give it more time (--timeout)"
+        with pytest.raises(LeftError, match=r"^gone$"):
+            remote.fetched(url, timeout=SECONDS, say=leave)
+        assert threads[0].is_alive() and len(server.headers) == 1
+
+
+class LeftError(Exception):
+    """Whoever wanted a header has left."""
+
+
+def leave(_: remote.Fetching) -> None:
+    raise LeftError("gone")
+
+
+@contextmanager
+def fetching(server: FileServer, *urls: str) -> Iterator[list[threading.Thread]]:
+    """Threads that fetch, until the end, from a server that is silent."""
+    end = threading.Event()
+
+    def fetch(url: str) -> None:
+        with suppress(LeftError):
+            remote.fetched(url, timeout=SECONDS, say=lambda fetching: leave(fetching) if end.is_set() else None)
+
+    threads = [threading.Thread(target=fetch, args=[url]) for url in urls]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        until(lambda n=number: len(server.headers) == n)  # type: ignore[misc]
+    try:
+        yield threads
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_threads_that_cannot_be_ended_have_a_limit(
+    server: FileServer, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "MOST_READERS", 2)
+    server.answer = silent
+    third = f"{server.url}/3.gguf"
+    with fetching(server, f"{server.url}/1.gguf", f"{server.url}/2.gguf"):
+        with pytest.raises(ModelError) as caught:
+            remote.fetched(third)
+        assert str(caught.value) == f"{third}: too many headers are being fetched: try again later"
+    server.answer = lambda request: False
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == remote.READER])
+    assert fitter.measure(f"{server.url}/{tiny.name}", gpus="24GiB").rows
 
 
 def test_what_was_damaged_or_left_is_replaced(server: FileServer, folder: Path, worker: Worker) -> None:
@@ -746,7 +829,6 @@ def test_what_was_damaged_or_left_is_replaced(server: FileServer, folder: Path, 
         file.write(b"FUGG")
     partial = header.parent.parent / ".partial-left"
     partial.mkdir()
-    os.utime(partial, (0, 0))
     remote.forget()
     assert fitter.measure(url, gpus="24GiB", worker=worker).rows == rows
     assert header.read_bytes()[:4] == b"GGUF"
@@ -764,6 +846,35 @@ def test_a_cache_that_cannot_be_written(
         f"the header of {server.url}/{tiny.name} cannot be kept in {tmp_path}/file/llama-fitter/headers: Not a "
         "directory; set XDG_CACHE_HOME to a directory that can be written"
     )
+
+
+SPLIT: dict[str, tuple[int, int, str]] = {
+    "more than any model has": (
+        99_999,
+        0,
+        "is one of 99999 files by its name, and of no more than 1000 any is asked for: check the address",
+    ),
+    "more than it says": (1000, 1, "is one of 4 files by its header, but one of 1000 by its name; {}"),
+    "fewer than it says": (2, 1, "is one of 4 files by its header, but one of 2 by its name; {}"),
+}
+
+
+@pytest.mark.parametrize(("count", "asked", "said"), SPLIT.values(), ids=SPLIT)
+def test_the_first_file_says_how_many_there_are(
+    server: FileServer, folder: Path, count: int, asked: int, said: str
+) -> None:
+    first = shapes.write_split("qwen3-32b", folder, 4, vocab=False)
+
+    def always_the_first(request: Request) -> bool:
+        request.path = f"/{first.name}"
+        return False
+
+    server.answer = always_the_first
+    url = f"{server.url}/m-00001-of-{count:05}.gguf"
+    with pytest.raises(ModelError) as caught:
+        fitter.measure(url, gpus="24GiB")
+    assert str(caught.value) == f"{url} {said.format(WHO)}"
+    assert len(server.requests) == asked
 
 
 def test_a_missing_part_of_a_split_model(server: FileServer, folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -41,6 +43,7 @@ WIDE, PHONE = 1300, 390
 MARKUP = "<img src=x onerror=document.title='owned'><script>alert(1)</script>{{ 7*7 }}\"'&amp;"
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
 CARD = ["1GiB"]
+UNDECODABLE = os.fsdecode(b"na\xefve/caf\xe9.gguf")
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     write_tiny(root / "dense.gguf", TINY_DENSE)
     write_tiny(root / "deep" / "moe.gguf", TINY_MOE)
     write_tiny(root / "hostile.gguf", replace(TINY_DENSE, name=MARKUP))
+    (root / UNDECODABLE).parent.mkdir()
+    write_tiny(root / UNDECODABLE, TINY_DENSE)
     (root / "broken.gguf").write_bytes(b"GGUF\3\0\0\0")
     write_tiny(folder / "outside.gguf", TINY_DENSE)
     (root / "link.gguf").symlink_to(folder / "outside.gguf")
@@ -411,9 +416,19 @@ def test_the_lists_are_those_of_the_commands(site: Site) -> None:
         "deep/moe.gguf",
         "dense.gguf",
         "hostile.gguf",
+        "na\\xefve/caf\\xe9.gguf",
     ]
     assert [each["name"] for each in site.get("/api/gpus")["gpus"]] == list(catalogue.gpus())
     assert [each["name"] for each in site.get("/api/shapes")["shapes"]] == [each.name for each in listing.shapes()]
+
+
+def test_a_name_that_is_no_utf_8_is_planned(site: Site) -> None:
+    name = "na\\xefve/caf\\xe9.gguf"
+    status, plan = site.plan(model=name, gpus=CARD)
+    assert (status, plan["model"]["path"]) == (200, name)
+    assert f'value="{name}"' in said(site, f"Host: {site.served.host}", "Connection: close", start="GET / HTTP/1.1")[1]
+    for other in ("na\\xefve/caf\\xea.gguf", "na\\xefve\\caf\\xe9.gguf", "\\x2e\\x2e/outside.gguf"):
+        assert site.plan(model=other, gpus=CARD)[0] == 422
 
 
 WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
@@ -423,6 +438,7 @@ WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
     "encoded": ({"model": "%2e%2e/outside.gguf"}, 422, "there is no model '%2e%2e/outside.gguf' here"),
     "absolute": ({"model": "/etc/passwd"}, 422, "there is no model '…/passwd' here"),
     "a link": ({"model": "link.gguf"}, 422, "there is no model 'link.gguf' here"),
+    "a lone surrogate": ({"model": "dense\udcff.gguf"}, 400, "model: Input should be a valid string"),
     "NUL": ({"model": "dense.gguf\0"}, 422, "there is no model 'dense.gguf\\x00' here"),
     "a file's URL": ({"model": "file:///etc/passwd"}, 400, "file:///etc/passwd: no file:// address is asked for"),
     "a bucket": ({"model": "s3://a/b.gguf"}, 400, "s3://a/b.gguf: no s3:// address is asked for"),
@@ -631,6 +647,67 @@ def test_ctrl_c_ends_a_plan_that_is_made(tmp_path: Path) -> None:
         asking.join()
         # it may have been quick
         assert [status for status, _ in answers] in ([409], [200])
+
+
+def test_a_silent_host_holds_up_no_other(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "dense.gguf", TINY_DENSE)
+    with (
+        ranges.serving(tmp_path) as files,
+        socket.create_server(("127.0.0.2", 0)) as silent,
+        serving("--allow-private-addresses", "--workers", "1") as served,
+    ):
+        address = f"http://127.0.0.2:{silent.getsockname()[1]}"
+        lines = ["POST /api/plan HTTP/1.1", f"Host: {served.host}:{served.port}", "Content-Type: application/json"]
+
+        def asked(name: str) -> socket.socket:
+            body = json.dumps({"model": f"{address}/{name}", "gpus": CARD})
+            sock = socket.create_connection((served.host, served.port), patience.SECONDS)
+            sock.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", body]).encode())
+            return sock
+
+        askers = [asked(f"{number}.gguf") for number in range(10)]
+        held = [silent.accept()[0] for _ in range(2)]
+        status, body = ask(served.connection(), "/api/plan", {"model": f"{files.url}/dense.gguf", "gpus": CARD})
+        assert (status, json.loads(body)["fits"]) == (200, True)
+        # those who have left are fetched for no more, and others are
+        for asker in askers:
+            asker.close()
+        for each in held:
+            until(lambda each=each: each.recv(1 << 16) == b"")  # type: ignore[misc]
+            each.close()
+        asker = asked("last.gguf")
+        found = silent.accept()[0]
+        assert b"GET /last.gguf" in found.recv(1 << 16)
+        found.close()
+        asker.close()
+        assert served.stop() == (0, [])
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_workers_do_not_hold_up_the_end(tmp_path: Path, signal_number: int) -> None:
+    def attempt(seconds: float) -> None:
+        question = {"model": "shape://llama-3.2-1b", "gpus": ["8GiB"]}
+        with serving("--workers", "2", XDG_CACHE_HOME=str(tmp_path)) as served:
+            assert ask(served.connection(), "/api/plan", question)[0] == 200
+            asking = threading.Thread(target=left_without, args=[served, {**question, "n_ctx": 2048}])
+            workers = served.children()
+            assert workers
+            for worker in workers:
+                worker.suspend()
+            asking.start()
+            served.process.send_signal(signal_number)
+            assert served.process.wait(seconds) == 0
+            asking.join()
+            assert patience.all_end(workers)
+
+    # some seconds, however busy the machine is; it was 38 and more
+    patience.with_more_time(attempt, 8, 20)
+
+
+def left_without(served: Served, question: dict[str, Any]) -> None:
+    """Ask a server that ends."""
+    with suppress(OSError, http.client.HTTPException):
+        assert ask(served.connection(), "/api/plan", question)[0] == 409
 
 
 def failing(*words: str) -> tuple[int, str]:

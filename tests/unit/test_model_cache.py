@@ -1,14 +1,21 @@
-"""What is kept of headers has a limit: what was used longest ago goes, and never what may still be read."""
+"""What is kept of headers has one limit, which holds after every write: what was used longest ago goes, and nothing
+that is in use."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from fitter.errors import ModelError
 from fitter.model import cache
+from fitter.text import human
 
 KIB = 1024
 HOUR = 3600.0
@@ -20,80 +27,172 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def entry(kind: str, name: str, size: int, hours: float, apparent: int = 0) -> Path:
+def entry(kind: str, name: str, hours: float, size: int = 64 * KIB, apparent: int = 0) -> Path:
     """An entry with a file of ``size`` bytes that was used ``hours`` ago; ``apparent``: how long the file seems."""
     folder = cache.folder(kind) / name
-    (folder / "content").mkdir(parents=True)
-    with (folder / "content" / "x.gguf").open("wb") as file:
+    folder.mkdir(parents=True)
+    with (folder / "x.gguf").open("wb") as file:
         file.write(b"\1" * size)
         file.truncate(max(size, apparent))
         file.flush()
         os.fsync(file.fileno())
-    used(folder, hours)
+    os.utime(folder, (time.time() - hours * HOUR,) * 2)
     return folder
 
 
-def used(folder: Path, hours: float) -> None:
-    os.utime(folder, (time.time() - hours * HOUR,) * 2)
+def put(name: str, size: int = 64 * KIB) -> Path:
+    folder = cache.folder(cache.HEADERS) / name
+
+    def fill(partial: Path) -> None:
+        (partial / "x.gguf").write_bytes(b"\1" * size)
+
+    cache.put(folder, fill, (folder / "x.gguf").exists)
+    return folder
 
 
 def left() -> set[str]:
     return {each.name for name in (cache.HEADERS, cache.SHAPES) for each in cache.folder(name).glob("*")}
 
 
-def test_what_was_used_longest_ago_goes_first() -> None:
-    entry(cache.SHAPES, "oldest", 64 * KIB, 100)
-    entry(cache.HEADERS, "older", 64 * KIB, 90)
-    entry(cache.SHAPES, "old", 64 * KIB, 80)
-    cache.look_after(most=192 * KIB)
-    assert left() == {"oldest", "older", "old"}
-    forget()
-    cache.look_after(most=192 * KIB - 1)
-    assert left() == {"older", "old"}
-    forget()
-    cache.look_after(most=100 * KIB)
-    assert left() == {"old"}
+def taken(place: Path) -> int:
+    """Bytes on the disk."""
+    return 512 * sum(path.lstat().st_blocks for path in (place, *place.rglob("*")))
 
 
-def forget() -> None:
-    """An hour later."""
-    used(cache.folder(cache.HEADERS).with_name(".looked-after"), 1.1)
+def look_after(monkeypatch: pytest.MonkeyPatch, most: int) -> bool:
+    monkeypatch.setattr(cache, "MOST", most)
+    return cache.look_after()
 
 
-def test_what_may_still_be_read_stays() -> None:
-    entry(cache.SHAPES, "yesterday", 64 * KIB, 24.1)
-    entry(cache.HEADERS, "today", 64 * KIB, 23.9)
-    cache.look_after(most=0)
-    assert left() == {"today"}
+@contextmanager
+def read_by_another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    code = (
+        "import sys; from pathlib import Path; from fitter.model import cache\n"
+        "with cache.reading():\n"
+        "    print(cache.use(Path(sys.argv[1])), flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", code, str(folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "True\n"
+        yield process
 
 
-def test_what_is_used_again_stays() -> None:
-    cache.use(entry(cache.SHAPES, "again", 64 * KIB, 100))
-    entry(cache.SHAPES, "not", 64 * KIB, 90)
-    cache.look_after(most=64 * KIB)
-    assert left() == {"again"}
+def test_what_was_used_longest_ago_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = taken(entry(cache.SHAPES, "oldest", 100))
+    entry(cache.HEADERS, "older", 90)
+    entry(cache.SHAPES, "old", 80)
+    assert look_after(monkeypatch, 3 * size) and left() == {"oldest", "older", "old"}
+    assert look_after(monkeypatch, 3 * size - 1) and left() == {"older", "old"}
+    assert look_after(monkeypatch, size) and left() == {"old"}
 
 
-def test_a_sparse_file_is_as_large_as_what_is_in_it() -> None:
-    entry(cache.SHAPES, "sparse", 4 * KIB, 100, apparent=1 << 40)
-    cache.look_after(most=64 * KIB)
-    assert left() == {"sparse"}
+def test_every_write_looks_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = taken(entry(cache.SHAPES, "old", 1))
+    monkeypatch.setattr(cache, "MOST", 3 * size)
+    for number in range(6):
+        put(str(number))
+        assert taken(cache.folder(cache.HEADERS)) + taken(cache.folder(cache.SHAPES)) <= 3 * size + 2 * 4 * KIB
+    assert left() == {"3", "4", "5"}
 
 
-def test_it_looks_once_an_hour() -> None:
-    cache.folder(cache.HEADERS).mkdir(parents=True)
-    cache.look_after(most=0)
-    entry(cache.SHAPES, "old", 64 * KIB, 100)
-    cache.look_after(most=0)
-    assert left() == {"old"}
-    forget()
-    cache.look_after(most=0)
-    assert left() == set()
+def test_there_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MOST_ENTRIES", 2)
+    for number in range(4):
+        entry(cache.HEADERS, str(number), 10 - number)
+    assert cache.look_after() and left() == {"2", "3"}
+
+
+@pytest.mark.parametrize("how", ["ends", "is killed"])
+def test_what_another_process_reads_stays(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    read = entry(cache.SHAPES, "read", 100)
+    entry(cache.HEADERS, "not", 1)
+    with read_by_another_process(read) as process:
+        assert not look_after(monkeypatch, 0) and left() == {"read"}
+        assert not cache.remove(read)
+        process.kill() if how == "is killed" else process.communicate()
+    assert cache.look_after() and left() == set()
+
+
+def test_what_is_read_here_stays_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = entry(cache.SHAPES, "one", 100), entry(cache.HEADERS, "other", 90)
+    with cache.reading():
+        assert cache.use(one)
+        with cache.reading():
+            assert cache.use(other) and cache.use(one)
+            assert not look_after(monkeypatch, 0) and left() == {"one", "other"}
+        assert not look_after(monkeypatch, 0) and left() == {"one"}
+    assert look_after(monkeypatch, 0) and left() == set()
+    assert not cache.use(one), "it is gone"
+    with cache.reading():
+        assert not cache.use(one)
+
+
+def test_what_is_used_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.use(entry(cache.SHAPES, "again", 100))
+    size = taken(entry(cache.SHAPES, "not", 90))
+    assert look_after(monkeypatch, size) and left() == {"again"}
+
+
+def test_what_has_no_room_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = entry(cache.SHAPES, "read", 100)
+    monkeypatch.setattr(cache, "MOST", 100 * KIB)
+    with cache.reading():
+        cache.use(read)
+        with pytest.raises(ModelError) as caught:
+            put("new", size=60 * KIB)
+    assert left() == {"read"}
+    size = human(taken(entry(cache.SHAPES, ".like-it", 0, size=60 * KIB)))
+    assert str(caught.value) == (
+        f"the header of {size} cannot be kept: those in use take the rest of 100.0 KiB, which is all that may be kept; "
+        "ask again later"
+    )
+    put("new", size=60 * KIB)
+    assert left() == {"new"}, "nobody reads the other one any more"
+    with pytest.raises(ModelError, match=r"the header of .* cannot be kept"):
+        put("larger than all", size=101 * KIB)
+
+
+def test_a_sparse_file_is_as_large_as_what_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry(cache.SHAPES, "sparse", 100, size=4 * KIB, apparent=1 << 40)
+    assert look_after(monkeypatch, 64 * KIB) and left() == {"sparse"}
+
+
+def test_what_a_killed_process_has_left_goes_at_once() -> None:
+    for name in (".partial-x", ".leaving-x", "kept"):
+        entry(cache.HEADERS, name, 0)
+    assert cache.look_after() and left() == {"kept"}
+
+
+WRITERS, WRITES = 4, 25
+WRITING = f"""\
+import sys
+from fitter.model import cache
+cache.MOST = {WRITERS + 2} * 72 * 1024
+for number in range({WRITES}):
+    entry = cache.folder(cache.HEADERS) / (sys.argv[1] + str(number) if number % 3 else f"of all {{number}}")
+    with cache.reading():
+        if not cache.use(entry):
+            cache.put(entry, lambda place: (place / "x").write_bytes(b"1" * 65536), (entry / "x").exists)
+        assert (entry / "x").read_bytes() == b"1" * 65536
+        assert cache.look_after()
+        assert (entry / "x").read_bytes() == b"1" * 65536
+"""
+
+
+def test_processes_that_write_and_read_at_once_keep_the_limit() -> None:
+    started = [
+        subprocess.Popen([sys.executable, "-c", WRITING, str(number)], stderr=subprocess.PIPE, text=True)
+        for number in range(WRITERS)
+    ]
+    assert [(process.communicate()[1], process.returncode) for process in started] == [("", 0)] * WRITERS
+    assert taken(cache.folder(cache.HEADERS)) <= (WRITERS + 3) * 72 * KIB
+    assert not [name for name in left() if name.startswith(".")]
 
 
 def test_no_folder_is_no_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.look_after()
+    assert cache.look_after()
     (place / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "file"))
-    cache.look_after()
-    cache.use(cache.folder(cache.SHAPES) / "none")
+    assert cache.look_after()
+    assert not cache.use(cache.folder(cache.SHAPES) / "none")

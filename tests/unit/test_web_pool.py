@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fitter.errors import CancelledError, UsageError
+from fitter.errors import CancelledError, TimeLimitError, UsageError
+from fitter.web import pool
 from fitter.web.pool import Busy, Overtaken, Pool
 
 SECONDS = 120.0
@@ -18,12 +19,15 @@ SECONDS = 120.0
 
 @dataclass(eq=False)
 class Acting:
-    """What a pool needs of a planner: a question of it lasts until it is let go, or cancelled."""
+    """What a pool needs of a planner: a question of it lasts until it is let go, or cancelled; of one that
+    ``is_stopped``, until it is killed."""
 
     model: str
     go: threading.Event = field(default_factory=threading.Event)
     begun: threading.Event = field(default_factory=threading.Event)
     cancelled: int = 0
+    killed: int = 0
+    is_stopped: bool = False
     is_closed: bool = False
     ends: bool = False
 
@@ -35,10 +39,11 @@ class Acting:
             raise CancelledError("the question was cancelled: ask it again")
         return self.model
 
-    def cancel(self) -> None:
+    def cancel(self, *, at_once: bool = False) -> None:
         self.cancelled += 1
+        self.killed += at_once
         self.ends = True
-        if self.begun.is_set():
+        if self.begun.is_set() and (at_once or not self.is_stopped):
             self.go.set()
 
     def close(self) -> None:
@@ -49,7 +54,7 @@ class Acting:
 class Acted:
     """A pool of acting planners."""
 
-    def __init__(self, workers: int = 2, waiting: int = 8, *, is_free: bool = True) -> None:
+    def __init__(self, workers: int = 2, waiting: int = 8, *, is_free: bool = True, **limits: float) -> None:
         self.made: list[Acting] = []
         self.is_free = is_free
 
@@ -59,7 +64,7 @@ class Acted:
                 self.made[-1].go.set()
             return self.made[-1]
 
-        self.pool = Pool(workers, waiting, make)
+        self.pool = Pool(workers, waiting, make, **limits)
 
     async def ask(self, model: str = "a", session: str = "", about: object = None) -> Any:
         async with self.pool.asked(session) as question:
@@ -123,10 +128,10 @@ def test_a_newer_question_ends_the_older() -> None:
         await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
         acted.is_free = True
         newer = asyncio.ensure_future(acted.ask(session="s"))
-        with pytest.raises(Overtaken, match="cancelled"):
+        with pytest.raises(Overtaken, match="a newer question was asked: this one was not answered"):
             await older
         assert (await newer).model == "a"
-        assert (len(acted.made), acted.pool.waiting) == (1, 0)
+        assert (len(acted.made), acted.pool.waiting, acted.made[0].killed) == (1, 0, 0)
         await acted.pool.close()
 
     run(test)
@@ -255,7 +260,7 @@ def test_the_end_of_the_pool_ends_every_question() -> None:
         await until(lambda: acted.pool.waiting == 2 and acted.made[0].begun.is_set())
         await acted.pool.close()
         for each in asked:
-            with pytest.raises(Overtaken, match=r"cancelled|the server ends"):
+            with pytest.raises(Overtaken, match="the server ends: start it again"):
                 await each
         assert [each.is_closed for each in acted.made] == [True]
         with pytest.raises(Overtaken, match="the server ends: start it again"):
@@ -299,5 +304,67 @@ def test_who_goes_away_when_it_is_their_turn_lets_the_next_one_go_on() -> None:
             await leaving
         assert (await last) is acted.made[0]
         await acted.pool.close()
+
+    run(test)
+
+
+def test_one_that_does_not_answer_is_killed() -> None:
+    async def test() -> None:
+        acted = Acted(workers=1, is_free=False, answered=0.1)
+        with pytest.raises(TimeLimitError, match=r"llama.cpp did not answer within 0.1 seconds: ask again"):
+            await acted.ask()
+        assert acted.made[0].killed > 0
+        acted.made[0].go.set()
+        assert (await acted.ask()) is acted.made[0], "it is asked again"
+        await acted.pool.close()
+
+    run(test)
+
+
+def test_one_that_is_over_and_does_not_end_is_killed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        acted = Acted(workers=1, is_free=False)
+        older = asyncio.ensure_future(acted.ask(session="s"))
+        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+        acted.made[0].is_stopped = True
+        newer = asyncio.ensure_future(acted.ask(session="s"))
+        await until(lambda: acted.made[0].cancelled > 2)
+        assert (acted.made[0].killed, older.done()) == (0, False)
+        monkeypatch.setattr(pool, "GENTLY", 0.0)
+        with pytest.raises(Overtaken, match="a newer question was asked: this one was not answered"):
+            await older
+        assert acted.made[0].killed > 0 and (await newer) is acted.made[0]
+        await acted.pool.close()
+
+    run(test)
+
+
+def test_nobody_waits_for_ever() -> None:
+    async def test() -> None:
+        acted = Acted(workers=1, is_free=False, patience=0.1)
+        busy = asyncio.ensure_future(acted.ask())
+        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+        with pytest.raises(Busy, match=r"no planner was free within 0.1 seconds: ask again later"):
+            await acted.ask()
+        assert acted.pool.waiting == 0
+        acted.made[0].go.set()
+        assert (await busy) is (await acted.ask()) is acted.made[0]
+        await acted.pool.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_the_end_of_the_pool_kills_what_does_not_end(is_asked: bool) -> None:
+    async def test() -> None:
+        acted = Acted(workers=1, is_free=not is_asked)
+        asked = asyncio.ensure_future(acted.ask())
+        await until(lambda: bool(acted.made) and acted.made[0].begun.is_set())
+        acted.made[0].is_stopped = True
+        await acted.pool.close()
+        assert acted.made[0].is_closed and acted.made[0].killed > 0
+        if is_asked:
+            with pytest.raises(Overtaken, match="the server ends: start it again"):
+                await asked
 
     run(test)

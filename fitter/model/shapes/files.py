@@ -25,7 +25,6 @@ from fitter.model.shapes.config import LONGEST, parse
 from fitter.model.shapes.gguf import write
 from fitter.model.shapes.header import Header
 from fitter.model.shapes.mapping import header_of
-from fitter.storage.files import make_private, replacing
 from fitter.storage.temporary import Directory
 from fitter.text import printable
 
@@ -112,7 +111,7 @@ def _of_repository(url: str) -> str:
 
 def _kept(made: Header, wanted: Wanted) -> Path:
     made = made.of_type(_FULL[wanted.file_type])
-    digest = hashlib.sha256(repr((sorted(made.metadata.items()), made.tensors)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((wanted.file_name, sorted(made.metadata.items()), made.tensors)).encode()).hexdigest()
     path = _folder(digest) / wanted.file_name
     if not _is_there(path):
         _put(path, lambda file: write(file, made.metadata, made.tensors))
@@ -166,20 +165,21 @@ def _folder(digest: str) -> Path:
 
 def _is_there(path: Path) -> bool:
     """Whether it was made before; it is used now."""
-    cache.use(path.parent)
-    return path.exists()
+    return cache.use(path.parent) and path.exists()
 
 
 def _put(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """Write a file that appears whole or not at all. Raises ``ModelError``."""
-    try:
-        make_private(path.parent)
-        with replacing(path) as file:
+
+    def write(place: Path) -> None:
+        with (place / path.name).open("xb") as file:
             fill(file)
             # it is not to be there without its bytes, whatever happens to the machine
             file.flush()
             os.fsync(file.fileno())
-        cache.look_after()
+
+    try:
+        cache.put(path.parent, write, path.exists)
     except OSError as error:
         raise ModelError(
             f"the header of {path.name} cannot be kept in {source.show(path.parent.parent)}: {error.strerror}; set "

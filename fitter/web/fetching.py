@@ -1,0 +1,102 @@
+"""Headers that are fetched for questions: so many at once, and fewer of one host, which may be silent.
+
+Everything here runs in the event loop of the server, but for the fetching itself, which runs in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from fitter import asking
+from fitter.model import cache
+from fitter.model.addresses import host_of
+from fitter.planning.request import Progress
+from fitter.web.pool import WAITING, Busy, Question, heard
+from fitter.web.questions import SECONDS
+
+AT_ONCE, OF_A_HOST = 8, 2
+"""Headers that are fetched at the same time, each with up to 64 MiB in memory; and those of one host."""
+
+
+class Fetching:
+    """Has headers fetched, ``at_once`` of them, and ``of_a_host`` from the same one.
+
+    ``seconds``: in which a header is here, with the time that it waits for others.
+    """
+
+    def __init__(
+        self,
+        at_once: int = AT_ONCE,
+        of_a_host: int = OF_A_HOST,
+        seconds: float = SECONDS,
+        fetch: Callable[[str, float, Callable[[Progress], None]], None] = asking.fetch,
+    ) -> None:
+        self._most, self._most_of_host, self._seconds, self._fetch = at_once, of_a_host, seconds, fetch
+        self._threads = ThreadPoolExecutor(at_once, "fetching")
+        self._running: Counter[str] = Counter()
+        self._line: list[tuple[str, asyncio.Event]] = []
+
+    async def fetch(self, question: Question, url: str) -> None:
+        """Have the header at ``url`` here; who asks and leaves ends that.
+
+        Raises what ``asking.fetch`` raises, ``Overtaken``, and ``Busy`` where too many are fetched.
+        """
+        loop = asyncio.get_running_loop()
+        end, host = loop.time() + self._seconds, host_of(url)
+        await self._turn(question, host, end)
+
+        def fetch() -> None:
+            with cache.reading():
+                self._fetch(url, max(0.01, end - loop.time()), lambda _: question.check())
+
+        reading = loop.run_in_executor(self._threads, fetch)
+        reading.add_done_callback(heard)
+        reading.add_done_callback(lambda _: self._done(host))
+        await question.wait_for(reading)
+        question.check()
+        reading.result()
+
+    def close(self) -> None:
+        """Fetch nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _is_free(self, host: str) -> bool:
+        return self._running.total() < self._most and self._running[host] < self._most_of_host
+
+    async def _turn(self, question: Question, host: str, end: float) -> None:
+        """Wait until one more may be fetched from the ``host``, and count it."""
+        if self._is_free(host):
+            self._running[host] += 1
+            return
+        if len(self._line) >= WAITING:
+            raise Busy(f"{WAITING} questions wait for headers: ask again later")
+        turn = host, asyncio.Event()
+        self._line.append(turn)
+        come = asyncio.ensure_future(turn[1].wait())
+        try:
+            await question.wait_for(come, seconds=max(0.0, end - asyncio.get_running_loop().time()))
+            question.check()
+        except BaseException:
+            if turn not in self._line:
+                self._done(host)
+            raise
+        finally:
+            come.cancel()
+            if is_late := turn in self._line:
+                self._line.remove(turn)
+        if is_late:
+            raise Busy(f"other headers were fetched for {self._seconds:g} seconds: ask again later")
+
+    def _done(self, host: str) -> None:
+        """Let the first one of those that wait go on that may."""
+        self._running[host] -= 1
+        self._running += Counter()
+        for turn in self._line:
+            if self._is_free(turn[0]):
+                self._line.remove(turn)
+                self._running[turn[0]] += 1
+                turn[1].set()
+                return
