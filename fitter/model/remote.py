@@ -33,7 +33,7 @@ _BELIEVED = 60.0
 """Seconds for which an answer is taken as still true, so that a plan asks once."""
 _AT_ONCE = 16
 """How many files of a model are asked for at the same time."""
-_READER, _MOST_READERS = "reading a header", 256
+READER, MOST_READERS = "reading a header", 256
 """Threads that read: one that looks up a name cannot be interrupted, though nobody wants it any more."""
 _MOST_ANSWERS = 1024
 _LOOK = 0.1
@@ -304,11 +304,11 @@ def _in_parallel(
                 results.put((index, error))
                 return
 
-    if sum(thread.name == _READER for thread in threading.enumerate()) >= _MOST_READERS:
+    if sum(thread.name == READER for thread in threading.enumerate()) >= MOST_READERS:
         raise ModelError(f"{model[0].shown}: too many headers are being fetched: try again later")
     for _ in range(min(at_once, len(files))):
         # not waited for at the end, as a name that is being looked up cannot be interrupted
-        threading.Thread(target=work, name=_READER, daemon=True).start()
+        threading.Thread(target=work, name=READER, daemon=True).start()
     done = files.start
     try:
         while done < files.stop:

@@ -26,7 +26,7 @@ PATIENCE = 60.0
 """Seconds for which a question waits for one."""
 ANSWERED = 40.0
 """Seconds in which a planner has answered, or its processes of llama.cpp are killed: more than a search may take."""
-_GENTLY = 2.0
+GENTLY = 2.0
 """Seconds in which a question that is over may end by itself, so that the model stays loaded for the next one."""
 IDLE = 300.0
 """Seconds after which a planner that nobody asks ends."""
@@ -265,7 +265,7 @@ class Pool:
         finally:
             began = time.monotonic()
             while not running.done():
-                is_killed = not question.over.is_set() or time.monotonic() - began >= _GENTLY
+                is_killed = not question.over.is_set() or time.monotonic() - began >= GENTLY
                 held.planner.cancel(at_once=is_killed)
                 await asyncio.wait({running}, timeout=_AGAIN)
         question.check()

@@ -777,7 +777,7 @@ def test_what_one_thread_fetches_another_waits_for_in_its_own_time(server: FileS
         with pytest.raises(ModelError) as caught:
             remote.fetched(url, timeout=0.2)
         assert str(caught.value) == f"{url}: its header did not arrive within 0.2 s: give it more time (--timeout)"
-        with pytest.raises(LeftError):
+        with pytest.raises(LeftError, match="nobody wants it"):
             remote.fetched(url, timeout=SECONDS, say=leave)
         assert threads[0].is_alive() and len(server.headers) == 1
 
@@ -787,7 +787,7 @@ class LeftError(Exception):
 
 
 def leave(_: remote.Fetching) -> None:
-    raise LeftError
+    raise LeftError("nobody wants it")
 
 
 @contextmanager
@@ -814,7 +814,7 @@ def fetching(server: FileServer, *urls: str) -> Iterator[list[threading.Thread]]
 def test_threads_that_cannot_be_ended_have_a_limit(
     server: FileServer, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_MOST_READERS", 2)
+    monkeypatch.setattr(remote, "MOST_READERS", 2)
     server.answer = silent
     third = f"{server.url}/3.gguf"
     with fetching(server, f"{server.url}/1.gguf", f"{server.url}/2.gguf"):
@@ -822,7 +822,7 @@ def test_threads_that_cannot_be_ended_have_a_limit(
             remote.fetched(third)
         assert str(caught.value) == f"{third}: too many headers are being fetched: try again later"
     server.answer = lambda request: False
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == remote._READER])
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == remote.READER])
     assert fitter.measure(f"{server.url}/{tiny.name}", gpus="24GiB").rows
 
 

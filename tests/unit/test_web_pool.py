@@ -330,7 +330,7 @@ def test_one_that_is_over_and_does_not_end_is_killed_later(monkeypatch: pytest.M
         newer = asyncio.ensure_future(acted.ask(session="s"))
         await until(lambda: acted.made[0].cancelled > 2)
         assert (acted.made[0].killed, older.done()) == (0, False)
-        monkeypatch.setattr(pool, "_GENTLY", 0.0)
+        monkeypatch.setattr(pool, "GENTLY", 0.0)
         with pytest.raises(Overtaken, match="a newer question was asked: this one was not answered"):
             await older
         assert acted.made[0].killed > 0 and (await newer) is acted.made[0]
