@@ -175,13 +175,14 @@ def _entries(place: Path) -> Iterator[tuple[float, Path, int]]:
                 yield used, entry, _bytes(entry)
 
 
-def _bytes(entry: Path) -> int:
+def _bytes(entry: str | os.PathLike[str]) -> int:
     # of 512 bytes, whatever the file system's are
-    return 512 * sum(
-        os.lstat(path).st_blocks
-        for where, _, names in os.walk(entry)
-        for path in (where, *(os.path.join(where, name) for name in names))
-    )
+    size = 512 * os.lstat(entry).st_blocks
+    with os.scandir(entry) as found:
+        for each in found:
+            is_folder = each.is_dir(follow_symlinks=False)
+            size += _bytes(each) if is_folder else 512 * each.stat(follow_symlinks=False).st_blocks
+    return size
 
 
 def _discard(entry: Path) -> None:

@@ -131,7 +131,12 @@ def keep(model: Sequence[Address], headers: Sequence[Header]) -> Entry:
 
 def use(files: Sequence[Path]) -> bool:
     """Keep the ``files`` of an entry until the end of ``cache.reading``. Returns whether all are there."""
-    return cache.use(files[0].parent.parent) and all(file.exists() for file in files)
+    try:
+        name = files[0].relative_to(folder()).parts[0]
+    except ValueError:
+        # they are kept elsewhere now
+        return False
+    return cache.use(folder() / name) and all(file.exists() for file in files)
 
 
 def _digest(model: Sequence[Address]) -> str:

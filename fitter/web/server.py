@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,8 @@ _GRACE = 3
 """Seconds in which questions end when the server does."""
 _LONGEST_END = 8.0
 """Seconds after which it ends whatever else runs, such as the reading of a directory that does not answer."""
+_AGAIN = 0.1
+"""Seconds between two looks for processes that have started meanwhile."""
 
 
 def serve(
@@ -99,16 +102,17 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End every question, then the connections that wait for their answers. No worker is waited for."""
-        ending = threading.Timer(_LONGEST_END, _end)
-        ending.daemon = True
-        ending.start()
+        threading.Thread(target=_end, daemon=True).start()
         self._pool.stop()
-        process.interrupt_all()
         await super().shutdown(sockets)
 
 
 def _end() -> None:
-    process.interrupt_all()
+    """Kill processes of llama.cpp, also those that still start, until this process ends, which it does at last."""
+    end = time.monotonic() + _LONGEST_END
+    while time.monotonic() < end:
+        process.interrupt_all()
+        time.sleep(_AGAIN)
     os._exit(EXIT_FITS)
 
 

@@ -382,7 +382,11 @@ def test_a_shape_that_was_used_is_the_last_to_be_removed(tmp_path: Path, monkeyp
         (path,) = files.model_files(_asked("smollm2-135m:BF16"))
         assert time.time() - path.parent.stat().st_mtime < 60
         os.utime(path.parent, (0, 0))
-    assert (cache_folder.folder(cache_folder.SHAPES).with_name(".looked-after")).exists()
+    monkeypatch.setattr(cache_folder, "MOST_ENTRIES", 2)
+    files.model_files(_asked("qwen3-32b:BF16"))
+    assert files.model_files(_asked("smollm2-135m:BF16")) == (path,)
+    (new,) = files.model_files(_asked("llama-3.1-8b:BF16"))
+    assert {*cache_folder.folder(cache_folder.SHAPES).iterdir()} == {path.parent, new.parent}
 
 
 def test_a_shape_that_cannot_be_kept_is_said_and_leaves_nothing(tmp_path: Path) -> None:
