@@ -23,6 +23,7 @@ from fitter.errors import (
     ModelError,
     TimeLimitError,
     UsageError,
+    WorkerError,
 )
 from fitter.machine import catalogue
 from fitter.output.json import catalogue_to_dict
@@ -37,14 +38,14 @@ from fitter.web.guard import Guard, Hosts
 from fitter.web.pool import Busy, Overtaken, Pool, Question, Unanswered
 from fitter.web.questions import ASKED, PlanQuestion, Wanted, wanted
 
-_STATUS = {Busy: 503, Overtaken: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
+_STATUS = {Busy: 503, WorkerError: 503, Overtaken: 409, UsageError: 400, ModelError: 422, TimeLimitError: 504}
 """The status of an answer by the error; any other is the server's own fault."""
 _MEANING = {
     400: "What is asked cannot be, and why",
     409: "A newer question of the same session was asked, or the server ends",
     422: "The model cannot be read",
     500: "llama.cpp or the server failed",
-    503: "Too many questions wait",
+    503: "Too many questions wait, or a process of llama.cpp was lost",
     504: "Nothing was found in time",
 }
 """What is not answered, by its status."""

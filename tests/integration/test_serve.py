@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
+import psutil
 import pytest
 
 import fitter
@@ -702,6 +703,26 @@ def test_stopped_workers_do_not_hold_up_the_end(tmp_path: Path, signal_number: i
 
     # some seconds, however busy the machine is; it was 38 and more
     patience.with_more_time(attempt, 8, 20)
+
+
+def test_workers_that_are_killed_again_and_again_are_said(tmp_path: Path) -> None:
+    question = {"model": "shape://llama-3.2-1b", "gpus": ["8GiB"]}
+    with serving("--workers", "1", XDG_CACHE_HOME=str(tmp_path)) as served:
+        whole = ask(served.connection(), "/api/plan", question)
+        answers: list[tuple[int, str]] = []
+        other = {**question, "n_ctx": 2048}
+        asking = threading.Thread(target=lambda: answers.append(ask(served.connection(), "/api/plan", other)))
+        asking.start()
+        while asking.is_alive():
+            for worker in served.children():
+                with suppress(psutil.NoSuchProcess):
+                    worker.kill()
+            asking.join(0.01)
+        ((status, body),) = answers
+        assert status == 503
+        assert json.loads(body)["error"].startswith("the process that runs llama.cpp was ended by SIGKILL during '")
+        again = ask(served.connection(), "/api/plan", question)
+        assert (again[0], json.loads(again[1])["params"]) == (200, json.loads(whole[1])["params"])
 
 
 def left_without(served: Served, question: dict[str, Any]) -> None:
