@@ -15,6 +15,8 @@ from fitter.llama.types import Array, Header, MetadataValue, Skeleton, TensorInf
 
 MAX_ARRAY_VALUES = 4096
 """The longest array of numbers in the metadata whose values are read."""
+MOST_TEXT = 1 << 20
+"""Bytes that are read of all texts in a header; the longest, chat templates, have some 20 kB."""
 
 DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 """Where a file that is open has a path."""
@@ -165,6 +167,7 @@ def header_of(library: native.Library, gguf: Any) -> Header:
     if not library.fitter.fitter_gguf_info(gguf, info):
         raise ModelError(f"ggml cannot read the header: {library.last_error()}")
     metadata: dict[str, MetadataValue] = {}
+    left = MOST_TEXT
     entry = library.ffi.new("fitter_gguf_kv_t *")
     for i in range(info.n_kv):
         library.fitter.fitter_gguf_kv(gguf, i, entry)
@@ -173,7 +176,8 @@ def header_of(library: native.Library, gguf: Any) -> Header:
         if kind == "a":
             metadata[key] = _read_array(library, gguf, i, entry)
         elif kind == "s":
-            metadata[key] = library.text(entry.s) or ""
+            metadata[key] = text = library.text(entry.s, left) or ""
+            left -= min(left, len(text.encode()))
         else:
             metadata[key] = _number(kind, entry)
     return Header(metadata, _read_tensors(library, gguf), int(info.data_offset), int(info.version), int(info.alignment))

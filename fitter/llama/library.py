@@ -46,11 +46,11 @@ class Library(NamedTuple):
         """Message of libfitter's last failure in this thread."""
         return str(self.text(self.fitter.fitter_last_error()))
 
-    def text(self, pointer: Any) -> str | None:
-        """The C string at ``pointer``, ``None`` for NULL."""
+    def text(self, pointer: Any, most: int = -1) -> str | None:
+        """The C string at ``pointer``, or its first ``most`` bytes; ``None`` for NULL."""
         if pointer == self.ffi.NULL:
             return None
-        return bytes(self.ffi.string(pointer)).decode("utf-8", "replace")
+        return bytes(self.ffi.string(pointer, most)).decode("utf-8", "replace") if most else ""
 
     def pointer(self, address: Any) -> Any:
         """A ctypes pointer or address as cffi's ``void *``."""

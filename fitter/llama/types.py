@@ -428,3 +428,4 @@ class Array:
 
 
 MetadataValue = int | float | bool | str | Array
+"""A value of a header. Of all its texts together the first MiB is here."""

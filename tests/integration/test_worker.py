@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 
 import fitter
@@ -33,6 +34,7 @@ from fitter.errors import (
 )
 from fitter.llama import interpreter, memory_limit
 from fitter.llama.client import Worker
+from fitter.llama.headers import MOST_TEXT
 from fitter.llama.types import Array, Params, VirtualDevice
 from tests.patience import SECONDS, until, with_more_time
 from tools.cuda_reference import write_model
@@ -191,6 +193,21 @@ def test_a_path_with_odd_characters(worker: Worker, tmp_path: Path, model: Path)
     path.symlink_to(model)
     assert len(worker.header(path).tensors) == 292
     assert worker.measure(path, Params(n_ctx=512)).n_ctx == 512
+
+
+@pytest.mark.parametrize("more", [0, 1], ids=["all that is read", "a byte more"])
+def test_long_texts_of_a_header(worker: Worker, tmp_path: Path, more: int) -> None:
+    architecture, last = "llama", "é"
+    writer = gguf.GGUFWriter(tmp_path / "long.gguf", architecture)
+    writer.add_string("x.long", "x" * (MOST_TEXT - len(architecture) - len(last.encode()) + more))
+    writer.add_string("x.last", last)
+    writer.add_string("x.none", "more")
+    writer.add_tensor("t", np.zeros(32, np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    found = worker.header(tmp_path / "long.gguf").metadata
+    assert (found["x.last"], found["x.none"]) == (last if not more else "\ufffd", "")
 
 
 def test_malformed_headers(worker: Worker, tmp_path: Path) -> None:
