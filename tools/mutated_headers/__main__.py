@@ -1,6 +1,6 @@
 """Put headers with one value at an extreme through every door of fitter: fit, explore, quants, a directory and serve.
 
-    python -m tools.mutated_headers [--count 2000] [--jobs 2] [--seed 1] [--doors fit,explore] [--output FILE.jsonl]
+    python -m tools.mutated_headers [--count 2000] [--first 0] [--jobs 2] [--seed 1] [--doors fit,explore] [--output FILE.jsonl]
 
 Each must end with a plan or with one line, below 600 MB and within ten seconds of computing, for all of its processes
 together. The exit status is 1 where one does not. There are ten files in a directory, and in a grid of explore: nine of
@@ -108,6 +108,7 @@ def main() -> int:
     """Run what the command line asks for; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0, help="leave out so many of them")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--doors", default=",".join(DOORS))
@@ -115,10 +116,11 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutated-") as name:
         made = sources(Path(name))
+    wanted = drawn(made, given.count, given.seed)[given.first :]
     found: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="mutated-") as cache, open(given.output or os.devnull, "w") as output:
         os.environ["XDG_CACHE_HOME"] = cache
-        for each in outcomes(drawn(made, given.count, given.seed), made, given.doors.split(","), given.jobs):
+        for each in outcomes(wanted, made, given.doors.split(","), given.jobs):
             found.append(each)
             print(json.dumps(asdict(each)), file=output, flush=True)
             if each.wrong:
