@@ -1,6 +1,6 @@
 """Put headers with one value at an extreme through every door of fitter: fit, explore, quants, a directory and serve.
 
-    python -m tools.mutated_headers [--count 2000] [--first 0] [--jobs 2] [--seed 1] [--doors fit,explore] [--output FILE.jsonl]
+    python -m tools.mutated_headers [--count 2000] [--first 0] [--jobs 2] [--seed 1] [--doors fit,serve] [--output FILE]
 
 Each must end with a plan or with one line, below 600 MB and within ten seconds of computing, for all of its processes
 together. The exit status is 1 where one does not. There are ten files in a directory, and in a grid of explore: nine of
