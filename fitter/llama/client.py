@@ -99,7 +99,7 @@ class Worker:
         self._timeout = timeout
         self._on_log = on_log
         self._child: _Child | None = None
-        self._closed = False
+        self._closed = self._is_dismissed = False
         self._loads = 0
         self._begun: list[_Begun] = []
         self._endings: dict[str, Ending] = {}
@@ -355,7 +355,8 @@ class Worker:
         return self._ask(tuple[int, ...], "match", patterns=list(patterns), names=list(names))
 
     def dismiss(self) -> None:
-        """Tell the process to end, or kill it if it is busy, without waiting; ``close`` waits."""
+        """Tell the process to end, or kill it if it is busy; ``close`` waits. No new one is asked in its place."""
+        self._is_dismissed = True
         if self._child is not None:
             self._child.dismiss(at_once=bool(self._begun) and not self._rpc)
 
@@ -409,7 +410,8 @@ class Worker:
             self._kill()
             self._failed, self._answered = None, None
 
-    def _start(self) -> _Child:
+    def _start(self, lost: _Child | None = None) -> _Child:
+        """Start the process, in the environment of the one that was ``lost``: another one may answer otherwise."""
         if self._rpc:
             from fitter.llama import rpc
 
@@ -419,7 +421,7 @@ class Worker:
         # The links are needed until the backend is loaded.
         with _temporary_directory() if library else contextlib.nullcontext("") as links:
             variables = library.environment(Path(links), self._description) if library else {}
-            child = self._child = _Child(variables | surroundings.of_llama_cpp(self._llama_cpp, self._cpu))
+            child = self._child = _Child(variables | surroundings.of_llama_cpp(self._llama_cpp, self._cpu), lost)
             for endpoint in self._rpc:
                 self._send(child, "add_rpc_server", {"endpoint": endpoint}, is_opening=True)
             if library is not None:
@@ -510,12 +512,12 @@ class Worker:
         self._check_servers(begun.command, log)
         ending = Ending(begun.child.pid, status, log)
         before = endings.get(begun.request)
-        if before is not None or begun.command in _ASKED_ONCE:
+        if before is not None or begun.command in _ASKED_ONCE or self._is_dismissed or self._closed:
             raise _lost(begun.command, before or ending, ending)
         self._endings = {**endings, begun.request: ending}
         if self.check is not None:
             self.check()
-        child = self._start()
+        child = self._start(begun.child)
         for each in lost:
             if not each.is_opening:
                 self._send_request(child, each.command, each.request, False, each.is_long)
@@ -661,9 +663,9 @@ class _EndedError(Exception):
 class _Child:
     """The process, and the requests and answers on its pipes."""
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
+    def __init__(self, variables: Mapping[str, str], lost: _Child | None = None) -> None:
         try:
-            self._process = process.take(variables)
+            self._process: process.Process = process.take(variables, None if lost is None else lost._process)
         except OSError as error:
             raise LlamaCppError(f"the worker cannot be started: {error}") from error
         self._pending = b""

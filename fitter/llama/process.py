@@ -41,9 +41,11 @@ class Process:
     ``OSError`` if it cannot be started.
     """
 
-    def __init__(self, variables: Mapping[str, str], *, first: First | None = None) -> None:
+    def __init__(
+        self, variables: Mapping[str, str], *, first: First | None = None, like: Process | None = None
+    ) -> None:
         interpreter.check_stack()
-        self._surroundings = _surroundings(variables)
+        self._surroundings = _surroundings(variables, like)
         self._status: int | None = None
         self._parent = os.getpid()
         self._is_dismissed = False
@@ -85,9 +87,9 @@ class Process:
         os.close(self.answers)
         os.close(self._output)
 
-    def fits(self, variables: Mapping[str, str]) -> bool:
+    def fits(self, variables: Mapping[str, str], like: Process | None) -> bool:
         """Whether a process that is started now with ``variables`` would have the same environment."""
-        return self._surroundings == _surroundings(variables)
+        return self._surroundings == _surroundings(variables, like)
 
     def wake(self, word: str = "") -> None:
         """Let an early process go on, once, and send it ``word`` (one line)."""
@@ -224,14 +226,17 @@ def prestart(first: First, variables: Mapping[str, str] | None = None) -> Proces
     return process
 
 
-def take(variables: Mapping[str, str]) -> Process:
-    """A worker process: an early one with the right environment, or a new one. Raises ``OSError``."""
+def take(variables: Mapping[str, str], like: Process | None = None) -> Process:
+    """A worker process: an early one with the right environment, or a new one. Raises ``OSError``.
+
+    ``like``: one that had the environment of this process when it was started.
+    """
     for process in tuple(_early) if os.getpid() == _owner else ():
-        if process.fits(variables):
+        if process.fits(variables, like):
             _early.remove(process)
             process.wake()
             return process
-    return Process(variables)
+    return Process(variables, like=like)
 
 
 def meanwhile(function: Callable[[], object], *, is_long: bool = False) -> None:
@@ -274,9 +279,10 @@ def end_early() -> None:
         _early.pop().kill()
 
 
-def _surroundings(variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The search path and the environment of a child."""
-    environment = {name: value for name, value in os.environ.items() if name != "FITTER_DEVICES"}
+def _surroundings(variables: Mapping[str, str], like: Process | None) -> tuple[list[str], dict[str, str]]:
+    """The search path and the environment of a child, that of this process or of a child ``like`` it."""
+    own = like._surroundings[1] if like else os.environ
+    environment = {name: value for name, value in own.items() if name != "FITTER_DEVICES"}
     environment["GGML_NO_BACKTRACE"] = "1"
     environment.update(variables)
     if "FITTER_CUDART_DEVICES" in variables:

@@ -350,6 +350,30 @@ def test_two_ends_that_differ_say_nothing_about_the_question(
         worker.host()
 
 
+def test_a_new_process_has_the_environment_of_the_one_that_was_lost(
+    sabotage: None, monkeypatch: pytest.MonkeyPatch, worker: Worker
+) -> None:
+    monkeypatch.setenv("SABOTAGE", "os._exit(3)")
+    assert worker.devices()
+    monkeypatch.delenv("SABOTAGE")
+    with pytest.raises(WorkerError, match="ended with status 3 during 'host', and so did a new one: "):
+        worker.host()
+    assert worker.host().name == "CPU"
+
+
+def test_one_that_is_dismissed_is_not_asked_again(sabotage: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+    monkeypatch.setenv("SABOTAGE", "ctypes.CDLL(None).sleep(600)")
+    with Worker([CARD]) as worker:
+        assert worker.devices()
+        asking = threading.Timer(0.5, worker.dismiss)
+        asking.start()
+        with pytest.raises(WorkerError, match="was ended by SIGKILL during 'host': "):
+            worker.host()
+        asking.join()
+        assert children() <= before
+
+
 def test_what_was_begun_is_asked_of_a_new_process(worker: Worker, model: Path) -> None:
     params = Params(n_ctx=1024)
     whole = worker.measure(model, params)
