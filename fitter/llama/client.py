@@ -361,7 +361,7 @@ class Worker:
             self._child.dismiss(at_once=bool(self._begun) and not self._rpc)
 
     def interrupt(self) -> None:
-        """Kill the process, from any thread; the question that another one asks is asked again if ``check`` lets it."""
+        """Kill the process, from any thread. A new one is asked the open question, unless ``check`` raises an error."""
         if (child := self._child) is not None:
             child.interrupt()
 

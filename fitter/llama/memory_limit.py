@@ -49,7 +49,7 @@ def limit() -> int:
 
 
 def divide(processes: int) -> None:
-    """Let ``processes`` that this one starts share half of the machine's memory, where no limit was set."""
+    """Give each of ``processes`` workers its part of half of the machine's memory, unless a limit was set."""
     os.environ.setdefault(VARIABLE, f"{min(_MOST, max(_LEAST, _half() // processes))}B")
 
 
